@@ -167,11 +167,11 @@ class DeliveryApi(Protocol):
         attempt_id: str = "",
         remote: str = "",
     ) -> list[Delivery]:
-        """Messages of any queue of the topic, held for this consumer; empty after `wait_ms` without one.
+        """Messages of any queue of the topic, invisible to others; empty after `wait_ms` without one.
 
         What does not match is passed over for this group. `invisible_ms` 0: the settings' time, renewed as
         long as the client is heard of, once `passed_on` says that it has got it. In a group with
-        `consume_orderly` nothing more of a queue is given while something of it is held. `attempt_id`:
+        `consume_orderly` nothing more of a queue is given while something of it is invisible. `attempt_id`:
         repeated, the same messages are given again. Messages given as often as the group's retry_max_times
         + 1 go to the group's dead letter topic instead. `remote`: host:port of the client ("":
         not known), what limits go by."""

@@ -30,9 +30,9 @@ class Pop(NamedTuple):
 
     `fresh` are offsets of [begin, end), which moves the cursor from `begin` to `end`: the others there are
     passed over. `again` are (offset, pop) of such as were given before and are visible again. `repeats`: the
-    same call once more, which gets again what it holds, as the same attempt. `is_orderly`: only if nothing of
-    the queue is held. `first_from_state`: a queue that is new to the group begins at the group's offset when
-    this is applied, and not at `begin`, as it did in older logs.
+    same call once more, which gets again what it has, as the same attempt. `is_orderly`: only if nothing of
+    the queue is invisible. `first_from_state`: a queue that is new to the group begins at the group's offset
+    when this is applied, and not at `begin`, as it did in older logs.
     """
 
     key: QueueKey
@@ -50,7 +50,7 @@ class Pop(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Done, if it is held under this pop."""
+    """Done, if it was popped under this pop."""
 
     key: QueueKey
     offset: int
@@ -109,7 +109,7 @@ class ChangeKind(IntEnum):
 
 
 class Change(NamedTuple):
-    """Another time, from now on, for what is held under this pop."""
+    """Another time, from now on, for what was popped under it."""
 
     key: QueueKey
     offset: int
@@ -119,8 +119,8 @@ class Change(NamedTuple):
 
 
 class SentId(NamedTuple):
-    """Where the message with this id was stored; `digest` is that of topic and id. queue_id -1: it is held,
-    and the offset its number."""
+    """Where the message with this id was stored; `digest` is that of topic and id. queue_id -1: it is
+    deferred, and the offset its number."""
 
     digest: bytes  # 16
     queue_id: int
@@ -133,15 +133,15 @@ class Sent(NamedTuple):
     ids: tuple[SentId, ...]
 
 
-class HoldKind(IntEnum):
+class DeferredKind(IntEnum):
     DELAYED = 0
     HALF = 1
 
 
-class Hold(NamedTuple):
+class Defer(NamedTuple):
     """Keep a message that is in no queue yet: until its time, or until its transaction ends."""
 
-    kind: HoldKind
+    kind: DeferredKind
     topic: str
     queue_id: int  # where it comes one day
     due_ms: int  # of the delivery; of a half: when to ask for the first time
@@ -157,7 +157,7 @@ class Hold(NamedTuple):
 
 
 class Ending(IntEnum):
-    """What became of a held message."""
+    """What became of a deferred message."""
 
     MOVED = 0  # into its queue, in the same append
     COMMITTED = 1  # so, by its transaction
@@ -166,14 +166,14 @@ class Ending(IntEnum):
 
 
 class End(NamedTuple):
-    hold_id: int
+    deferred_id: int
     ending: Ending
 
 
 class Checked(NamedTuple):
     """The producer of a half message was asked; again then."""
 
-    hold_id: int
+    deferred_id: int
     next_ms: int
 
 
@@ -183,7 +183,7 @@ class Unknown(NamedTuple):
     kind: int
 
 
-Element = Pop | Ack | Drop | Bury | PassedOn | Purged | Fold | Change | Sent | Hold | End | Checked | Unknown
+Element = Pop | Ack | Drop | Bury | PassedOn | Purged | Fold | Change | Sent | Defer | End | Checked | Unknown
 
 
 class Popped(NamedTuple):
@@ -202,12 +202,12 @@ class Changed(NamedTuple):
     invisible_until_ms: int
 
 
-class Holding(NamedTuple):
-    """Outcome of a Hold: its number."""
+class Deferred(NamedTuple):
+    """Outcome of a Defer: its number."""
 
-    hold_id: int
+    deferred_id: int
 
 
 #: bool: whether an Ack, Drop, End or Checked was done; int: how many messages a Fold has put back. None: not
 #: done, or nothing to say.
-Outcome = Popped | Changed | Holding | bool | int | None
+Outcome = Popped | Changed | Deferred | bool | int | None

@@ -18,7 +18,7 @@ import structlog
 from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
-from broker_adapter.pop.commands import DELIVERY_TOPIC, Element, Hold, Outcome, Pop, SentId
+from broker_adapter.pop.commands import DELIVERY_TOPIC, Defer, Element, Outcome, Pop, SentId
 from broker_adapter.pop.records import SENT_OVERHEAD, SENT_SIZE, encode, encode_sent
 
 _log = structlog.get_logger(part="delivery")
@@ -73,7 +73,7 @@ class Request:
         self.size = sum(sum(one.batch.sizes) for one in queued)
         for element in elements:
             self.size += _ELEMENT_BYTES
-            if isinstance(element, Hold):
+            if isinstance(element, Defer):
                 self.size += len(element.body) + len(element.properties)
             elif isinstance(element, Pop):
                 self.size += 8 * len(element.fresh) + 16 * len(element.again)
@@ -82,19 +82,19 @@ class Request:
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topics and queues that it needs: of its messages, and of those that are to be held."""
+        """Topics and queues that it needs: of its messages, and of those that are to be deferred."""
         found = [(one.topic, one.queue_id) for one in self.queued]
-        return found + [(one.topic, one.queue_id) for one in self.elements if isinstance(one, Hold)]
+        return found + [(one.topic, one.queue_id) for one in self.elements if isinstance(one, Defer)]
 
     @property
     def entries(self) -> int:
         """Of the append, but for the command that requests share."""
-        return sum(len(one.batch.sizes) for one in self.queued) + self.is_hold
+        return sum(len(one.batch.sizes) for one in self.queued) + self.is_deferral
 
     @property
-    def is_hold(self) -> bool:
+    def is_deferral(self) -> bool:
         """Then it has a command of its own, so that no command is larger than a message may be."""
-        return bool(self.elements) and isinstance(self.elements[0], Hold)
+        return bool(self.elements) and isinstance(self.elements[0], Defer)
 
     def release(self) -> None:
         release, self._release = self._release, None
@@ -119,7 +119,7 @@ class _Round:
         self.queued = [one for request in requests for one in request.queued]
         self.by_id: dict[bytes, list[Request]] = {}
         self.commands: list[LateCommand] = []
-        plain = [request for request in requests if not request.is_hold]
+        plain = [request for request in requests if not request.is_deferral]
         sent = [request for request in requests if request.queued and request.digest]
         elements = [element for request in plain for element in request.elements]
         if elements or sent:
@@ -127,7 +127,7 @@ class _Round:
             self.by_id[request_id] = plain
             self.commands.append(self._command(encode(elements, request_id), sent))
         for request in requests:
-            if request.is_hold:
+            if request.is_deferral:
                 request_id = new_request_id()
                 self.by_id[request_id] = [request]
                 body = encode(request.elements, request_id)

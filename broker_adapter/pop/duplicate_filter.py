@@ -14,7 +14,7 @@ _ID = struct.Struct(">16siqq")
 
 
 class Position(NamedTuple):
-    """queue_id -1: held, under the number `queue_offset`."""
+    """queue_id -1: deferred, under the number `queue_offset`."""
 
     queue_id: int
     queue_offset: int

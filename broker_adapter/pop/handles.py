@@ -1,4 +1,4 @@
-"""The texts by which clients name what they hold: receipt handles, recall handles, transaction ids.
+"""The texts by which clients name what they were given: receipt handles, recall handles, transaction ids.
 
 A receipt handle says which queue of which topic, which offset and which pop; the group is not in it, as every
 request that carries one names its group. The checksum is for what was cut or mistyped, not against forgers.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 _RECEIPT = struct.Struct(">IiqqI")
-_HELD = struct.Struct(">IqI")
+_DEFERRED = struct.Struct(">IqI")
 _CRC_SIZE = 4
 _TOPIC_DIGEST = 6
 
@@ -39,14 +39,14 @@ def parse_receipt(topic: str, handle: str) -> Receipt | None:
     return Receipt(*fields[1:4])
 
 
-def held_handle(topic: str, hold_id: int) -> str:
+def deferred_handle(topic: str, deferred_id: int) -> str:
     """Of a delayed or half message: its recall handle or transaction id."""
-    return _text(_HELD, crc32(topic.encode()), hold_id)
+    return _text(_DEFERRED, crc32(topic.encode()), deferred_id)
 
 
-def parse_held(topic: str, handle: str) -> int | None:
-    """The number of a held message; None for what is no handle of this topic."""
-    fields = _fields(_HELD, handle)
+def parse_deferred(topic: str, handle: str) -> int | None:
+    """The number of a deferred message; None for what is no handle of this topic."""
+    fields = _fields(_DEFERRED, handle)
     return None if fields is None or fields[0] != crc32(topic.encode()) else fields[1]
 
 

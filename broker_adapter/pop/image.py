@@ -7,7 +7,7 @@
          4    number of texts, and of each: 2+n
          4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
               number of segments 4, and of each: size 4, bytes (`queue_state.QueueDelivery.encoded`)
-         4    number of held messages, and of each: number 8, due 8, checks 4, size 4, a command with its Hold
+         4    number of deferred messages, and of each: number 8, due 8, checks 4, size 4, its command
          4    number of ends, and of each: number 8, ending 1, stamp 8, topic 4 (place of a text)
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
@@ -23,10 +23,10 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.pop.commands import Ending, Hold, QueueKey
+from broker_adapter.pop.commands import Defer, Ending, QueueKey
+from broker_adapter.pop.deferred_messages import DeferredMessage, Ended
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
-from broker_adapter.pop.held_messages import Ended, HeldMessage
-from broker_adapter.pop.queue_state import PENDING, Held, QueueDelivery
+from broker_adapter.pop.queue_state import PENDING, PoppedMessage, QueueDelivery
 from broker_adapter.pop.records import decode
 from broker_adapter.pop.state import DeliveryState
 
@@ -41,7 +41,7 @@ _COUNT = struct.Struct(">I")
 _TEXT = struct.Struct(">H")
 _QUEUE = struct.Struct(">IIiqI")
 _SEGMENT = struct.Struct(">I")
-_HELD = struct.Struct(">qqiI")
+_DEFERRED = struct.Struct(">qqiI")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
 
@@ -50,8 +50,10 @@ def save(state: DeliveryState) -> bytes:
     """On the applying thread."""
     texts: dict[str, int] = {}
     queues = [_queue(queue, texts) for queue in state.sorted_queues()]
-    held = [_held(hold_id, state.held.all[hold_id]) for hold_id in sorted(state.held.all)]
-    ends = [_ended(ended, texts) for ended in state.held.ends()]
+    deferred = [
+        _deferred(deferred_id, state.deferred.all[deferred_id]) for deferred_id in sorted(state.deferred.all)
+    ]
+    ends = [_ended(ended, texts) for ended in state.deferred.ends()]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
     payload = b"".join(
@@ -61,8 +63,8 @@ def save(state: DeliveryState) -> bytes:
             *[_TEXT.pack(len(raw)) + raw for raw in raw_texts],
             _COUNT.pack(len(queues)),
             *queues,
-            _COUNT.pack(len(held)),
-            *held,
+            _COUNT.pack(len(deferred)),
+            *deferred,
             _COUNT.pack(len(ends)),
             *ends,
             _COUNT.pack(len(ids) // _ID_SIZE),
@@ -104,13 +106,13 @@ def _queue(queue: QueueDelivery, texts: dict[str, int]) -> bytes:
     return b"".join(pieces)
 
 
-def _held(hold_id: int, message: HeldMessage) -> bytes:
-    return _HELD.pack(hold_id, message.due_ms, message.checks, len(message.command)) + message.command
+def _deferred(deferred_id: int, message: DeferredMessage) -> bytes:
+    return _DEFERRED.pack(deferred_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
 def _ended(ended: Ended, texts: dict[str, int]) -> bytes:
     place = texts.setdefault(ended.topic, len(texts))
-    return _ENDED.pack(ended.hold_id, ended.ending, ended.stamp_ms) + _COUNT.pack(place)
+    return _ENDED.pack(ended.deferred_id, ended.ending, ended.stamp_ms) + _COUNT.pack(place)
 
 
 class _Reader:
@@ -130,16 +132,16 @@ class _Reader:
                 pending = [self._pending(texts) for _ in range(count)]
             state.restore(queue, pending)
         for _ in range(self._count()):
-            hold_id, due_ms, checks, size = self._take(_HELD)
+            deferred_id, due_ms, checks, size = self._take(_DEFERRED)
             command = decode(self._bytes(size))
-            if command is None or len(command.elements) != 1 or not isinstance(command.elements[0], Hold):
-                raise ValueError(f"no held message {hold_id}")
-            message = HeldMessage.of(command.elements[0])
-            state.held.put(hold_id, message._replace(due_ms=due_ms, checks=checks))
+            if command is None or len(command.elements) != 1 or not isinstance(command.elements[0], Defer):
+                raise ValueError(f"no deferred message {deferred_id}")
+            message = DeferredMessage.of(command.elements[0])
+            state.deferred.put(deferred_id, message._replace(due_ms=due_ms, checks=checks))
         for _ in range(self._count()):
-            hold_id, ending, stamp_ms = self._take(_ENDED)
+            deferred_id, ending, stamp_ms = self._take(_ENDED)
             of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
-            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms, of))
+            state.deferred.remember(Ended(deferred_id, Ending(ending), stamp_ms, of))
         state.ids = DuplicateFilter(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")
@@ -147,7 +149,7 @@ class _Reader:
     def _texts(self) -> list[str]:
         return [self._bytes(self._take(_TEXT)[0]).decode() for _ in range(self._count())]
 
-    def _segment(self) -> list[tuple[int, Held]]:
+    def _segment(self) -> list[tuple[int, PoppedMessage]]:
         inside = _Reader(self._bytes(self._count()))
         texts = inside._texts()
         found = [inside._pending(texts) for _ in range(inside._count())]
@@ -155,9 +157,9 @@ class _Reader:
             raise ValueError("a segment with bytes too many")
         return found
 
-    def _pending(self, texts: list[str]) -> tuple[int, Held]:
+    def _pending(self, texts: list[str]) -> tuple[int, PoppedMessage]:
         offset, pop, invisible_until_ms, attempts, owner, attempt, renews, given_ms = self._take(PENDING)
-        return offset, Held(
+        return offset, PoppedMessage(
             pop, invisible_until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms
         )
 

@@ -22,7 +22,7 @@ PENDING = Struct(">qqqiII?q")
 _until = itemgetter(1)
 
 
-class Held(NamedTuple):
+class PoppedMessage(NamedTuple):
     """A message that was given to `owner`, and is not done. Visible again at `invisible_until_ms`."""
 
     pop: int
@@ -52,7 +52,7 @@ class QueueDelivery:
     def __init__(self, key: QueueKey, cursor: int) -> None:
         self.key = key
         self.cursor = cursor
-        self.pending: dict[int, Held] = {}
+        self.pending: dict[int, PoppedMessage] = {}
         self._times: list[tuple[int, int]] = []  # a heap of (until, offset), with some that are over
         # Not sets: their order is the same in every process.
         self._by_owner: dict[str, dict[int, None]] = {}
@@ -68,47 +68,47 @@ class QueueDelivery:
 
     @property
     def owners(self) -> Collection[str]:
-        """All clients that hold something of it."""
+        """All clients that popped something of it."""
         return self._by_owner.keys()
 
-    def held_by(self, owner: str) -> list[int]:
+    def popped_by(self, owner: str) -> list[int]:
         """Offsets."""
         return list(self._by_owner.get(owner, ()))
 
-    def held_in_attempt(self, attempt_id: str) -> list[int]:
+    def popped_in_attempt(self, attempt_id: str) -> list[int]:
         """Offsets."""
         return sorted(self._by_attempt.get(attempt_id, ()))
 
-    def put(self, offset: int, held: Held) -> None:
+    def put(self, offset: int, popped: PoppedMessage) -> None:
         """In place of what was there."""
         before = self.pending.get(offset)
         if before is not None:
             self.remove(offset)
-        self.pending[offset] = held
-        self._by_owner.setdefault(held.owner, {})[offset] = None
-        if held.attempt_id:
-            self._by_attempt.setdefault(held.attempt_id, {})[offset] = None
+        self.pending[offset] = popped
+        self._by_owner.setdefault(popped.owner, {})[offset] = None
+        if popped.attempt_id:
+            self._by_attempt.setdefault(popped.attempt_id, {})[offset] = None
         segment = offset >> _SEGMENT_BITS
         self._members[segment] = self._members.get(segment, 0) + 1
         self._encoded.pop(segment, None)
         if self._latest_ms is not None:
-            self._latest_ms = max(self._latest_ms, held.invisible_until_ms)
-        heappush(self._times, (held.invisible_until_ms, offset))
+            self._latest_ms = max(self._latest_ms, popped.invisible_until_ms)
+        heappush(self._times, (popped.invisible_until_ms, offset))
         if len(self._times) > 2 * len(self.pending) + _SLACK:
             self._times = [(one.invisible_until_ms, at) for at, one in self.pending.items()]
             heapify(self._times)
 
     def remove(self, offset: int) -> None:
-        held = self.pending.pop(offset)
-        _discard(self._by_owner, held.owner, offset)
-        if held.attempt_id:
-            _discard(self._by_attempt, held.attempt_id, offset)
+        popped = self.pending.pop(offset)
+        _discard(self._by_owner, popped.owner, offset)
+        if popped.attempt_id:
+            _discard(self._by_attempt, popped.attempt_id, offset)
         segment = offset >> _SEGMENT_BITS
         self._encoded.pop(segment, None)
         self._members[segment] -= 1
         if not self._members[segment]:
             del self._members[segment]
-        if held.invisible_until_ms == self._latest_ms:
+        if popped.invisible_until_ms == self._latest_ms:
             self._latest_ms = None
 
     def latest_expiry(self) -> int | None:
@@ -117,7 +117,7 @@ class QueueDelivery:
             self._latest_ms = max(map(_until, self.pending.values()), default=None)
         return self._latest_ms
 
-    def is_held(self, now_ms: int) -> bool:
+    def has_invisible(self, now_ms: int) -> bool:
         """Whether anything of it is invisible."""
         latest_ms = self.latest_expiry()
         return latest_ms is not None and latest_ms > now_ms
@@ -129,9 +129,11 @@ class QueueDelivery:
             heappop(times)
         return times[0][0] if times else None
 
-    def expired(self, now_ms: int, most: int, without: Collection[int] = ()) -> list[tuple[int, Held]]:
+    def expired(
+        self, now_ms: int, most: int, without: Collection[int] = ()
+    ) -> list[tuple[int, PoppedMessage]]:
         """Up to `most` that are visible again, those first that have been so for the longest."""
-        found: list[tuple[int, Held]] = []
+        found: list[tuple[int, PoppedMessage]] = []
         seen: dict[tuple[int, int], None] = {}
         while len(found) < most:
             expiry = self.next_expiry()
@@ -163,9 +165,9 @@ class QueueDelivery:
         place, pack, get = texts.setdefault, PENDING.pack, self.pending.get
         messages = []
         for offset in range(first, first + SEGMENT):
-            held = get(offset)
-            if held is not None:
-                pop, invisible_until_ms, attempts, owner, attempt, renews, given_ms = held
+            popped = get(offset)
+            if popped is not None:
+                pop, invisible_until_ms, attempts, owner, attempt, renews, given_ms = popped
                 at, attempt_at = place(owner, len(texts)), place(attempt, len(texts))
                 messages.append(
                     pack(offset, pop, invisible_until_ms, attempts, at, attempt_at, renews, given_ms)
@@ -175,8 +177,8 @@ class QueueDelivery:
         return b"".join((_COUNT.pack(len(raw)), *names, _COUNT.pack(len(messages)), *messages))
 
     def _is_current(self, entry: tuple[int, int]) -> bool:
-        held = self.pending.get(entry[1])
-        return held is not None and held.invisible_until_ms == entry[0]
+        popped = self.pending.get(entry[1])
+        return popped is not None and popped.invisible_until_ms == entry[0]
 
 
 def _discard(index: dict[str, dict[int, None]], name: str, offset: int) -> None:

@@ -11,7 +11,7 @@ from broker_adapter.format.message import decode
 from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.pop.api import MAX_FILTER_STEPS, Filter
 from broker_adapter.pop.commands import MAX_SPAN, QueueKey
-from broker_adapter.pop.queue_state import Held
+from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.store.queue_reader import QueueReader
 
 #: Messages looked at in one queue for a filter that hardly any of them matches.
@@ -25,7 +25,7 @@ class Plan:
     """What to look at in one queue: messages that were given before, and fresh ones, from `begin` on."""
 
     key: QueueKey
-    again: list[tuple[int, Held]]
+    again: list[tuple[int, PoppedMessage]]
     begin: int
     most_fresh: int
 
@@ -37,9 +37,9 @@ class Found:
     plan: Plan
     end: int
     records: dict[int, bytes] = field(default_factory=dict)
-    again: list[tuple[int, Held]] = field(default_factory=list)
+    again: list[tuple[int, PoppedMessage]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
-    unwanted: list[tuple[int, Held]] = field(default_factory=list)
+    unwanted: list[tuple[int, PoppedMessage]] = field(default_factory=list)
     does_not_fit: bool = False  # the next one, within `only_fitting`
 
 
@@ -122,13 +122,13 @@ class _Look:
                 for offset in offsets:
                     if offset >= result.next_offset or self.steps_left <= 0:
                         break
-                    held, record = (offset, by_offset[offset]), records.get(offset)
+                    popped, record = (offset, by_offset[offset]), records.get(offset)
                     if record is not None and self._matches(record):
                         if not self._take(found, offset, record):
                             break
-                        found.again.append(held)
+                        found.again.append(popped)
                     else:
-                        found.unwanted.append(held)
+                        found.unwanted.append(popped)
                     looked_at += 1
                 offsets = offsets[looked_at:]
 

@@ -30,7 +30,7 @@ from broker_adapter.pop.commands import (
 )
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.handles import receipt_handle
-from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.pop.reading import Found, Plan, look
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueue, ReceiveQueues
 from broker_adapter.pop.room import Received, Room
@@ -54,7 +54,7 @@ _EACH_GROUP = 32
 class ReceiveLimits(NamedTuple):
     max_pending_per_queue: int
     max_pending: int
-    renewed_ms: int  # what is held without a time of its own
+    renewed_ms: int  # what was popped without a time of its own
     max_given_bytes: int = 64 << 20  # on their way from the log to consumers
 
 
@@ -64,7 +64,7 @@ class Bounds(Protocol):
 
 class DeadLetters(Protocol):
     def move(self, key: QueueKey, offset: int, pop: int, record: bytes) -> asyncio.Future[bool]:
-        """To `%DLQ%group`, atomically; False: it is not held under this pop any more. It goes on whoever
+        """To `%DLQ%group`, atomically; False: it is not pending under this pop any more. It goes on whoever
         waits for it."""
 
 
@@ -133,7 +133,7 @@ class Receiver:
         """Empty at `deadline`, of the loop's clock. `check` raises when there is nothing to
         wait for any more: another master, no such topic."""
         loop = asyncio.get_running_loop()
-        if call.attempt_id and self._held_in_attempt(call):
+        if call.attempt_id and self._popped_in_attempt(call):
             again = await self._in_room(call, deadline, self._repeat)
             if again:
                 return again
@@ -300,9 +300,9 @@ class Receiver:
         if receives.is_read:
             return None
         pending = len(queue.pending) if queue is not None else 0
-        again: list[tuple[int, Held]] = []
+        again: list[tuple[int, PoppedMessage]] = []
         if call.group.consume_orderly:
-            if receives.under_way or receives.reserved or (queue is not None and queue.is_held(now_ms)):
+            if receives.under_way or receives.reserved or (queue is not None and queue.has_invisible(now_ms)):
                 return None
             again = sorted(queue.pending.items())[:left] if queue is not None else []
         elif queue is not None:
@@ -325,7 +325,7 @@ class Receiver:
         free = self._limits.max_pending - self._state.pending_count
         return max((free - pending) // 2, _EACH_GROUP - pending)
 
-    def _worn_out(self, call: Receive, found: Found) -> list[tuple[int, Held]]:
+    def _worn_out(self, call: Receive, found: Found) -> list[tuple[int, PoppedMessage]]:
         """Those that were given as often as they may be."""
         most = call.group.retry_max_times
         return [] if most < 0 else [one for one in found.again if one[1].attempts > most]
@@ -339,13 +339,13 @@ class Receiver:
         for one in found:
             dead = {offset for offset, _ in self._worn_out(call, one)}
             if call.group.consume_orderly and dead:  # what is behind one of them waits until it is moved
-                one.again = [(at, held) for at, held in one.again if at < min(dead) or at in dead]
-            again = tuple((offset, held.pop) for offset, held in one.again if offset not in dead)
+                one.again = [(at, popped) for at, popped in one.again if at < min(dead) or at in dead]
+            again = tuple((offset, popped.pop) for offset, popped in one.again if offset not in dead)
             receives = self._receive_queues.queue(one.plan.key)
             # Also those that are to be moved: they are let go of when that is done.
             reserved = {offset for offset, _ in (*one.again, *one.unwanted)}
             receives.reserved |= reserved
-            elements += [Drop(one.plan.key, offset, held.pop) for offset, held in one.unwanted]
+            elements += [Drop(one.plan.key, offset, popped.pop) for offset, popped in one.unwanted]
             if again or one.end > one.plan.begin:
                 elements.append(self._pop(call, one, again))
                 receives.cursor = one.end
@@ -404,9 +404,9 @@ class Receiver:
         """Begin to move those that were given too often. That goes on if the client goes, as places would
         stay reserved otherwise. Never fails: what could not be moved waits aside."""
         moves = [
-            self._bury_one(call.who, one.plan.key, at, held.pop, one.records[at])
+            self._bury_one(call.who, one.plan.key, at, popped.pop, one.records[at])
             for one in found
-            for at, held in self._worn_out(call, one)
+            for at, popped in self._worn_out(call, one)
         ]
         return asyncio.gather(*moves)
 
@@ -468,20 +468,20 @@ class Receiver:
         except BrokerError:
             return  # visible again when its time is over: nobody renews it
 
-    def _held_in_attempt(self, call: Receive) -> list[tuple[QueueKey, int, Held]]:
+    def _popped_in_attempt(self, call: Receive) -> list[tuple[QueueKey, int, PoppedMessage]]:
         with self._state.lock:
-            return self._state.held_in_attempt(*call.who, call.attempt_id)
+            return self._state.popped_in_attempt(*call.who, call.attempt_id)
 
     async def _repeat(self, call: Receive) -> list[Delivery]:
         """What a call with the same attempt id holds, once more."""
-        held = self._held_in_attempt(call)
-        by_queue: dict[QueueKey, list[tuple[int, Held]]] = {}
-        for key, offset, was in held:
+        popped = self._popped_in_attempt(call)
+        by_queue: dict[QueueKey, list[tuple[int, PoppedMessage]]] = {}
+        for key, offset, was in popped:
             by_queue.setdefault(key, []).append((offset, was))
         plans = [Plan(key, again, 0, 0) for key, again in by_queue.items()]
         if not plans:
             return []
-        work = partial(look, self._reader, plans, Filter(), len(held), call.max_bytes)
+        work = partial(look, self._reader, plans, Filter(), len(popped), call.max_bytes)
         found: list[Found] = await self._run(work)
         elements: list[Element] = []
         for one in found:
@@ -506,7 +506,7 @@ class Receiver:
             timer.cancel()
 
     async def _next_expiry(self, call: Receive) -> int | None:
-        """When something that is held may be given again."""
+        """When something that is popped may be given again."""
         times: list[int] = []
         for first in range(0, call.queues, _QUEUES_AT_ONCE):
             if first:

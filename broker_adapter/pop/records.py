@@ -14,7 +14,7 @@ Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
     2 Ack, 3 Drop   g t q, offset 8, pop 8
     4 Change   g t q, offset 8, pop 8, invisible ms 8, kind 1 (0 change, 1 renew, 2 return, 3 release)
     5 Sent     up to the end: digest 16, queue id 4, queue offset 8
-    6 Hold     kind 1 (0 delayed, 1 half), topic 2, queue id 4, due 8, message id 2, client 2, flag 4,
+    6 Defer     kind 1 (0 delayed, 1 half), topic 2, queue id 4, due 8, message id 2, client 2, flag 4,
                sys_flag 4, born 8, then with 1 byte of length: digest, born host; with 4: properties; the body
     7 End      number 8, ending 1 (0 moved, 1 committed, 2 rolled back, 3 recalled)
     8 Checked  number 8, next check 8
@@ -42,13 +42,13 @@ from broker_adapter.pop.commands import (
     Change,
     ChangeKind,
     Checked,
+    Defer,
+    DeferredKind,
     Drop,
     Element,
     End,
     Ending,
     Fold,
-    Hold,
-    HoldKind,
     PassedOn,
     Pop,
     Purged,
@@ -71,7 +71,7 @@ _POP = struct.Struct(">HHiHHqBqqI")
 _HELD = struct.Struct(">HHiqq")
 _CHANGE = struct.Struct(">HHiqqqB")
 _SENT = struct.Struct(">16siq")
-_HOLD = struct.Struct(">BHiqHHiiq")
+_DEFER = struct.Struct(">BHiqHHiiq")
 _END = struct.Struct(">qB")
 _CHECKED = struct.Struct(">qq")
 _PAIR = struct.Struct(">qq")
@@ -85,8 +85,8 @@ _DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
 #: Of a time in milliseconds, so that the sum of two fits into its field.
 _MOST_MS = 1 << 62
 
-_POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _HOLD_KIND, _END_KIND, _CHECKED_KIND = range(1, 9)
-_BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND = range(9, 13)
+_POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _DEFER_KIND, _END_KIND = range(1, 8)
+_CHECKED_KIND, _BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND = range(8, 13)
 
 #: What `Sent` adds to a command: so much, and so much for each id.
 SENT_OVERHEAD, SENT_SIZE = _ELEMENT.size, _SENT.size
@@ -168,12 +168,12 @@ def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
             return _framed(_CHANGE_KIND, fields)
         case Sent(ids):
             return encode_sent(ids)
-        case Hold():
-            return _framed(_HOLD_KIND, _encode_hold(element, texts))
-        case End(hold_id, ending):
-            return _framed(_END_KIND, _END.pack(hold_id, ending))
-        case Checked(hold_id, next_ms):
-            return _framed(_CHECKED_KIND, _CHECKED.pack(hold_id, next_ms))
+        case Defer():
+            return _framed(_DEFER_KIND, _encode_defer(element, texts))
+        case End(deferred_id, ending):
+            return _framed(_END_KIND, _END.pack(deferred_id, ending))
+        case Checked(deferred_id, next_ms):
+            return _framed(_CHECKED_KIND, _CHECKED.pack(deferred_id, next_ms))
         case Bury(key, offset, pop, invisible_ms):
             return _framed(_BURY_KIND, _BURY.pack(*_places(key, texts), offset, pop, invisible_ms))
         case PassedOn(key, pop, offsets):
@@ -203,22 +203,22 @@ def _encode_pop(pop: Pop, texts: dict[str, int]) -> bytes:
     return b"".join((head, fresh, *(_PAIR.pack(*one) for one in pop.again)))
 
 
-def _encode_hold(hold: Hold, texts: dict[str, int]) -> bytes:
-    properties = hold.properties.encode()
-    head = _HOLD.pack(
-        hold.kind,
-        _place(hold.topic, texts),
-        hold.queue_id,
-        hold.due_ms,
-        _place(hold.message_id, texts),
-        _place(hold.client_id, texts),
-        hold.flag,
-        hold.sys_flag,
-        hold.born_ms,
+def _encode_defer(defer: Defer, texts: dict[str, int]) -> bytes:
+    properties = defer.properties.encode()
+    head = _DEFER.pack(
+        defer.kind,
+        _place(defer.topic, texts),
+        defer.queue_id,
+        defer.due_ms,
+        _place(defer.message_id, texts),
+        _place(defer.client_id, texts),
+        defer.flag,
+        defer.sys_flag,
+        defer.born_ms,
     )
-    lengths = bytes((len(hold.digest),)), bytes((len(hold.born_host),)), _SIZE.pack(len(properties))
+    lengths = bytes((len(defer.digest),)), bytes((len(defer.born_host),)), _SIZE.pack(len(properties))
     return b"".join(
-        (head, lengths[0], hold.digest, lengths[1], hold.born_host, lengths[2], properties, hold.body)
+        (head, lengths[0], defer.digest, lengths[1], defer.born_host, lengths[2], properties, defer.body)
     )
 
 
@@ -237,15 +237,15 @@ def _decode_element(kind: int, data: bytes, texts: Sequence[str]) -> Element:
         )
     if kind == _SENT_KIND:
         return Sent(tuple([SentId(*one) for one in _SENT.iter_unpack(data)]))
-    if kind == _HOLD_KIND:
-        return _decode_hold(data, texts)
+    if kind == _DEFER_KIND:
+        return _decode_defer(data, texts)
     if kind == _END_KIND:
-        hold_id, ending = _END.unpack(data)
-        return End(hold_id, Ending(ending))
+        deferred_id, ending = _END.unpack(data)
+        return End(deferred_id, Ending(ending))
     if kind == _CHECKED_KIND:
-        hold_id, next_ms = _CHECKED.unpack(data)
+        deferred_id, next_ms = _CHECKED.unpack(data)
         _check_ms(next_ms)
-        return Checked(hold_id, next_ms)
+        return Checked(deferred_id, next_ms)
     return _decode_newer(kind, data, texts)
 
 
@@ -292,9 +292,9 @@ def _decode_pop(data: bytes, texts: Sequence[str]) -> Pop:
     )
 
 
-def _decode_hold(data: bytes, texts: Sequence[str]) -> Hold:
-    kind, topic, queue_id, due_ms, message_id, client, flag, sys_flag, born_ms = _HOLD.unpack_from(data)
-    at = _HOLD.size
+def _decode_defer(data: bytes, texts: Sequence[str]) -> Defer:
+    kind, topic, queue_id, due_ms, message_id, client, flag, sys_flag, born_ms = _DEFER.unpack_from(data)
+    at = _DEFER.size
     digest = _slice(data, at + 1, data[at])
     at += 1 + len(digest)
     born_host = _slice(data, at + 1, data[at])
@@ -305,8 +305,8 @@ def _decode_hold(data: bytes, texts: Sequence[str]) -> Hold:
     (size,) = _SIZE.unpack_from(data, at)
     at += _SIZE.size
     properties = _slice(data, at, size).decode()
-    return Hold(
-        HoldKind(kind),
+    return Defer(
+        DeferredKind(kind),
         texts[topic],
         queue_id,
         due_ms,

@@ -17,7 +17,7 @@ from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.errors import BrokerError
 from broker_adapter.pop.commands import Change, ChangeKind, Element, PassedOn, QueueKey
 from broker_adapter.pop.committer import Committer, Done, Request
-from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.state import DeliveryState
 
@@ -31,7 +31,7 @@ _PAUSE_S = 0.002
 _TELL_S = 1.0
 
 _Steps = Generator[int, None, None]
-_Place = tuple[QueueKey, int, Held]
+_Place = tuple[QueueKey, int, PoppedMessage]
 
 
 class Renewals:
@@ -187,7 +187,7 @@ class Renewals:
         with self._state.lock:
             queues = self._state.queues_of(client)
             heard = [queue for queue in queues if self._heard_ms(client, queue.key.group) > silent_ms]
-            found = [(queue, queue.held_by(client)) for queue in heard]
+            found = [(queue, queue.popped_by(client)) for queue in heard]
         for queue, offsets in found:
             for at in range(0, len(offsets), MOST_AT_ONCE):
                 yield queue, offsets[at : at + MOST_AT_ONCE]
@@ -206,7 +206,7 @@ class Renewals:
         key = queue.key
         with self._state.lock:
             found = [(offset, queue.pending.get(offset)) for offset in offsets]
-        return [(key, offset, held) for offset, held in found if held is not None]
+        return [(key, offset, popped) for offset, popped in found if popped is not None]
 
     def _renew(self, found: Sequence[_Place]) -> None:
         try:
@@ -222,10 +222,10 @@ class Renewals:
                 if group in ("", queue.key.group):
                     soon = self._now_ms() + self._settings.release_ms
                     there = self._there(queue, offsets)
-                    held = [
+                    popped = [
                         one for one in there if one[2].owner == client_id and one[2].invisible_until_ms > soon
                     ]
-                    under_way += self._change(held, self._settings.release_ms, ChangeKind.RELEASE)
+                    under_way += self._change(popped, self._settings.release_ms, ChangeKind.RELEASE)
                 looked_at += len(offsets)
                 if looked_at >= MOST_AT_ONCE:
                     yield looked_at
@@ -250,7 +250,7 @@ class Renewals:
                 queue = self._state.queue(key)
             # Most of it is done by now.
             found = () if queue is None else self._there(queue, offsets)
-            left = tuple(offset for _, offset, held in found if held.pop == pop)
+            left = tuple(offset for _, offset, popped in found if popped.pop == pop)
             if left:
                 elements.append(PassedOn(key, pop, left))
         try:
@@ -262,11 +262,11 @@ class Renewals:
             self._telling = asyncio.get_running_loop().call_later(_PAUSE_S, self.tell)
 
     def _change(
-        self, held: Sequence[_Place], invisible_ms: int, kind: ChangeKind
+        self, popped: Sequence[_Place], invisible_ms: int, kind: ChangeKind
     ) -> list[asyncio.Future[Done]]:
         done = []
-        for at in range(0, len(held), MOST_AT_ONCE):
-            part = held[at : at + MOST_AT_ONCE]
+        for at in range(0, len(popped), MOST_AT_ONCE):
+            part = popped[at : at + MOST_AT_ONCE]
             elements = [Change(key, offset, one.pop, invisible_ms, kind) for key, offset, one in part]
             whose = dict.fromkeys(GroupTopic(key.group, key.topic) for key, _, _ in part)
             done.append(

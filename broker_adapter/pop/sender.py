@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class First(NamedTuple):
-    """Of a message that is sent here already. `queue_id` -1: it is held."""
+    """Of a message that is sent here already. `queue_id` -1: it is deferred."""
 
     queue_id: int
     done: Done

@@ -32,9 +32,9 @@ from broker_adapter.pop.api import (
 from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
 from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.dead_letters import DeadLetters
+from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
-from broker_adapter.pop.holder import Holder
-from broker_adapter.pop.queue_state import Held
+from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
 from broker_adapter.pop.renewals import Renewals
@@ -53,7 +53,7 @@ class DeliveryFigures(NamedTuple):
     """For metrics."""
 
     pending: int
-    held_messages: int
+    held_messages: int  # a name of the status
     held_bytes: int
     waiting_receives: int
     refused_fresh: int
@@ -132,19 +132,21 @@ class DeliveryService:
             run=run,
             limits=limits,
         )
-        self._holder = Holder(state, committer, writer, self._sender, now_ms=now_ms, settings=delivery)
+        self._deferred = DeferredDelivery(
+            state, committer, writer, self._sender, now_ms=now_ms, settings=delivery
+        )
         self._renewals = Renewals(state, committer, self._receive_queues, now_ms=now_ms, settings=delivery)
         self._upkeep = Upkeep(state, committer, self._receive_queues, files, now_ms=now_ms, settings=delivery)
 
     # -- MasterService ------------------------------------------------------------------------------------
 
     def start(self, term: int, role_epoch: int) -> None:
-        self._holder.start()
+        self._deferred.start()
         self._renewals.start()
         self._upkeep.start()
 
     async def stop(self) -> None:
-        self._holder.stop()
+        self._deferred.stop()
         self._renewals.stop()
         self._upkeep.stop()
         text = "this broker is not the master any more"
@@ -182,8 +184,8 @@ class DeliveryService:
         state = self._state
         return DeliveryFigures(
             state.pending_count,
-            len(state.held.all),
-            state.held.bytes,
+            len(state.deferred.all),
+            state.deferred.bytes,
             len(self._receive_queues),
             self._receiver.refused_fresh,
             self._dead_letters.moved,
@@ -225,11 +227,13 @@ class DeliveryService:
         timeout_ms = self._timeout(timeout_ms)
         # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
         due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
-        return await self._holder.delay(config, message, message_id, due_ms, queue_id, born_host, timeout_ms)
+        return await self._deferred.delay(
+            config, message, message_id, due_ms, queue_id, born_host, timeout_ms
+        )
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         self._writer.check_master()
-        return await self._holder.recall(topic, recall_handle, self._timeout(0))
+        return await self._deferred.recall(topic, recall_handle, self._timeout(0))
 
     async def send_half(
         self,
@@ -246,16 +250,16 @@ class DeliveryService:
     ) -> Half:
         config = await self._to_write(topic, born_host, config)
         timeout_ms = self._timeout(timeout_ms)
-        return await self._holder.half(
+        return await self._deferred.half(
             config, message, message_id, client_id, check_after_ms, queue_id, born_host, timeout_ms
         )
 
     async def end_transaction(self, topic: str, transaction_id: str, resolution: Resolution) -> None:
         self._writer.check_master()
-        await self._holder.end_transaction(topic, transaction_id, resolution, self._timeout(0))
+        await self._deferred.end_transaction(topic, transaction_id, resolution, self._timeout(0))
 
     def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
-        self._holder.on_orphan(ask)
+        self._deferred.on_orphan(ask)
 
     # -- receiving ----------------------------------------------------------------------------------------
 
@@ -327,8 +331,8 @@ class DeliveryService:
         self._writer.check_master()
         if invisible_ms < 0:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"invisible_ms {invisible_ms}")
-        key, receipt, held = self._held(group, topic, handle)
-        if held is None:
+        key, receipt, popped = self._find(group, topic, handle)
+        if popped is None:
             raise _invalid()
         change = Change(key, receipt.offset, receipt.pop, invisible_ms)
         (outcome,) = await self._commit(Request(elements=[change], release=self._wake(group, topic)))
@@ -338,8 +342,8 @@ class DeliveryService:
 
     async def dead_letter(self, group: str, topic: str, handle: str) -> None:
         self._writer.check_master()
-        key, receipt, held = self._held(group, topic, handle)
-        if held is None or receipt.offset in (receives := self._receive_queues.queue(key)).reserved:
+        key, receipt, popped = self._find(group, topic, handle)
+        if popped is None or receipt.offset in (receives := self._receive_queues.queue(key)).reserved:
             raise _invalid()
         reserved, who = receives.reserved, GroupTopic(group, topic)
         reserved.add(receipt.offset)
@@ -397,17 +401,17 @@ class DeliveryService:
         if self._metadata.group(group) is None:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r} any more")
 
-    def _held(self, group: str, topic: str, handle: str) -> tuple[QueueKey, Receipt, Held | None]:
+    def _find(self, group: str, topic: str, handle: str) -> tuple[QueueKey, Receipt, PoppedMessage | None]:
         """What a handle stands for; None unless it is valid by what is known here. What counts is what the
         state says when the command is applied."""
         receipt = parse_receipt(topic, handle) or Receipt(-1, -1, -1)
         key = QueueKey(group, topic, receipt.queue_id)
         with self._state.lock:
             queue = self._state.queue(key)
-            held = None if queue is None else queue.pending.get(receipt.offset)
-        if held is None or held.pop != receipt.pop or held.invisible_until_ms <= self._now_ms():
+            popped = None if queue is None else queue.pending.get(receipt.offset)
+        if popped is None or popped.pop != receipt.pop or popped.invisible_until_ms <= self._now_ms():
             return key, receipt, None
-        return key, receipt, held
+        return key, receipt, popped
 
     def _acks(self, group: str, topic: str, handles: Sequence[str]) -> tuple[list[int], list[Ack]]:
         """Of the handles that are valid by what is known here: their places, and what acknowledges them."""
@@ -415,8 +419,8 @@ class DeliveryService:
         places: list[int] = []
         elements: list[Ack] = []
         for place, handle in enumerate(handles):
-            key, receipt, held = self._held(group, topic, handle)
-            if held is not None:
+            key, receipt, popped = self._find(group, topic, handle)
+            if popped is not None:
                 places.append(place)
                 elements.append(Ack(key, receipt.offset, receipt.pop))
         return places, elements

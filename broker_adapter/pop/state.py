@@ -28,12 +28,12 @@ from broker_adapter.pop.commands import (
     Changed,
     ChangeKind,
     Checked,
+    Defer,
+    Deferred,
     Drop,
     Element,
     End,
     Fold,
-    Hold,
-    Holding,
     Outcome,
     PassedOn,
     Pop,
@@ -42,13 +42,13 @@ from broker_adapter.pop.commands import (
     QueueKey,
     Sent,
 )
+from broker_adapter.pop.deferred_messages import DeferredMessage, DeferredMessages
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.handles import topic_digest
-from broker_adapter.pop.held_messages import HeldMessage, HeldMessages
-from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.pop.records import NO_REQUEST, decode, request_id_of
 
-#: A pop's or a held message's number is the index of its command and the place in it.
+#: A pop's or a deferred message's number is the index of its command and the place in it.
 _PLACE_BITS = 16
 #: No command was stored later: the times that are made of it fit into their fields.
 MAX_STAMP_MS = 1 << 62
@@ -68,7 +68,7 @@ class _Contents:
     def __init__(self) -> None:
         self.applied_index = -1
         self.queues: dict[QueueKey, QueueDelivery] = {}
-        self.held = HeldMessages()
+        self.deferred = DeferredMessages()
         self.ids = DuplicateFilter()
         self.pending_count = 0
         self.by_group: dict[str, dict[QueueKey, QueueDelivery]] = {}
@@ -123,8 +123,8 @@ class DeliveryState:
         return self._now.queues
 
     @property
-    def held(self) -> HeldMessages:
-        return self._now.held
+    def deferred(self) -> DeferredMessages:
+        return self._now.deferred
 
     @property
     def ids(self) -> DuplicateFilter:
@@ -147,19 +147,21 @@ class DeliveryState:
         return self._now.pending_of.get(group, 0)
 
     def owners(self) -> list[str]:
-        """All clients that hold something."""
+        """All clients with popped messages."""
         return list(self._now.by_owner)
 
     def queues_of(self, owner: str) -> list[QueueDelivery]:
-        """Of which a client holds something, in any group."""
+        """Of which a client has popped something, in any group."""
         return list(self._now.by_owner.get(owner, {}).values())
 
-    def held_in_attempt(self, group: str, topic: str, attempt_id: str) -> list[tuple[QueueKey, int, Held]]:
+    def popped_in_attempt(
+        self, group: str, topic: str, attempt_id: str
+    ) -> list[tuple[QueueKey, int, PoppedMessage]]:
         """What a call with this attempt id has got and is not done, by queue and offset."""
         found = []
         for key, queue in self._now.by_group.get(group, {}).items():
             if key.topic == topic:
-                found += [(key, at, queue.pending[at]) for at in queue.held_in_attempt(attempt_id)]
+                found += [(key, at, queue.pending[at]) for at in queue.popped_in_attempt(attempt_id)]
         return sorted(found)
 
     # -- for any thread -----------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class DeliveryState:
     def is_awaited(self, topic: str) -> bool:
         """Whether a delayed or half message waits for the topic."""
         with self.lock:
-            return self.held.is_awaited(topic)
+            return self.deferred.is_awaited(topic)
 
     # -- the state machine, on one thread -----------------------------------------------------------------
 
@@ -232,22 +234,22 @@ class DeliveryState:
 
     def topic_cut(self, topic: str) -> None:
         """A topic came into being or ended: nothing of one that had its name is of it."""
-        waiting = self.held.of_topic(topic)
+        waiting = self.deferred.of_topic(topic)
         ids = self.ids.without(topic_digest(topic))
-        ends = self.held.ends_without(topic)
+        ends = self.deferred.ends_without(topic)
         with self.lock:
             self.ids = ids
-            self.held.take_ends(ends)
+            self.deferred.take_ends(ends)
             for count, number in enumerate(waiting, 1):
-                self.held.drop(number)
+                self.deferred.drop(number)
                 if count % _SLICE == 0:
                     self._give_way()
 
-    def restore(self, queue: QueueDelivery, pending: Sequence[tuple[int, Held]]) -> None:
+    def restore(self, queue: QueueDelivery, pending: Sequence[tuple[int, PoppedMessage]]) -> None:
         """A queue of an image."""
         self._add(queue)
-        for offset, held in pending:
-            self._put(queue, offset, held)
+        for offset, popped in pending:
+            self._put(queue, offset, popped)
 
     # -- elements -----------------------------------------------------------------------------------------
 
@@ -264,15 +266,15 @@ class DeliveryState:
             case Sent(ids):
                 for digest, queue_id, queue_offset in ids:
                     self.ids.put(digest, queue_id, queue_offset, stamp_ms)
-            case Hold():
-                self.held.put(number, HeldMessage.of(element))
+            case Defer():
+                self.deferred.put(number, DeferredMessage.of(element))
                 if element.digest:
                     self.ids.put(element.digest, -1, number, stamp_ms)
-                return Holding(number)
-            case End(hold_id, ending):
-                return self.held.end(hold_id, ending, stamp_ms)
-            case Checked(hold_id, next_ms):
-                return self.held.checked(hold_id, next_ms)
+                return Deferred(number)
+            case End(deferred_id, ending):
+                return self.deferred.end(deferred_id, ending, stamp_ms)
+            case Checked(deferred_id, next_ms):
+                return self.deferred.checked(deferred_id, next_ms)
             case Bury():
                 return self._bury(element, number, stamp_ms)
             case PassedOn(key, pop, offsets):
@@ -294,16 +296,16 @@ class DeliveryState:
             queue = QueueDelivery(pop.key, first if pop.first_from_state else pop.begin)
             self._add(queue)
         invisible_until_ms = stamp_ms + pop.invisible_ms
-        if pop.is_orderly and not pop.repeats and queue.is_held(stamp_ms):
+        if pop.is_orderly and not pop.repeats and queue.has_invisible(stamp_ms):
             return Popped(number, invisible_until_ms, (), False)
         given: list[tuple[int, int]] = []
         for offset, old in pop.again:
-            held = queue.pending.get(offset)
-            if held is None or held.pop != old:
+            popped = queue.pending.get(offset)
+            if popped is None or popped.pop != old:
                 continue
-            if held.attempt_id != pop.attempt_id if pop.repeats else held.invisible_until_ms > stamp_ms:
+            if popped.attempt_id != pop.attempt_id if pop.repeats else popped.invisible_until_ms > stamp_ms:
                 continue
-            given.append((offset, held.attempts + (not pop.repeats)))
+            given.append((offset, popped.attempts + (not pop.repeats)))
         is_next = pop.begin == queue.cursor
         if is_next and not (pop.is_orderly and len(queue.pending) != len(given)):
             queue.cursor = pop.end
@@ -311,17 +313,17 @@ class DeliveryState:
         else:
             is_next = False
         for offset, attempt in given:
-            held = Held(
+            popped = PoppedMessage(
                 number, invisible_until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews, stamp_ms
             )
-            self._put(queue, offset, held)
+            self._put(queue, offset, popped)
         return Popped(number, invisible_until_ms, tuple(given), is_next)
 
-    def _found(self, key: QueueKey, offset: int, pop: int) -> tuple[QueueDelivery, Held] | None:
+    def _found(self, key: QueueKey, offset: int, pop: int) -> tuple[QueueDelivery, PoppedMessage] | None:
         """What is pending under this pop."""
         queue = self.queues.get(key)
-        held = queue and queue.pending.get(offset)
-        return (queue, held) if queue and held and held.pop == pop else None
+        popped = queue and queue.pending.get(offset)
+        return (queue, popped) if queue and popped and popped.pop == pop else None
 
     def _done(self, key: QueueKey, offset: int, pop: int, stamp_ms: int | None) -> bool:
         """`stamp_ms` None: also when its time is over."""
@@ -335,28 +337,28 @@ class DeliveryState:
         found = self._found(change.key, change.offset, change.pop)
         if found is None or found[1].invisible_until_ms <= stamp_ms:
             return None
-        queue, held = found
-        held = held._replace(invisible_until_ms=stamp_ms + change.invisible_ms)
+        queue, popped = found
+        popped = popped._replace(invisible_until_ms=stamp_ms + change.invisible_ms)
         if change.kind is ChangeKind.CHANGE:
-            held = held._replace(pop=number, renews=False)
+            popped = popped._replace(pop=number, renews=False)
         elif change.kind is ChangeKind.RETURN:
-            # Nor does the call that did not get it hold it: repeated, it is given it as anybody is.
-            held = held._replace(attempts=held.attempts - 1, attempt_id="", renews=False)
+            # Nor does the call that did not get it have it: repeated, it is given it as anybody is.
+            popped = popped._replace(attempts=popped.attempts - 1, attempt_id="", renews=False)
         elif change.kind is ChangeKind.RELEASE:
-            held = held._replace(renews=False)
-        self._put(queue, change.offset, held)
-        return Changed(held.pop, held.invisible_until_ms)
+            popped = popped._replace(renews=False)
+        self._put(queue, change.offset, popped)
+        return Changed(popped.pop, popped.invisible_until_ms)
 
     def _bury(self, bury: Bury, number: int, stamp_ms: int) -> Changed | None:
         found = self._found(bury.key, bury.offset, bury.pop)
         if found is None:
             return None
-        queue, held = found
+        queue, popped = found
         invisible_until_ms = stamp_ms + bury.invisible_ms
-        held = held._replace(
+        popped = popped._replace(
             pop=number, invisible_until_ms=invisible_until_ms, owner="", attempt_id="", renews=False
         )
-        self._put(queue, bury.offset, held)
+        self._put(queue, bury.offset, popped)
         return Changed(number, invisible_until_ms)
 
     def _passed_on(self, key: QueueKey, pop: int, offsets: Sequence[int], stamp_ms: int) -> None:
@@ -377,8 +379,8 @@ class DeliveryState:
         if queue is None:
             return 0
         for count in range(most):
-            held = queue.pending.get(queue.cursor - 1)
-            if held is None or held.invisible_until_ms > before_ms:
+            popped = queue.pending.get(queue.cursor - 1)
+            if popped is None or popped.invisible_until_ms > before_ms:
                 return count
             queue.cursor -= 1
             self._remove(queue, queue.cursor)
@@ -392,14 +394,14 @@ class DeliveryState:
         now.by_group.setdefault(key.group, {})[key] = queue
         now.by_place.setdefault((key.topic, key.queue_id), {})[key] = queue
 
-    def _put(self, queue: QueueDelivery, offset: int, held: Held) -> None:
+    def _put(self, queue: QueueDelivery, offset: int, popped: PoppedMessage) -> None:
         now, key = self._now, queue.key
         if (before := queue.pending.get(offset)) is None:
             self._count(key.group, 1)
-        queue.put(offset, held)
-        if before is not None and before.owner != held.owner:
+        queue.put(offset, popped)
+        if before is not None and before.owner != popped.owner:
             self._may_be_rid_of(before.owner, queue)
-        now.by_owner.setdefault(held.owner, {})[key] = queue
+        now.by_owner.setdefault(popped.owner, {})[key] = queue
 
     def _remove(self, queue: QueueDelivery, offset: int) -> None:
         owner = queue.pending[offset].owner

@@ -25,12 +25,12 @@ from broker_adapter.pop.commands import (
     Change,
     ChangeKind,
     Checked,
+    Defer,
+    DeferredKind,
     Drop,
     Element,
     End,
     Fold,
-    Hold,
-    HoldKind,
     PassedOn,
     Pop,
     Purged,
@@ -42,16 +42,16 @@ from broker_adapter.pop.state import DeliveryState
 from dledger.testing import Violation
 
 FirstOffset = Callable[[QueueKey], int | None]
-#: As the fields of `queue_state.Held`.
-Held = tuple[int, int, int, str, str, bool, int]
+#: As the fields of `queue_state.PoppedMessage`.
+PoppedMessage = tuple[int, int, int, str, str, bool, int]
 
 
 class DeliveryLook(NamedTuple):
     """All of it at one moment, but for what is forgotten by age."""
 
     cursors: tuple[tuple[QueueKey, int], ...]
-    pending: tuple[tuple[QueueKey, int, Held], ...]
-    held: tuple[tuple[int, int, int], ...]  # number, due, checks
+    pending: tuple[tuple[QueueKey, int, PoppedMessage], ...]
+    deferred: tuple[tuple[int, int, int], ...]  # number, due, checks
     ids: tuple[tuple[bytes, int, int], ...]
 
 
@@ -62,11 +62,11 @@ def look_at_delivery(state: DeliveryState) -> DeliveryLook:
     return DeliveryLook(
         tuple((queue.key, queue.cursor) for queue in state.sorted_queues()),
         tuple(
-            (queue.key, offset, (*held[:5], held.renews, held.given_ms))
+            (queue.key, offset, (*popped[:5], popped.renews, popped.given_ms))
             for queue in state.sorted_queues()
-            for offset, held in sorted(queue.pending.items())
+            for offset, popped in sorted(queue.pending.items())
         ),
-        tuple((number, one.due_ms, one.checks) for number, one in sorted(state.held.all.items())),
+        tuple((number, one.due_ms, one.checks) for number, one in sorted(state.deferred.all.items())),
         tuple(
             sorted(
                 (one[:16], int.from_bytes(one[16:20], "big", signed=True), int.from_bytes(one[20:28], "big"))
@@ -86,8 +86,8 @@ class DeliveryModel:
         self.given: set[tuple[QueueKey, int]] = set()
         self._first: FirstOffset = lambda key: None
         self._cursors: dict[QueueKey, int] = {}
-        self._pending: dict[tuple[QueueKey, int], Held] = {}
-        self._holds: dict[int, tuple[Hold, int, int]] = {}
+        self._pending: dict[tuple[QueueKey, int], PoppedMessage] = {}
+        self._deferred: dict[int, tuple[Defer, int, int]] = {}
         self._ids: dict[bytes, tuple[int, int]] = {}
         self._indexes = [-1]
         self._looks = [self.look()]
@@ -139,8 +139,8 @@ class DeliveryModel:
     def look(self) -> DeliveryLook:
         return DeliveryLook(
             tuple(sorted(self._cursors.items())),
-            tuple(sorted((key, offset, held) for (key, offset), held in self._pending.items())),
-            tuple(sorted((number, due, checks) for number, (_, due, checks) in self._holds.items())),
+            tuple(sorted((key, offset, popped) for (key, offset), popped in self._pending.items())),
+            tuple(sorted((number, due, checks) for number, (_, due, checks) in self._deferred.items())),
             tuple(sorted((digest, *place) for digest, place in self._ids.items())),
         )
 
@@ -153,11 +153,11 @@ class DeliveryModel:
 
     def pops(self, key: QueueKey) -> dict[int, int]:
         """Of what is pending, by offset."""
-        return {at: held[0] for (whose, at), held in self._pending.items() if whose == key}
+        return {at: popped[0] for (whose, at), popped in self._pending.items() if whose == key}
 
     @property
     def holds(self) -> int:
-        return len(self._holds)
+        return len(self._deferred)
 
     # -- inside
 
@@ -168,10 +168,10 @@ class DeliveryModel:
     def _forget(self, keys: list[QueueKey]) -> None:
         for key in keys:
             del self._cursors[key]
-        self._pending = {place: held for place, held in self._pending.items() if place[0] not in keys}
+        self._pending = {place: popped for place, popped in self._pending.items() if place[0] not in keys}
 
     def _forget_topic(self, name: str) -> None:
-        self._holds = {at: one for at, one in self._holds.items() if one[0].topic != name}
+        self._deferred = {at: one for at, one in self._deferred.items() if one[0].topic != name}
         prefix = topic_digest(name)
         self._ids = {digest: one for digest, one in self._ids.items() if not digest.startswith(prefix)}
 
@@ -180,62 +180,62 @@ class DeliveryModel:
             case Pop():
                 self._pop(element, number, stamp_ms)
             case Ack(key, offset, pop):
-                held = self._pending.get((key, offset))
-                if held and held[0] == pop and held[1] > stamp_ms:
+                popped = self._pending.get((key, offset))
+                if popped and popped[0] == pop and popped[1] > stamp_ms:
                     del self._pending[key, offset]
                     self.acked.add((key, offset))
             case Drop(key, offset, pop):
-                held = self._pending.get((key, offset))
-                if held and held[0] == pop:
+                popped = self._pending.get((key, offset))
+                if popped and popped[0] == pop:
                     del self._pending[key, offset]
             case Change(key, offset, pop, invisible_ms, kind):
-                held = self._pending.get((key, offset))
-                if held and held[0] == pop and held[1] > stamp_ms:
+                popped = self._pending.get((key, offset))
+                if popped and popped[0] == pop and popped[1] > stamp_ms:
                     changed = [
                         number if kind is ChangeKind.CHANGE else pop,
                         stamp_ms + invisible_ms,
-                        *held[2:],
+                        *popped[2:],
                     ]
                     if kind is ChangeKind.RETURN:
-                        changed[2], changed[4] = held[2] - 1, ""
-                    changed[5] = held[5] and kind is ChangeKind.RENEW
+                        changed[2], changed[4] = popped[2] - 1, ""
+                    changed[5] = popped[5] and kind is ChangeKind.RENEW
                     self._pending[key, offset] = tuple(changed)  # type: ignore[assignment]
             case Bury(key, offset, pop, invisible_ms):
-                held = self._pending.get((key, offset))
-                if held and held[0] == pop:
+                popped = self._pending.get((key, offset))
+                if popped and popped[0] == pop:
                     self._pending[key, offset] = (
                         number,
                         stamp_ms + invisible_ms,
-                        held[2],
+                        popped[2],
                         "",
                         "",
                         False,
-                        held[6],
+                        popped[6],
                     )
             case PassedOn(key, pop, offsets):
                 for offset in offsets:
-                    held = self._pending.get((key, offset))
-                    if held and held[0] == pop and held[1] > stamp_ms:
-                        self._pending[key, offset] = (*held[:5], True, held[6])
+                    popped = self._pending.get((key, offset))
+                    if popped and popped[0] == pop and popped[1] > stamp_ms:
+                        self._pending[key, offset] = (*popped[:5], True, popped[6])
             case Purged(topic, queue_id, below):
                 self._pending = {
-                    (key, offset): held
-                    for (key, offset), held in self._pending.items()
+                    (key, offset): popped
+                    for (key, offset), popped in self._pending.items()
                     if (key.topic, key.queue_id) != (topic, queue_id) or offset >= below
                 }
             case Fold(key, idle_ms, most):
                 self._fold(key, stamp_ms - idle_ms, most)
-            case Hold():
-                self._holds[number] = (element, element.due_ms, 0)
+            case Defer():
+                self._deferred[number] = (element, element.due_ms, 0)
                 if element.digest:
                     self._new_id(element.digest, -1, number)
-            case End(number_held):
-                if self._holds.pop(number_held, None) is None:
-                    raise Violation("ended once", f"{element} of what is not held")
-            case Checked(number_held, next_ms):
-                if number_held in self._holds and self._holds[number_held][0].kind is HoldKind.HALF:
-                    hold, _, checks = self._holds[number_held]
-                    self._holds[number_held] = (hold, next_ms, checks + 1)
+            case End(deferred_id):
+                if self._deferred.pop(deferred_id, None) is None:
+                    raise Violation("ended once", f"{element} of what is not deferred")
+            case Checked(deferred_id, next_ms):
+                if deferred_id in self._deferred and self._deferred[deferred_id][0].kind is DeferredKind.HALF:
+                    defer, _, checks = self._deferred[deferred_id]
+                    self._deferred[deferred_id] = (defer, next_ms, checks + 1)
             case Sent(ids):
                 for digest, queue_id, queue_offset in ids:
                     self._new_id(digest, queue_id, queue_offset)
@@ -265,18 +265,18 @@ class DeliveryModel:
                 raise Violation("first offset", f"{pop} where {key.group} begins at {first}")
             self._cursors[key] = first if pop.first_from_state else pop.begin
         cursor = self._cursors[key]
-        mine = {at: held for (whose, at), held in self._pending.items() if whose == key}
-        if pop.is_orderly and not pop.repeats and any(held[1] > stamp_ms for held in mine.values()):
+        mine = {at: popped for (whose, at), popped in self._pending.items() if whose == key}
+        if pop.is_orderly and not pop.repeats and any(popped[1] > stamp_ms for popped in mine.values()):
             return
         given: dict[int, int] = {}
         for at, old in pop.again:
-            held = mine.get(at)
-            if held is None or held[0] != old:
+            popped = mine.get(at)
+            if popped is None or popped[0] != old:
                 continue
-            if pop.repeats and held[4] == pop.attempt_id:
-                given[at] = held[2]
-            elif not pop.repeats and held[1] <= stamp_ms:
-                given[at] = held[2] + 1
+            if pop.repeats and popped[4] == pop.attempt_id:
+                given[at] = popped[2]
+            elif not pop.repeats and popped[1] <= stamp_ms:
+                given[at] = popped[2] + 1
         if pop.begin == cursor and (not pop.is_orderly or set(mine) == set(given)):
             self._cursors[key] = pop.end
             given.update((at, 1) for at in pop.fresh)
@@ -287,5 +287,13 @@ class DeliveryModel:
                 raise Violation("acknowledged ack", f"{key} {at} was acknowledged and is given by {pop}")
             self.given.add((key, at))
             invisible_until_ms = stamp_ms + pop.invisible_ms
-            held = (number, invisible_until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
-            self._pending[key, at] = held
+            popped = (
+                number,
+                invisible_until_ms,
+                attempts,
+                pop.client_id,
+                pop.attempt_id,
+                pop.renews,
+                stamp_ms,
+            )
+            self._pending[key, at] = popped

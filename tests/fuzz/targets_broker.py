@@ -408,9 +408,9 @@ TARGETS = (
     ),
     Target(
         "recall-handle",
-        lambda rng: handles.held_handle("T", 5).encode(),
-        text(lambda found: handles.parse_held("T", found)),
-        (handles.parse_held,),
+        lambda rng: handles.deferred_handle("T", 5).encode(),
+        text(lambda found: handles.parse_deferred("T", found)),
+        (handles.parse_deferred,),
         repair=with_handle_sum,
         text=True,
     ),

@@ -16,13 +16,13 @@ from broker_adapter.pop.commands import (
     Change,
     ChangeKind,
     Checked,
+    Defer,
+    DeferredKind,
     Drop,
     Element,
     End,
     Ending,
     Fold,
-    Hold,
-    HoldKind,
     PassedOn,
     Pop,
     Popped,
@@ -32,7 +32,7 @@ from broker_adapter.pop.commands import (
     SentId,
 )
 from broker_adapter.pop.handles import id_digest
-from broker_adapter.pop.queue_state import Held
+from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.testing.delivery_model import DeliveryModel, look_at_delivery
@@ -77,16 +77,16 @@ class Twins:
             self.state.apply(self.index, self.now_ms, body)
             self.model.put(self.index, self.now_ms, body, first_offset)
         assert look_at_delivery(self.state) == self.model.look()
-        held = {(queue.key, at) for queue in self.state.queues.values() for at in queue.pending}
-        assert self.state.pending_count == len(held)
+        pending_keys = {(queue.key, at) for queue in self.state.queues.values() for at in queue.pending}
+        assert self.state.pending_count == len(pending_keys)
         owned = [
             (queue.key, at)
             for owner in self.state.owners()
             for queue in self.state.queues_of(owner)
-            for at in queue.held_by(owner)
+            for at in queue.popped_by(owner)
         ]
-        assert sorted(owned) == sorted(held)
-        by_group = Counter(key.group for key, _ in held)
+        assert sorted(owned) == sorted(pending_keys)
+        by_group = Counter(key.group for key, _ in pending_keys)
         assert {group: self.state.pending_of(group) for group in "gh"} == {g: by_group[g] for g in "gh"}
         for queue in self.state.queues.values():
             times = [one.invisible_until_ms for one in queue.pending.values()]
@@ -111,8 +111,8 @@ class Twins:
         rng, key = self.rng, self.rng.choice(KEYS)
         queue = self.state.queue(key)
         pending = list(queue.pending.items()) if queue else []
-        offset, held = rng.choice(pending) if pending else (0, Held(1, 0, 1, "c", "", False, 0))
-        pop = held.pop if rng.random() < 0.9 else rng.randint(0, 99)
+        offset, popped = rng.choice(pending) if pending else (0, PoppedMessage(1, 0, 1, "c", "", False, 0))
+        pop = popped.pop if rng.random() < 0.9 else rng.randint(0, 99)
         dice = rng.random()
         if dice < 0.4:
             return self.pop(key, queue.cursor if queue else 0, pending)
@@ -124,15 +124,15 @@ class Twins:
             return Change(key, offset, pop, rng.choice((0, 10, 500)), rng.choice(list(ChangeKind)))
         if dice < 0.85:
             return Sent(tuple(SentId(self.digest(), rng.randint(0, 3), rng.randint(0, 99)) for _ in range(2)))
-        holds = [number for number in self.state.held.all if number not in self._ended]
-        if dice < 0.9 or not holds:
-            kind = rng.choice(list(HoldKind))
-            return Hold(kind, key.topic, 0, 7, self.digest(), "i", "c", 1, 2, 3, b"", "p", b"body")
+        deferred = [number for number in self.state.deferred.all if number not in self._ended]
+        if dice < 0.9 or not deferred:
+            kind = rng.choice(list(DeferredKind))
+            return Defer(kind, key.topic, 0, 7, self.digest(), "i", "c", 1, 2, 3, b"", "p", b"body")
         if dice < 0.95:
-            return Checked(rng.choice(holds), self.now_ms + 5)
+            return Checked(rng.choice(deferred), self.now_ms + 5)
         # Each once: the model takes an end of nothing for a fault of the broker.
-        self._ended.add(holds[0])
-        return End(holds[0], rng.choice(list(Ending)))
+        self._ended.add(deferred[0])
+        return End(deferred[0], rng.choice(list(Ending)))
 
     def rare(self, key: QueueKey, offset: int, pop: int) -> Element:
         rng = self.rng
@@ -147,7 +147,7 @@ class Twins:
             return Purged(key.topic, key.queue_id, offset + rng.randint(0, 2))
         return Fold(key, rng.choice((0, 200)), rng.randint(1, 3))
 
-    def pop(self, key: QueueKey, cursor: int, pending: list[tuple[int, Held]]) -> Pop:
+    def pop(self, key: QueueKey, cursor: int, pending: list[tuple[int, PoppedMessage]]) -> Pop:
         rng = self.rng
         begin = cursor if rng.random() < 0.8 else max(0, cursor - 1)
         end = begin + rng.randint(0, 4)

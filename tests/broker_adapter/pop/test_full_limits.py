@@ -22,10 +22,10 @@ from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset, TopicC
 from broker_adapter.errors import BrokerError
 from broker_adapter.metadata.state import MAX_GROUPS, MAX_TOPICS
 from broker_adapter.metadata.values import Group
-from broker_adapter.pop.commands import Ending, HoldKind, QueueKey
+from broker_adapter.pop.commands import DeferredKind, Ending, QueueKey
+from broker_adapter.pop.deferred_messages import MAX_ENDS, DeferredMessage, Ended
 from broker_adapter.pop.duplicate_filter import MAX_IDS
-from broker_adapter.pop.held_messages import MAX_ENDS, Ended, HeldMessage
-from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.program import BrokerProgram
 from dledger.turns import wake_queue
@@ -81,18 +81,18 @@ def fill_metadata(program: BrokerProgram) -> None:
 
 def fill_delivery(program: BrokerProgram) -> None:
     state, now_ms = program.delivery_state, program.node.cluster_time_ms()
-    delayed = HeldMessage(bytes(300), HoldKind.DELAYED, "t", now_ms + 600_000, b"")
+    delayed = DeferredMessage(bytes(300), DeferredKind.DELAYED, "t", now_ms + 600_000, b"")
     with state.lock:
         for number in range(PENDING // OF_A_QUEUE):
             owners = ["all"] if number == 0 else [f"c{client}" for client in range(CLIENTS)]
             # Less than half of the usual time is left: each is due to be renewed.
-            given = [Held(1, now_ms + 25_000, 1, owner, "", True, now_ms) for owner in owners]
+            given = [PoppedMessage(1, now_ms + 25_000, 1, owner, "", True, now_ms) for owner in owners]
             pending = [(at, given[at % len(given)]) for at in range(OF_A_QUEUE)]
             state.restore(QueueDelivery(QueueKey(f"g{number}", "t", 0), OF_A_QUEUE), pending)
         for number in range(HELD_BYTES // delayed.size):
-            state.held.put(1 << 40 | number, delayed)
+            state.deferred.put(1 << 40 | number, delayed)
         for number in range(MAX_ENDS):
-            state.held.remember(Ended(1 << 41 | number, Ending.MOVED, now_ms, "t"))
+            state.deferred.remember(Ended(1 << 41 | number, Ending.MOVED, now_ms, "t"))
         for number in range(MAX_IDS):
             state.ids.put(number.to_bytes(16, "big"), 0, number, now_ms)
 

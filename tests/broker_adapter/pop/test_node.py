@@ -34,10 +34,10 @@ from broker_adapter.pop.api import (
     Resolution,
     Sent,
 )
-from broker_adapter.pop.commands import HoldKind
-from broker_adapter.pop.handles import held_handle
-from broker_adapter.pop.held_messages import HeldMessage
-from broker_adapter.pop.holder import Holder
+from broker_adapter.pop.commands import DeferredKind
+from broker_adapter.pop.deferred_delivery import DeferredDelivery
+from broker_adapter.pop.deferred_messages import DeferredMessage
+from broker_adapter.pop.handles import deferred_handle
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.node.local import until
@@ -204,14 +204,14 @@ async def test_nobody_ends_what_is_held_for_another_topic(tmp_path: Path) -> Non
         due_ms = program.node.cluster_time_ms() + 60_000
         await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=due_ms)
         half = await delivery.send_half("t", message("h"), message_id="h", client_id="p")
-        kinds = {one.hold.kind: hold_id for hold_id, one in program.delivery_state.held.all.items()}
+        kinds = {one.kind: number for number, one in program.delivery_state.deferred.all.items()}
         with pytest.raises(ReadFailed):
-            await delivery.recall("u", held_handle("u", kinds[HoldKind.DELAYED]))
-        made_up = held_handle("u", kinds[HoldKind.HALF])
+            await delivery.recall("u", deferred_handle("u", kinds[DeferredKind.DELAYED]))
+        made_up = deferred_handle("u", kinds[DeferredKind.HALF])
         for resolution in Resolution:
             with pytest.raises(ReadFailed):
                 await delivery.end_transaction("u", made_up, resolution)
-        assert len(program.delivery_state.held.all) == 2
+        assert len(program.delivery_state.deferred.all) == 2
         await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
 
 
@@ -258,16 +258,16 @@ async def test_delays_end_by_the_wall_clock_however_far_cluster_time_is_behind(
 async def test_a_mistake_with_one_delayed_message_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet, mistakes = Holder._meet, 0
+    meet, mistakes = DeferredDelivery._meet, 0
 
-    def fail_twice(self: Holder, hold_id: int, held: HeldMessage, now_ms: int) -> None:
+    def fail_twice(self: DeferredDelivery, deferred_id: int, message: DeferredMessage, now_ms: int) -> None:
         nonlocal mistakes
-        if held.hold.body == b"poison" and mistakes < 2:
+        if message.defer.body == b"poison" and mistakes < 2:
             mistakes += 1
             raise ZeroDivisionError("a mistake")
-        meet(self, hold_id, held, now_ms)
+        meet(self, deferred_id, message, now_ms)
 
-    monkeypatch.setattr(Holder, "_meet", fail_twice)
+    monkeypatch.setattr(DeferredDelivery, "_meet", fail_twice)
     async with brokers(tmp_path, 1) as cluster:
         delivery = (await cluster.master()).delivery
         now = time.time_ns() // 1_000_000

@@ -17,13 +17,13 @@ from broker_adapter.pop.commands import (
     Change,
     ChangeKind,
     Checked,
+    Defer,
+    DeferredKind,
     Drop,
     Element,
     End,
     Ending,
     Fold,
-    Hold,
-    HoldKind,
     PassedOn,
     Pop,
     Purged,
@@ -32,16 +32,16 @@ from broker_adapter.pop.commands import (
     SentId,
     Unknown,
 )
+from broker_adapter.pop.deferred_messages import MAX_END_AGE_MS
 from broker_adapter.pop.duplicate_filter import MAX_AGE_MS, DuplicateFilter
-from broker_adapter.pop.handles import held_handle, parse_held, parse_receipt, receipt_handle
-from broker_adapter.pop.held_messages import MAX_END_AGE_MS
+from broker_adapter.pop.handles import deferred_handle, parse_deferred, parse_receipt, receipt_handle
 from broker_adapter.pop.records import NO_REQUEST, SENT_OVERHEAD, SENT_SIZE, decode, encode, encode_sent
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
 
 KEY = QueueKey("g", "t", 2)
-HOLD = Hold(
-    HoldKind.HALF, "t", 1, 99, b"d" * 16, "id", "client", -1, 4, 5, b"\x7f\0\0\1\0\0\0\2", "p\1v\2", b"b"
+HOLD = Defer(
+    DeferredKind.HALF, "t", 1, 99, b"d" * 16, "id", "client", -1, 4, 5, b"\x7f\0\0\1\0\0\0\2", "p\1v\2", b"b"
 )
 ELEMENTS: list[Element] = [
     Pop(KEY, "c", "attempt", 60_000, True, False, True, 5, 9, (5, 7), ((1, 11), (3, 12))),
@@ -108,10 +108,10 @@ def test_a_handle_is_one_of_its_topic_and_nothing_else() -> None:
     handle = receipt_handle("t", 3, 1 << 40, 1 << 50)
     assert parse_receipt("t", handle) == (3, 1 << 40, 1 << 50)
     assert parse_receipt("u", handle) is None
-    for wrong in ("", "x", handle[:-2], handle + "AA", "A" + handle[1:], held_handle("t", 5), "ü" * 38):
+    for wrong in ("", "x", handle[:-2], handle + "AA", "A" + handle[1:], deferred_handle("t", 5), "ü" * 38):
         assert parse_receipt("t", wrong) is None
-    assert parse_held("t", held_handle("t", 5)) == 5
-    assert parse_held("u", held_handle("t", 5)) is None
+    assert parse_deferred("t", deferred_handle("t", 5)) == 5
+    assert parse_deferred("u", deferred_handle("t", 5)) is None
 
 
 def filled() -> DeliveryState:
@@ -129,8 +129,8 @@ def test_an_image_holds_everything() -> None:
     queue = state.queues[KEY]
     assert (queue.cursor, sorted(queue.pending), state.pending_count) == (3, [0, 2], 2)
     assert queue.pending[2] == (4 << 16, 1050, 1, "c", "a", True, 1000)
-    assert state.held.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
-    assert [one.hold.body for one in state.held.all.values()] == [b"b"]
+    assert state.deferred.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
+    assert [one.defer.body for one in state.deferred.all.values()] == [b"b"]
     assert state.ids.find(b"d" * 16) == (-1, (4 << 16) + 1)
 
 
@@ -172,9 +172,9 @@ SECOND_IMAGE = (
 def test_an_image_of_an_older_version_is_taken_and_its_ends_are_of_any_topic(older: str) -> None:
     state = DeliveryState()
     image.load(state, bytes.fromhex(older))
-    assert state.held.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
-    assert [ended.topic for ended in state.held.ends()] == [""]
-    state.held.take_ends([ended._replace(topic="t") for ended in state.held.ends()])
+    assert state.deferred.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
+    assert [ended.topic for ended in state.deferred.ends()] == [""]
+    state.deferred.take_ends([ended._replace(topic="t") for ended in state.deferred.ends()])
     assert image.save(state) == image.save(filled())
 
 
@@ -207,10 +207,10 @@ def test_ids_are_forgotten_by_age_and_a_newer_one_is_kept() -> None:
 
 def test_ends_are_forgotten_by_age() -> None:
     state = filled()
-    number = next(iter(state.held.all))
+    number = next(iter(state.deferred.all))
     state.apply(9, 1001 + MAX_END_AGE_MS + 1, encode([End(number, Ending.ROLLED_BACK)]))
-    assert state.held.ending_of_half("t", (4 << 16) + 1) is None
-    assert state.held.ending_of_half("t", number) is Ending.ROLLED_BACK
+    assert state.deferred.ending_of_half("t", (4 << 16) + 1) is None
+    assert state.deferred.ending_of_half("t", number) is Ending.ROLLED_BACK
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from broker_adapter.pop.commands import (
     Changed,
     ChangeKind,
     Checked,
+    Defer,
+    Deferred,
+    DeferredKind,
     Drop,
     Element,
     Fold,
-    Hold,
-    Holding,
-    HoldKind,
     Outcome,
     PassedOn,
     Pop,
@@ -149,21 +149,21 @@ def test_a_call_holds_no_more_what_was_taken_from_it(how: str) -> None:
     log = Log()
     (popped,) = log.apply(pop_at(0, first_from_state=True)._replace(attempt_id="call"))
     assert isinstance(popped, Popped)
-    assert log.queue.held_in_attempt("call") == [0] and list(log.queue.owners) == ["c"]
+    assert log.queue.popped_in_attempt("call") == [0] and list(log.queue.owners) == ["c"]
     is_buried = how == "on its way to the dead letters"
     log.apply(Bury(KEY, 0, popped.pop, 10) if is_buried else Change(KEY, 0, popped.pop, 0, ChangeKind.RETURN))
-    assert log.pending == [0] and log.queue.held_in_attempt("call") == []
+    assert log.pending == [0] and log.queue.popped_in_attempt("call") == []
     assert list(log.queue.owners) == ([""] if is_buried else ["c"])
 
 
 def test_only_a_half_message_is_checked() -> None:
     log = Log()
-    for kind, is_checked in ((HoldKind.HALF, True), (HoldKind.DELAYED, False)):
-        (held,) = log.apply(Hold(kind, "t", 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x"))
-        assert isinstance(held, Holding)
-        number = held.hold_id
+    for kind, is_checked in ((DeferredKind.HALF, True), (DeferredKind.DELAYED, False)):
+        (outcome,) = log.apply(Defer(kind, "t", 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x"))
+        assert isinstance(outcome, Deferred)
+        number = outcome.deferred_id
         assert log.apply(Checked(number, 5000)) == [is_checked]
-        assert log.delivery.held.all[number].checks == int(is_checked)
+        assert log.delivery.deferred.all[number].checks == int(is_checked)
 
 
 def test_a_message_whose_move_ended_half_way_is_given_again() -> None:
@@ -181,7 +181,7 @@ def test_only_what_has_reached_its_client_may_be_renewed() -> None:
     log = Log()
     pop = log.give(0, 3)
     log.apply(Ack(KEY, 1, pop), PassedOn(KEY, pop, (0, 1)), PassedOn(KEY, pop + 1, (2,)))
-    assert {at: held.renews for at, held in log.queue.pending.items()} == {0: True, 2: False}
+    assert {at: popped.renews for at, popped in log.queue.pending.items()} == {0: True, 2: False}
     log.now_ms += 50
     log.apply(PassedOn(KEY, pop, (2,)))
     assert not log.queue.pending[2].renews
@@ -225,16 +225,16 @@ def test_ids_and_delayed_messages_of_a_deleted_topic_are_not_of_one_with_its_nam
 
     def send(when: str) -> None:
         for topic in "tu":
-            hold = Hold(HoldKind.DELAYED, topic, 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x")
-            log.apply(Sent((SentId(digests[topic, when], 0, 5),)), hold)
+            defer = Defer(DeferredKind.DELAYED, topic, 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x")
+            log.apply(Sent((SentId(digests[topic, when], 0, 5),)), defer)
 
     send("before")
     log.change(DeleteTopic("t"))
     send("after")
     log.change(PutTopic(TopicConfig("t")))
     assert {one for one in ids if log.delivery.ids.find(digests[one])} == {("u", "before"), ("u", "after")}
-    assert [one.topic for one in log.delivery.held.all.values()] == ["u", "u"]
-    assert log.delivery.held.bytes == sum(one.size for one in log.delivery.held.all.values())
+    assert [one.topic for one in log.delivery.deferred.all.values()] == ["u", "u"]
+    assert log.delivery.deferred.bytes == sum(one.size for one in log.delivery.deferred.all.values())
 
 
 def test_what_has_not_changed_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.pop import receive_queues as receive_queues_module
 from broker_adapter.pop import upkeep as upkeep_module
-from broker_adapter.pop.commands import Element, Fold, HoldKind, Purged, QueueKey
+from broker_adapter.pop.commands import DeferredKind, Element, Fold, Purged, QueueKey
 from broker_adapter.pop.committer import Committer, Request
-from broker_adapter.pop.held_messages import HeldMessage
-from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.deferred_messages import DeferredMessage
+from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
@@ -47,8 +47,8 @@ class World:
         self.submitted += request.elements
 
     def give(self, count: int, key: QueueKey = KEY) -> None:
-        held = Held(1, DAY_MS, 1, "c", "", False, 0)
-        self.state.restore(QueueDelivery(key, count), [(offset, held) for offset in range(count)])
+        popped = PoppedMessage(1, DAY_MS, 1, "c", "", False, 0)
+        self.state.restore(QueueDelivery(key, count), [(offset, popped) for offset in range(count)])
 
     def look(self) -> list[Element]:
         self.submitted.clear()
@@ -124,7 +124,7 @@ class _Lock:
         return self._lock.acquire()
 
     def release(self) -> None:
-        self.pending.append(self._state.pending_count + len(self._state.held.all))
+        self.pending.append(self._state.pending_count + len(self._state.deferred.all))
         self._lock.release()
 
     def __enter__(self) -> None:
@@ -145,9 +145,9 @@ def test_a_purge_of_much_lets_others_have_the_lock_meanwhile() -> None:
 
 def test_a_topic_that_ends_with_many_delayed_messages_likewise() -> None:
     world = World()
-    held = HeldMessage(b"", HoldKind.DELAYED, "t", 0, b"")
+    message = DeferredMessage(b"", DeferredKind.DELAYED, "t", 0, b"")
     for number in range(5_000):
-        world.state.held.put(number, held)
+        world.state.deferred.put(number, message)
     world.state.lock = lock = _Lock(world.state)  # type: ignore[assignment]
     world.state.topic_cut("t")
     assert lock.pending == [3_000, 1_000, 0]

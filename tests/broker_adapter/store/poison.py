@@ -28,13 +28,13 @@ from broker_adapter.pop.commands import (
     Change,
     ChangeKind,
     Checked,
+    Defer,
+    DeferredKind,
     Drop,
     Element,
     End,
     Ending,
     Fold,
-    Hold,
-    HoldKind,
     PassedOn,
     Pop,
     Purged,
@@ -117,9 +117,9 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
     queue = state.queues.get(key) or QueueDelivery(key, 0)
     offset = rng.choice(list(queue.pending) or [1])
     pop = queue.pending[offset].pop if offset in queue.pending else 7
-    held = rng.choice(list(state.held.all) or [7])
-    kind, begin = rng.choice(list(HoldKind)), min(queue.cursor, 1 << 62)
-    hold = Hold(kind, "T", 0, 10**12, b"d" * 16, "id", "c", 0, 0, 5, b"\0" * 8, "p\1v", b"b")
+    deferred = rng.choice(list(state.deferred.all) or [7])
+    kind, begin = rng.choice(list(DeferredKind)), min(queue.cursor, 1 << 62)
+    defer = Defer(kind, "T", 0, 10**12, b"d" * 16, "id", "c", 0, 0, 5, b"\0" * 8, "p\1v", b"b")
     fresh = (begin, begin + 1, begin + 3)
     elements: list[Element] = [
         Pop(key, "c", "attempt", 60_000, True, False, False, begin, begin + 4, fresh, ((offset, pop),)),
@@ -127,9 +127,9 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
         Drop(key, offset, pop),
         Change(key, offset, pop, 1000, rng.choice(list(ChangeKind))),
         Sent((SentId(b"x" * 16, 0, 8), SentId(b"y" * 16, 3, 9))),
-        hold,
-        End(held, rng.choice(list(Ending))),
-        Checked(held, 10**12),
+        defer,
+        End(deferred, rng.choice(list(Ending))),
+        Checked(deferred, 10**12),
         Bury(key, offset, pop, 1000),
         PassedOn(key, pop, (offset,)),
         Purged("T", key.queue_id, offset),

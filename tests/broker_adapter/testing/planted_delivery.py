@@ -15,7 +15,7 @@ from broker_adapter.pop.api import AckStatus, Delivery
 from broker_adapter.pop.commands import Drop, Pop, QueueKey
 from broker_adapter.pop.committer import Done, Request
 from broker_adapter.pop.dead_letters import DeadLetters
-from broker_adapter.pop.holder import Holder
+from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.receiver import Receiver
 from broker_adapter.pop.sender import Sender
@@ -58,16 +58,16 @@ def acks_answered_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeliveryService, "ack", ack)
 
 
-def two_ends_of_a_held_message(patch: pytest.MonkeyPatch) -> None:
+def two_ends_of_a_deferred_message(patch: pytest.MonkeyPatch) -> None:
     """A master does not keep in mind that it is ending a message already."""
 
-    def end(self: Holder, *given: Any) -> asyncio.Future[Done]:
+    def end(self: DeferredDelivery, *given: Any) -> asyncio.Future[Done]:
         done = right(self, *given)
         self._ending.clear()
         return done
 
-    right = Holder._end
-    patch.setattr(Holder, "_end", end)
+    right = DeferredDelivery._end
+    patch.setattr(DeferredDelivery, "_end", end)
 
 
 def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def order_not_kept(patch: pytest.MonkeyPatch) -> None:
-    """An orderly group gets more of a queue while something of it is held."""
-    patch.setattr(QueueDelivery, "is_held", lambda *_: False)
+    """An orderly group gets more of a queue while something of it is invisible."""
+    patch.setattr(QueueDelivery, "has_invisible", lambda *_: False)
 
 
 def lost_grants_renewed(patch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ PLANTS: list[planted.Plant] = [
     planted_delivery.image_without_delivery,
     planted_delivery.ids_not_looked_up,
     planted_delivery.acks_answered_at_once,
-    planted_delivery.two_ends_of_a_held_message,
+    planted_delivery.two_ends_of_a_deferred_message,
     planted_delivery.overdue_acks_count,
     planted_delivery.order_not_kept,
     planted_delivery.lost_grants_renewed,

@@ -1,7 +1,7 @@
 """Delayed messages and halves of transactions on the master: taken in, moved when they are due, asked about.
 
-Whether a message is still held, the state says; what is under way to end it, this broker knows, which alone
-writes while it is master. So a message is ended once, whoever is first: its time, its transaction, a recall.
+The state says whether a message is still deferred. The master, which alone writes, knows which ends are under
+way. So a message is ended once, whoever is first: its time, its transaction, a recall.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from broker_adapter.format.message import Message, encode
 from broker_adapter.format.properties import PropertiesText, text_of, with_property
 from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
-from broker_adapter.pop.commands import Checked, End, Ending, Hold, Holding, HoldKind
+from broker_adapter.pop.commands import Checked, Defer, Deferred, DeferredKind, End, Ending
 from broker_adapter.pop.committer import Committer, Done, Request
+from broker_adapter.pop.deferred_messages import DeferredMessage
 from broker_adapter.pop.duplicate_filter import Position
-from broker_adapter.pop.handles import held_handle, id_digest, parse_held
-from broker_adapter.pop.held_messages import HeldMessage
+from broker_adapter.pop.handles import deferred_handle, id_digest, parse_deferred
 from broker_adapter.pop.sender import Sender, with_id, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
@@ -42,7 +42,7 @@ _RETRY_MS = 1_000
 _LOOKED_AT, _MET = 2_000, 100
 
 
-class Holder:
+class DeferredDelivery:
     def __init__(
         self,
         state: DeliveryState,
@@ -77,7 +77,7 @@ class Holder:
         self._is_leading = True
         self._not_before_ms = 0
         with self._state.lock:
-            self._unlisted = list(self._state.held.all)
+            self._unlisted = list(self._state.deferred.all)
         self._arm()
 
     def stop(self) -> None:
@@ -106,9 +106,9 @@ class Holder:
         if deliver_at_ms > most:
             text = f"deliver_at_ms {deliver_at_ms} is after {most}, the latest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
-        hold = self._hold(HoldKind.DELAYED, config, message, message_id, queue_id, born_host)
-        hold_id, is_repeated = await self._put(hold._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)
-        return Delayed(held_handle(config.name, hold_id), is_repeated)
+        defer = self._defer(DeferredKind.DELAYED, config, message, message_id, queue_id, born_host)
+        deferred_id, is_repeated = await self._put(defer._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)
+        return Delayed(deferred_handle(config.name, deferred_id), is_repeated)
 
     async def half(
         self,
@@ -125,24 +125,26 @@ class Holder:
         if check_after_ms > most:
             text = f"check_after_ms {check_after_ms} is more than {most}, the longest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
-        hold = self._hold(HoldKind.HALF, config, message, message_id, queue_id, born_host)
+        defer = self._defer(DeferredKind.HALF, config, message, message_id, queue_id, born_host)
         due_ms = self._now_ms() + (check_after_ms or self._settings.check_first_ms)
-        hold_id, is_repeated = await self._put(hold._replace(due_ms=due_ms, client_id=client_id), timeout_ms)
-        return Half(held_handle(config.name, hold_id), is_repeated)
+        deferred_id, is_repeated = await self._put(
+            defer._replace(due_ms=due_ms, client_id=client_id), timeout_ms
+        )
+        return Half(deferred_handle(config.name, deferred_id), is_repeated)
 
-    def _hold(
+    def _defer(
         self,
-        kind: HoldKind,
+        kind: DeferredKind,
         config: TopicConfig,
         message: OutgoingMessage,
         message_id: str,
         queue_id: int,
         born_host: str,
-    ) -> Hold:
+    ) -> Defer:
         if message_id:
             message = with_id(message, message_id)
         host = known_host(born_host)
-        hold = Hold(
+        defer = Defer(
             kind,
             config.name,
             self._writer.queue_of(config, queue_id),
@@ -158,30 +160,30 @@ class Holder:
             message.body,
         )
         # What could not be put into its queue later is refused now.
-        outgoing, host = self._moved(0, hold)
-        self._writer.records(hold.topic, hold.queue_id, [outgoing], born_host=host)
-        return hold
+        outgoing, host = self._moved(0, defer)
+        self._writer.records(defer.topic, defer.queue_id, [outgoing], born_host=host)
+        return defer
 
-    async def _put(self, hold: Hold, timeout_ms: int) -> tuple[int, bool]:
+    async def _put(self, defer: Defer, timeout_ms: int) -> tuple[int, bool]:
         """Its number, and whether it was there before."""
-        if hold.digest:
-            first = await self._sender.outcome(hold.topic, hold.message_id, timeout_ms)
+        if defer.digest:
+            first = await self._sender.outcome(defer.topic, defer.message_id, timeout_ms)
             if isinstance(first, Position):
                 return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
                 return _number_of(first.done), True
-        message = HeldMessage.of(hold)
+        message = DeferredMessage.of(defer)
         size, kept, client = len(message.command), message.size, message.client
-        held, coming = self._state.held, self._coming_bytes
-        own, used = held.bytes_of(client) + coming[client], held.bytes + coming.total()
+        deferred, coming = self._state.deferred, self._coming_bytes
+        own, used = deferred.bytes_of(client) + coming[client], deferred.bytes + coming.total()
         if not fits(kept, own, used, self._settings.max_held_bytes):
             text = f"{used} bytes of delayed and half messages are kept already, {own} of them of this client"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
         if size > (most := self._writer.max_command_bytes):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        taken = partial(self._taken, hold.due_ms, client, kept)
-        request = self._sender.request(hold.digest, elements=[hold], released=taken)
+        taken = partial(self._taken, defer.due_ms, client, kept)
+        request = self._sender.request(defer.digest, elements=[defer], released=taken)
         coming[client] += kept
         done = await within(timeout_ms, asyncio.shield(request.done))
         return _number_of(done), False
@@ -197,83 +199,83 @@ class Holder:
     # -- ending -------------------------------------------------------------------------------------------
 
     async def recall(self, topic: str, handle: str, timeout_ms: int) -> str:
-        hold_id = parse_held(topic, handle)
-        message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
-        if hold_id is None or message is None or message.kind is not HoldKind.DELAYED:
+        deferred_id = parse_deferred(topic, handle)
+        message = None if deferred_id is None else await self._find(topic, deferred_id, timeout_ms)
+        if deferred_id is None or message is None or message.kind is not DeferredKind.DELAYED:
             raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
-        done = await within(timeout_ms, asyncio.shield(self._end(hold_id, message, Ending.RECALLED)))
+        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, message, Ending.RECALLED)))
         if not done.outcomes[0]:
             raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
-        return message.hold.message_id
+        return message.defer.message_id
 
     async def end_transaction(
         self, topic: str, transaction_id: str, resolution: Resolution, timeout_ms: int
     ) -> None:
-        hold_id = parse_held(topic, transaction_id)
-        message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
+        deferred_id = parse_deferred(topic, transaction_id)
+        message = None if deferred_id is None else await self._find(topic, deferred_id, timeout_ms)
         wanted = Ending.COMMITTED if resolution is Resolution.COMMIT else Ending.ROLLED_BACK
-        if hold_id is None or message is None or message.kind is not HoldKind.HALF:
-            ending = None if hold_id is None else self._state.held.ending_of_half(topic, hold_id)
+        if deferred_id is None or message is None or message.kind is not DeferredKind.HALF:
+            ending = None if deferred_id is None else self._state.deferred.ending_of_half(topic, deferred_id)
             if ending is None or (resolution is not Resolution.UNKNOWN and ending is not wanted):
                 text = f"transaction {transaction_id[:64]!r}: {ending.name if ending else 'unknown'}"
                 raise ReadFailed(Status.TRANSACTION_UNKNOWN, text)
             return
         if resolution is Resolution.UNKNOWN:
             return
-        done = await within(timeout_ms, asyncio.shield(self._end(hold_id, message, wanted)))
+        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, message, wanted)))
         if not done.outcomes[0]:
             raise ReadFailed(Status.TRANSACTION_UNKNOWN, f"transaction {transaction_id[:64]!r} is over")
 
-    async def _held(self, topic: str, hold_id: int, timeout_ms: int) -> HeldMessage | None:
+    async def _find(self, topic: str, deferred_id: int, timeout_ms: int) -> DeferredMessage | None:
         """A message that nothing is under way for. Of this topic: a handle may be made up."""
-        while (request := self._ending.get(hold_id)) is not None:
+        while (request := self._ending.get(deferred_id)) is not None:
             await within(timeout_ms, asyncio.shield(request.done))
         with self._state.lock:
-            message = self._state.held.all.get(hold_id)
+            message = self._state.deferred.all.get(deferred_id)
         return message if message is not None and message.topic == topic else None
 
-    def _end(self, hold_id: int, message: HeldMessage, ending: Ending) -> asyncio.Future[Done]:
+    def _end(self, deferred_id: int, message: DeferredMessage, ending: Ending) -> asyncio.Future[Done]:
         """In one append: its end, and the message in its queue if that is what the end means."""
         queued = []
         if ending in (Ending.MOVED, Ending.COMMITTED):
-            hold = message.hold
-            outgoing, host = self._moved(hold_id, hold)
-            queue_id = self._writer.topics.fitting_queue(hold.topic, hold.queue_id)
-            queued = [self._writer.records(hold.topic, queue_id, [outgoing], born_host=host, is_moved=True)]
+            defer = message.defer
+            outgoing, host = self._moved(deferred_id, defer)
+            queue_id = self._writer.topics.fitting_queue(defer.topic, defer.queue_id)
+            queued = [self._writer.records(defer.topic, queue_id, [outgoing], born_host=host, is_moved=True)]
         request = Request(
             queued=queued,
-            elements=[End(hold_id, ending)],
-            release=partial(self._released, hold_id),
-            is_due=lambda: hold_id in self._state.held.all,
+            elements=[End(deferred_id, ending)],
+            release=partial(self._released, deferred_id),
+            is_due=lambda: deferred_id in self._state.deferred.all,
         )
         self._committer.submit(request)
-        self._ending[hold_id] = request
+        self._ending[deferred_id] = request
         return request.done
 
-    def _released(self, hold_id: int) -> None:
-        self._ending.pop(hold_id, None)
+    def _released(self, deferred_id: int) -> None:
+        self._ending.pop(deferred_id, None)
         with self._state.lock:
-            message = self._state.held.all.get(hold_id)
+            message = self._state.deferred.all.get(deferred_id)
         if message is not None and self._is_leading:
-            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), hold_id)
+            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
 
-    def _moved(self, hold_id: int, hold: Hold) -> tuple[OutgoingMessage, Host]:
-        """The message as it comes into its queue, and its host. IllegalMessage if no record can hold it."""
-        properties = PropertiesText(hold.properties)
-        if hold.kind is HoldKind.HALF:
-            properties = with_property(properties, TRANSACTION_ID, held_handle(hold.topic, hold_id))
+    def _moved(self, deferred_id: int, defer: Defer) -> tuple[OutgoingMessage, Host]:
+        """The message for its queue, and its host. IllegalMessage if no record has room for it."""
+        properties = PropertiesText(defer.properties)
+        if defer.kind is DeferredKind.HALF:
+            properties = with_property(properties, TRANSACTION_ID, deferred_handle(defer.topic, deferred_id))
         host = (
-            Host(hold.born_host[:-4], int.from_bytes(hold.born_host[-4:], "big"))
-            if hold.born_host
+            Host(defer.born_host[:-4], int.from_bytes(defer.born_host[-4:], "big"))
+            if defer.born_host
             else NO_HOST
         )
-        sys_flag = hold.sys_flag & ~TRANSACTION_MASK
-        return OutgoingMessage(hold.body, properties, hold.flag, sys_flag, hold.born_ms), host
+        sys_flag = defer.sys_flag & ~TRANSACTION_MASK
+        return OutgoingMessage(defer.body, properties, defer.flag, sys_flag, defer.born_ms), host
 
     # -- time ---------------------------------------------------------------------------------------------
 
-    def _watch(self, due_ms: int, hold_id: int) -> None:
-        self._due.put(hold_id, due_ms)
+    def _watch(self, due_ms: int, deferred_id: int) -> None:
+        self._due.put(deferred_id, due_ms)
         if self._due.first() == due_ms:
             self._arm()
 
@@ -292,18 +294,18 @@ class Holder:
         self._list_some()
         now_ms, met = self._now_ms(), 0
         for _ in range(_LOOKED_AT):
-            hold_id = self._due.take_due(now_ms)
-            if hold_id is None:
+            deferred_id = self._due.take_due(now_ms)
+            if deferred_id is None:
                 break
             with self._state.lock:
-                message = self._state.held.all.get(hold_id)
-            if message is None or hold_id in self._ending or hold_id in self._checking:
+                message = self._state.deferred.all.get(deferred_id)
+            if message is None or deferred_id in self._ending or deferred_id in self._checking:
                 continue  # it ends otherwise, or is watched again if it does not
             if message.due_ms > now_ms:
-                self._due.put(hold_id, message.due_ms)
+                self._due.put(deferred_id, message.due_ms)
                 continue
             met += 1
-            if not self._try_to_meet(hold_id, message, now_ms) or met >= _MET:
+            if not self._try_to_meet(deferred_id, message, now_ms) or met >= _MET:
                 break
         self._arm()
 
@@ -311,67 +313,73 @@ class Holder:
         numbers = self._unlisted[-_LOOKED_AT:]
         del self._unlisted[-_LOOKED_AT:]
         with self._state.lock:
-            found = [(number, self._state.held.all.get(number)) for number in numbers]
+            found = [(number, self._state.deferred.all.get(number)) for number in numbers]
         for number, message in found:
             if message is not None and number not in self._ending:
                 self._due.put(number, message.due_ms)
 
-    def _try_to_meet(self, hold_id: int, message: HeldMessage, now_ms: int) -> bool:
+    def _try_to_meet(self, deferred_id: int, message: DeferredMessage, now_ms: int) -> bool:
         """Whether the next one may be tried as well."""
         try:
-            self._meet(hold_id, message, now_ms)
-        except Exception as error:  # a mistake costs this message time, and not all that are held
+            self._meet(deferred_id, message, now_ms)
+        except Exception as error:  # a mistake costs this message time, and not all that are deferred
             mistake = None if isinstance(error, BrokerError) else error
             reason = str(error)
-            _log.warning("a held message could not be ended", number=hold_id, reason=reason, exc_info=mistake)
-            self._due.put(hold_id, now_ms + _RETRY_MS)
+            _log.warning(
+                "a deferred message could not be ended", number=deferred_id, reason=reason, exc_info=mistake
+            )
+            self._due.put(deferred_id, now_ms + _RETRY_MS)
             if isinstance(error, Busy):  # so it is for all the others
                 self._not_before_ms = now_ms + _RETRY_MS
                 return False
         return True
 
-    def _meet(self, hold_id: int, message: HeldMessage, now_ms: int) -> None:
-        if message.kind is HoldKind.DELAYED:
-            self._end(hold_id, message, Ending.MOVED)
+    def _meet(self, deferred_id: int, message: DeferredMessage, now_ms: int) -> None:
+        if message.kind is DeferredKind.DELAYED:
+            self._end(deferred_id, message, Ending.MOVED)
         elif message.checks >= self._settings.max_checks:
-            self._end(hold_id, message, Ending.ROLLED_BACK)
+            self._end(deferred_id, message, Ending.ROLLED_BACK)
         else:
             next_ms = now_ms + self._settings.check_again_ms
-            request = Request(elements=[Checked(hold_id, next_ms)], release=partial(self._checked, hold_id))
+            request = Request(
+                elements=[Checked(deferred_id, next_ms)], release=partial(self._checked, deferred_id)
+            )
             self._committer.submit(request)
-            self._checking.add(hold_id)
-            request.done.add_done_callback(partial(self._ask_for, hold_id, message))
+            self._checking.add(deferred_id)
+            request.done.add_done_callback(partial(self._ask_for, deferred_id, message))
 
-    def _checked(self, hold_id: int) -> None:
-        self._checking.discard(hold_id)
+    def _checked(self, deferred_id: int) -> None:
+        self._checking.discard(deferred_id)
         with self._state.lock:
-            message = self._state.held.all.get(hold_id)
+            message = self._state.deferred.all.get(deferred_id)
         if message is not None and self._is_leading:
-            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), hold_id)
+            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
 
-    def _ask_for(self, hold_id: int, message: HeldMessage, done: asyncio.Future[Done]) -> None:
+    def _ask_for(self, deferred_id: int, message: DeferredMessage, done: asyncio.Future[Done]) -> None:
         if done.cancelled() or done.exception() is not None or not done.result().outcomes[0]:
             return
-        hold = message.hold
-        outgoing, host = self._moved(hold_id, hold)
+        defer = message.defer
+        outgoing, host = self._moved(deferred_id, defer)
         record = encode(
             Message(
-                hold.topic,
-                hold.body,
+                defer.topic,
+                defer.body,
                 text_of(outgoing.properties),
-                hold.queue_id,
-                hold.flag,
-                sys_flag=hold.sys_flag,
-                born_timestamp=hold.born_ms,
+                defer.queue_id,
+                defer.flag,
+                sys_flag=defer.sys_flag,
+                born_timestamp=defer.born_ms,
                 born_host=host,
-                store_timestamp=hold.born_ms,
+                store_timestamp=defer.born_ms,
             )
         )
-        transaction_id = held_handle(hold.topic, hold_id)
-        self._ask(OrphanedHalf(hold.topic, transaction_id, hold.client_id, bytes(record), message.checks + 1))
+        transaction_id = deferred_handle(defer.topic, deferred_id)
+        self._ask(
+            OrphanedHalf(defer.topic, transaction_id, defer.client_id, bytes(record), message.checks + 1)
+        )
 
 
 def _number_of(done: Done) -> int:
-    """Of the message that a request has held."""
-    held = done.outcomes[0] if done.outcomes else None
-    return held.hold_id if isinstance(held, Holding) else -1
+    """Of the message that a request has deferred."""
+    deferred = done.outcomes[0] if done.outcomes else None
+    return deferred.deferred_id if isinstance(deferred, Deferred) else -1
