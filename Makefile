@@ -28,7 +28,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-mutations test-clients test-interop interop clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -149,22 +149,44 @@ test-clients: $(DEV) clients ## Released clients of RocketMQ 5 in Python, Node.j
 	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
 	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
 
-# The genuine RocketMQ, from Maven Central. The product never needs it.
+# The genuine RocketMQ, from Maven Central, and clients of its protocol in Go and JavaScript. The product never
+# needs them.
 INTEROP := build/interop
-interop: ## Fetch RocketMQ's own NameServer, broker and mqadmin (a minute; needs java and mvn)
+interop: interop-java interop-go interop-node ## Fetch RocketMQ's own servers, tools and clients (a minute; needs java, mvn; go, npm)
+
+interop-java:
 	@if ! command -v mvn >/dev/null || ! command -v java >/dev/null; then \
 	  echo "WARNING: mvn and java are not on PATH: tests with genuine RocketMQ do NOT run"; \
 	elif test -z "$$(find $(INTEROP)/fetched -newer tests/interop/pom.xml -newer tests/interop/client49/pom.xml 2>/dev/null)"; then \
 	  echo "fetching RocketMQ into $(INTEROP)"; \
-	  rm -rf $(INTEROP) && mkdir -p $(INTEROP) && \
+	  rm -rf $(INTEROP)/lib $(INTEROP)/client49 $(INTEROP)/fetched && mkdir -p $(INTEROP) && \
 	  mvn --quiet --batch-mode --file tests/interop/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/lib && \
 	  mvn --quiet --batch-mode --file tests/interop/client49/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/client49 && \
 	  touch $(INTEROP)/fetched \
-	  || { rm -rf $(INTEROP); echo "WARNING: RocketMQ could not be fetched: tests with it do NOT run"; }; \
+	  || { rm -rf $(INTEROP)/lib $(INTEROP)/client49; echo "WARNING: RocketMQ could not be fetched: tests with it do NOT run"; }; \
+	fi
+
+interop-go:
+	@if ! command -v go >/dev/null; then \
+	  echo "WARNING: go is not on PATH: tests with rocketmq-client-go do NOT run"; \
+	else \
+	  mkdir -p $(INTEROP)/go && go -C tests/interop/go build -o $(CURDIR)/$(INTEROP)/go/client . \
+	  || { rm -rf $(INTEROP)/go; echo "WARNING: rocketmq-client-go could not be built: tests with it do NOT run"; }; \
+	fi
+
+interop-node:
+	@if ! command -v npm >/dev/null || ! command -v node >/dev/null; then \
+	  echo "WARNING: npm and node are not on PATH: tests with ali-ons do NOT run"; \
+	elif ! test -d $(INTEROP)/node; then \
+	  mkdir -p $(INTEROP)/node && npm install --silent --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --prefix $(INTEROP)/node ali-ons@3.12.0 \
+	  || { rm -rf $(INTEROP)/node; echo "WARNING: ali-ons could not be installed: tests with it do NOT run"; }; \
 	fi
 
 test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer and brokers (6 minutes; needs java and mvn)
-	@$(BIN)/python -m pytest $(ARGS) tests/interop
+	@$(BIN)/python -m pytest $(ARGS) tests/interop --ignore tests/interop/test_faults.py
+
+test-interop-faults: $(DEV) interop ## Faults under 50 sends a second of each client of RocketMQ's protocol (20 minutes; prints a table)
+	@$(BIN)/python -m pytest -q -s $(ARGS) tests/interop/test_faults.py
 
 test-grpc: $(DEV) ## What is private in grpcio, with each minor version that users may have (3 minutes)
 	@$(BIN)/python -m tests.rpc.grpc_versions

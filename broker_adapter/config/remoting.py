@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker_adapter.config.rocketmq_v2 import Positive
 
@@ -23,6 +23,8 @@ class RemotingSettings(BaseModel):
     tls_mode: Literal["permissive", "enforcing"] = "enforcing"
     """With a `[tls]` section: `permissive` serves TLS and plain text, as RocketMQ does by default. Clients
     are asked for no certificate."""
+    namesrv: tuple[_Address, ...] = ()
+    """host:port of NameServers of RocketMQ's own, at which the node registers in plain text."""
     max_connections: Positive = 4_096
     """Connections of clients."""
     max_connections_per_address: Positive = 1_024
@@ -33,6 +35,17 @@ class RemotingSettings(BaseModel):
     """Pulls under way, those that wait for messages included."""
     max_queries: Positive = 256
     """Of each kind under way: questions for messages and offsets, heartbeats, calls of administrators."""
+
+    @field_validator("namesrv", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _registers_what_it_serves(self) -> RemotingSettings:
+        if self.namesrv and not self.listen:
+            raise ValueError("namesrv needs listen: clients that are sent here would find nobody")
+        return self
 
     def told_address(self, member_address: str) -> str:
         """host:port by which ids of messages name a node: where clients of this protocol reach it, if that

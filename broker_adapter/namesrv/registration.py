@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from broker_adapter.errors import BrokerError, NameServerRefused, NameServerUnavailable, Status
-from broker_adapter.namesrv.rpc_client import NameServerLink, RegistrationSession
-from broker_adapter.namesrv.values import NO_TERM, Registration
+from broker_adapter.namesrv.remoting_link import RemotingNameServerLink
+from broker_adapter.namesrv.rpc_client import NameServerLink
+from broker_adapter.namesrv.values import NO_TERM, Registration, RegistrationAnswer
 from dledger import TlsFiles
 from dledger.platform import ClientTls, get_logger
 
@@ -39,6 +41,30 @@ class RegistrarStatus:
     master_term: int = NO_TERM
 
 
+class RegistrationSession(Protocol):
+    """Registrations of one node at one NameServer, in one of its protocols."""
+
+    async def send(self, given: Registration) -> None:
+        """NameServerRefused; NameServerUnavailable."""
+
+    async def receive(self) -> RegistrationAnswer:
+        """The answer to it. NameServerRefused; NameServerUnavailable."""
+
+    def next_answer(self) -> asyncio.Future[RegistrationAnswer]:
+        """Done without a `send` if the session has ended, with NameServerUnavailable. Do not cancel it."""
+
+    async def finish(self) -> None:
+        """Un-register. NameServerUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+class _Link(Protocol):
+    def open_session(self) -> RegistrationSession: ...
+
+    async def close(self) -> None: ...
+
+
 class Registrar:
     """Made on any thread; `update`, `status` and `stop` on one event loop.
 
@@ -51,17 +77,28 @@ class Registrar:
         addresses: Sequence[str],
         tls: TlsFiles | None = None,
         *,
+        by_remoting: Sequence[str] = (),
         every_s: float = EVERY_S,
         unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`tls` None: plain text. No address: nothing is registered. `jitter`: from 0 to 1.
+        """`tls` None: plain text. `by_remoting`: NameServers of RocketMQ's own, in plain text. No address:
+        nothing is registered. `jitter`: from 0 to 1.
 
         ConfigError if the files of `tls` are no good.
         """
         security = None if tls is None else ClientTls(tls)
+
+        def by_grpc(address: str) -> NameServerLink:
+            return NameServerLink(address, security() if security is not None else None)
+
+        links: dict[str, Callable[[str], _Link]] = {
+            **dict.fromkeys(by_remoting, RemotingNameServerLink),
+            **dict.fromkeys(addresses, by_grpc),
+        }
         self._clerks = [
-            _Clerk(address, security, every_s, unix_ms, jitter) for address in dict.fromkeys(addresses)
+            _Clerk(address, partial(link, address), every_s, unix_ms, jitter)
+            for address, link in links.items()
         ]
 
     def update(self, given: Registration) -> None:
@@ -84,13 +121,13 @@ class _Clerk:
     def __init__(
         self,
         address: str,
-        security: ClientTls | None,
+        link: Callable[[], _Link],
         every_s: float,
         unix_ms: Callable[[], int],
         jitter: Callable[[], float],
     ) -> None:
         self.status = RegistrarStatus(address)
-        self._security = security
+        self._link = link
         self._every_s = every_s
         self._unix_ms, self._jitter = unix_ms, jitter
         self._newest: Registration | None = None
@@ -132,7 +169,7 @@ class _Clerk:
 
     async def _keep_registered(self) -> None:
         """One connection, from the first registration to its end."""
-        link = NameServerLink(self.status.address, self._security() if self._security is not None else None)
+        link = self._link()
         try:
             session = link.open_session()
             try:

@@ -34,6 +34,12 @@ class RemotingPort:
         self.server: RemotingServer | None = None
         if not settings.listen:
             return
+        if not allow_plaintext and (beyond := [one for one in settings.namesrv if not is_loopback(one)]):
+            raise ConfigError(
+                f"remoting.namesrv: {beyond[0]} is beyond this machine, and registrations go in plain text: "
+                "say allow_plaintext = true if the network can be trusted",
+                code=Code.PLAINTEXT_REFUSED,
+            )
         is_plain = node_files is None or settings.tls_mode == "permissive"
         if is_plain and not (allow_plaintext or is_loopback(settings.listen)):
             way = 'set tls_mode = "enforcing"' if node_files else "add a [tls] section to the node"

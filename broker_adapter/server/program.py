@@ -263,8 +263,10 @@ class BrokerProgram:
         self._loop = asyncio.get_running_loop()
         if self.node.node_status().flush_mode != "SYNC_FLUSH":
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
-        if self.settings.namesrv:
-            self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        if self.settings.namesrv or self.settings.remoting.namesrv:
+            self._registrar = Registrar(
+                self.settings.namesrv, self._tls_files(), by_remoting=self.settings.remoting.namesrv
+            )
         self.delivery.on_orphan(
             partial(ask_producer, self.remoting_clients, otherwise=self.clients.ask_producer)
         )

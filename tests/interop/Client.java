@@ -20,6 +20,9 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /** What an application does with RocketMQ's Java client, by its first argument. Each fact is a line of words. */
 public final class Client {
+    /** Longer than between two looks at the routes (30 s), in ms. */
+    private static final long QUIET = 75_000;
+
     private static String servers;
 
     public static void main(String[] arguments) throws Exception {
@@ -143,8 +146,13 @@ public final class Client {
         }
         consumer.start();
         say("ready");
-        while (seen.size() < count) {
-            Thread.sleep(20);
+        // What was lost never comes: who waits for it has to end, too.
+        long changed = System.currentTimeMillis();
+        for (int before = 0; seen.size() < count && System.currentTimeMillis() - changed < QUIET; Thread.sleep(20)) {
+            if (seen.size() != before) {
+                before = seen.size();
+                changed = System.currentTimeMillis();
+            }
         }
         consumer.shutdown();
     }

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _FETCHED = Path(__file__).resolve().parents[2] / "build/interop"
 LIB = Path(os.environ.get("ROCKETMQ_LIB") or _FETCHED / "lib")
 #: The Java client of RocketMQ 4.9 alone.
 CLIENT_49 = Path(os.environ.get("ROCKETMQ_CLIENT_49") or _FETCHED / "client49")
+GO_CLIENT = Path(os.environ.get("ROCKETMQ_CLIENT_GO") or _FETCHED / "go/client")
+NODE_MODULES = Path(os.environ.get("ROCKETMQ_CLIENT_NODE") or _FETCHED / "node/node_modules")
 _PACKAGE = "org.apache.rocketmq"
 _OPTIONS = [
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang")),
@@ -36,7 +39,9 @@ _OPTIONS = [
 ]
 _STOP_S = 30
 _ADMIN_S = 120
-_CLIENT_S = 180
+_CLIENT_S = 300
+_WITHIN_S = 60
+_PAUSE_S = 0.1
 #: What a client says of itself, among what its libraries print.
 _SAID = "@ "
 
@@ -119,17 +124,19 @@ def mqadmin(home: Path, name_servers: str, *arguments: str) -> str:
     return printed
 
 
-class JavaClient:
-    """`Client.java` beside this file, with a version of RocketMQ's Java client."""
+class Client:
+    """Runs a program that is told what to do by its arguments, and says each fact as a line of words."""
 
-    def __init__(self, version: str, folder: Path) -> None:
-        """`folder`: for classes and logs."""
-        self.name = version.replace(".", "")
-        lib = LIB if version.startswith("5") else CLIENT_49
-        self._folder = folder
-        self._path = f"{folder}:{lib}/*"
-        source = Path(__file__).with_name("Client.java")
-        subprocess.run(["javac", "-nowarn", "-cp", self._path, "-d", folder, source], check=True)
+    def __init__(self, name: str, folder: Path, command: Sequence[str], **environment: str) -> None:
+        """`folder`: where it runs, and leaves what it prints else."""
+        self.name, self._folder = name, folder
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
+
+    @property
+    def slug(self) -> str:
+        """Its name as part of that of a topic or group."""
+        return "".join(character for character in self.name if character.isalnum())
 
     def run(self, *arguments: str) -> list[str]:
         """What it says, when it has done all."""
@@ -137,22 +144,50 @@ class JavaClient:
             return process.finish()
 
     @contextmanager
-    def begin(self, *arguments: str) -> Iterator[JavaProcess]:
-        options = [*_OPTIONS, f"-Duser.home={self._folder}"]
-        command = ["java", *options, "-cp", self._path, "Client", *arguments]
+    def begin(self, *arguments: str) -> Iterator[ClientProcess]:
         with (
             (self._folder / f"errors-{time.monotonic_ns()}").open("wb") as errors,
             subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self._folder
+                [*self._command, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=self._folder,
+                env=self._environment,
             ) as process,
         ):
             try:
-                yield JavaProcess(process, self._folder)
+                yield ClientProcess(process, self._folder)
             finally:
                 process.kill()
 
 
-class JavaProcess:
+def java_client(version: str, folder: Path) -> Client:
+    """`Client.java` beside this file, with a version of RocketMQ's Java client."""
+    lib = LIB if version.startswith("5") else CLIENT_49
+    path = f"{folder}:{lib}/*"
+    source = Path(__file__).with_name("Client.java")
+    subprocess.run(["javac", "-nowarn", "-Xlint:none", "-cp", path, "-d", folder, source], check=True)
+    options = [*_OPTIONS, f"-Duser.home={folder}"]
+    return Client(f"Java {version}", folder, ["java", *options, "-cp", path, "Client"])
+
+
+def go_client(folder: Path) -> Client:
+    """`go/main.go`, which `make interop` builds. Skips the test, loudly, if it is not there."""
+    if not GO_CLIENT.exists():
+        pytest.skip(f"{DID_NOT_RUN}: there is no {GO_CLIENT} (`make interop` builds it)")
+    return Client("Go 2.1.2", folder, [str(GO_CLIENT)])
+
+
+def node_client(folder: Path) -> Client:
+    """`ons.cjs` with ali-ons, which `make interop` fetches. Skips the test, loudly, if it is not there."""
+    if not (NODE_MODULES / "ali-ons").exists() or not shutil.which("node"):
+        pytest.skip(f"{DID_NOT_RUN}: there is no `node`, or no {NODE_MODULES} (`make interop` fetches it)")
+    program = Path(__file__).with_name("ons.cjs")
+    return Client("ali-ons 3.12.0", folder, ["node", str(program)], NODE_PATH=str(NODE_MODULES))
+
+
+class ClientProcess:
     """Its lines, as they come."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
@@ -185,3 +220,12 @@ class JavaProcess:
     def _why(self) -> str:
         newest = max(self._folder.glob("errors-*"), key=lambda path: path.stat().st_mtime)
         return newest.read_text()[-3000:]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Brokers of another process do things in their own time."""
+    async with asyncio.timeout(_WITHIN_S):
+        while not await condition():
+            turn = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(_PAUSE_S, turn.set_result, None)
+            await turn

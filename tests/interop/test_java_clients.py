@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
-from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster
 
-from . import genuine
+from . import genuine, ours
+from .ours import master
 
 pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 
@@ -20,32 +19,14 @@ pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     genuine.require()
-    additions = BROKER_KIND.prepare(0)
-    with LocalCluster.create(
-        tmp_path_factory.mktemp("cluster"),
-        base_port=0,
-        data_file_size=16 << 20,
-        settings=additions.settings,
-        companions=additions.companions,
-        remoting=additions.remoting,
-    ) as running:
-        running.start()
-        master(running)
+    with ours.cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
-def master(cluster: LocalCluster, other_than: str = "") -> LocalNode:
-    def found(nodes: object) -> LocalNode | None:
-        assert isinstance(nodes, list)
-        return next((n for n in nodes if is_writable_master(n.owner) and n.node_id != other_than), None)
-
-    return cluster.wait_until(found, 60, "a writable master")
-
-
 @pytest.fixture(scope="module", params=["4.9", "5.5"])
-def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> genuine.JavaClient:
+def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> genuine.Client:
     genuine.require()
-    return genuine.JavaClient(request.param, tmp_path_factory.mktemp("java"))
+    return genuine.java_client(request.param, tmp_path_factory.mktemp("java"))
 
 
 def servers(cluster: LocalCluster) -> str:
@@ -57,11 +38,11 @@ def got(lines: list[str]) -> list[list[str]]:
     return [line.split()[1:] for line in lines if line.startswith("got ")]
 
 
-def test_each_kind_of_message(cluster: LocalCluster, java: genuine.JavaClient) -> None:
-    topic, server = f"kinds{java.name}", servers(cluster)
+def test_each_kind_of_message(cluster: LocalCluster, java: genuine.Client) -> None:
+    topic, server = f"kinds{java.slug}", servers(cluster)
     said = dict(line.split(" ", 1) for line in java.run("kinds", server, topic))
     assert said["compressed"] == said["batch"] == said["delayed"] == "SEND_OK"
-    consumed = got(java.run("push", server, topic, f"all{java.name}", "*", "11"))
+    consumed = got(java.run("push", server, topic, f"all{java.slug}", "*", "11"))
     bodies = Counter(one[0] for one in consumed)
     wanted = ["plain", "large20000", "b0", "b1", "b2", "oneway", "late", "o0", "o1", "o2", "o3"]
     assert set(bodies) == set(wanted)
@@ -70,37 +51,37 @@ def test_each_kind_of_message(cluster: LocalCluster, java: genuine.JavaClient) -
     ordered = [one for one in consumed if one[0].startswith("o") and one[0] != "oneway"]
     assert len({one[1] for one in ordered}) == 1
     assert [one[0] for one in sorted(ordered, key=lambda one: int(one[2]))] == ["o0", "o1", "o2", "o3"]
-    tagged = got(java.run("push", server, topic, f"tagged{java.name}", "batch || late", "4"))
+    tagged = got(java.run("push", server, topic, f"tagged{java.slug}", "batch || late", "4"))
     assert {one[0] for one in tagged} == {"b0", "b1", "b2", "late"}
-    sql = got(java.run("push", server, topic, f"sql{java.name}", "sql:colour = 'blue'", "1"))
+    sql = got(java.run("push", server, topic, f"sql{java.slug}", "sql:colour = 'blue'", "1"))
     assert [one[0] for one in sql] == ["plain"]
-    inorder = got(java.run("orderly", server, topic, f"orderly{java.name}", "*", "11"))
+    inorder = got(java.run("orderly", server, topic, f"orderly{java.slug}", "*", "11"))
     mine = [one[0] for one in inorder if one[0].startswith("o") and one[0] != "oneway"]
     assert mine == ["o0", "o1", "o2", "o3"]
-    lite = got(java.run("lite", server, topic, f"lite{java.name}", "11"))
+    lite = got(java.run("lite", server, topic, f"lite{java.slug}", "11"))
     assert {one[0] for one in lite} == set(wanted)
 
 
-def test_a_message_that_fails_comes_again(cluster: LocalCluster, java: genuine.JavaClient) -> None:
-    topic, server = f"retry{java.name}", servers(cluster)
+def test_a_message_that_fails_comes_again(cluster: LocalCluster, java: genuine.Client) -> None:
+    topic, server = f"retry{java.slug}", servers(cluster)
     java.run("send", server, topic, "1", "1")
-    consumed = got(java.run("retry", server, topic, f"retry{java.name}"))
+    consumed = got(java.run("retry", server, topic, f"retry{java.slug}"))
     assert [(one[0], one[4]) for one in consumed] == [("0", "0"), ("0", "1"), ("0", "2")]
-    dead = got(java.run("push", server, f"%DLQ%retry{java.name}", f"dead{java.name}", "*", "1"))
+    dead = got(java.run("push", server, f"%DLQ%retry{java.slug}", f"dead{java.slug}", "*", "1"))
     assert [one[0] for one in dead] == ["0"]
 
 
-def test_transactions_end_as_their_producer_says(cluster: LocalCluster, java: genuine.JavaClient) -> None:
-    topic, server = f"transactions{java.name}", servers(cluster)
+def test_transactions_end_as_their_producer_says(cluster: LocalCluster, java: genuine.Client) -> None:
+    topic, server = f"transactions{java.slug}", servers(cluster)
     said = java.run("transactions", server, topic)
     assert said.count("half SEND_OK") == 3
     assert [line.split()[1] for line in said if line.startswith("asked")] == ["UNKNOW"]
-    consumed = got(java.run("push", server, topic, f"transactions{java.name}", "*", "2"))
+    consumed = got(java.run("push", server, topic, f"transactions{java.slug}", "*", "2"))
     assert {one[0] for one in consumed} == {"COMMIT_MESSAGE", "UNKNOW"}
 
 
-def test_mqadmin(cluster: LocalCluster, java: genuine.JavaClient, tmp_path: Path) -> None:
-    topic, group, server = f"admin{java.name}", f"admin{java.name}", servers(cluster)
+def test_mqadmin(cluster: LocalCluster, java: genuine.Client, tmp_path: Path) -> None:
+    topic, group, server = f"admin{java.slug}", f"admin{java.slug}", servers(cluster)
     address = master(cluster).remoting_address
 
     def admin(*arguments: str) -> str:
@@ -123,37 +104,3 @@ def test_mqadmin(cluster: LocalCluster, java: genuine.JavaClient, tmp_path: Path
     assert "reset" in admin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0").lower()
     assert "success" in admin("deleteSubGroup", "-c", "DefaultCluster", "-g", group)
     assert "success" in admin("deleteTopic", "-c", "DefaultCluster", "-t", topic)
-
-
-def test_no_send_fails_and_nothing_is_lost_while_the_master_is_killed(
-    cluster: LocalCluster, java: genuine.JavaClient
-) -> None:
-    """50 sends a second for 20 s, consumed in order meanwhile; the master is killed in the middle."""
-    topic, server, count = f"kill{java.name}", servers(cluster), 1000
-    java.run("send", server, topic, "1", "1")
-    with java.begin("orderly", server, topic, f"kill{java.name}", "*", str(count)) as consuming:
-        consuming.wait_for("ready")
-        with java.begin("send", server, topic, str(count), "20") as sending:
-            sending.wait_for("sent 300 ")
-            killed = master(cluster).node_id
-            cluster.kill(killed)
-            began = time.monotonic()
-            lines = sending.finish()
-        consumed = got(consuming.finish())
-        took_s = time.monotonic() - began
-    cluster.start_node(killed)
-    master(cluster)
-    failed = [line for line in lines if line.startswith("failed")]
-    sent = {line.split()[1] for line in lines if line.startswith("sent")}
-    longest_ms = max(int(line.split()[4]) for line in lines if line.startswith("sent"))
-    seen = Counter(one[0] for one in consumed)
-    reordered, newest = 0, dict[str, int]()
-    for body, queue_id, *_ in consumed[1:]:
-        reordered += int(body) < newest.get(queue_id, -1) and seen[body] == 1
-        newest[queue_id] = max(newest.get(queue_id, -1), int(body))
-    print(
-        f"{java.name}: of {count} sends {len(failed)} failed, the longest took {longest_ms} ms, "
-        f"{len(sent - set(seen))} lost, {reordered} "
-        f"reordered, {len(consumed) - len(seen) - 1} duplicates; all consumed {took_s:.1f} s after the kill"
-    )
-    assert (failed, sent - set(seen), reordered) == ([], set(), 0)

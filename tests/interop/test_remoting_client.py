@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -34,23 +34,12 @@ from broker_adapter.remoting_client import (
 from tests.process.cluster import free_ports
 
 from . import genuine
+from .genuine import eventually
 
 pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 QUEUES = 4
-PAGE = (Path(__file__).resolve().parents[2] / "docs/remoting-client.md").read_text()
-
-
 _WITHIN_S = 60
-_PAUSE_S = 0.1
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Brokers of another process do things in their own time."""
-    async with asyncio.timeout(_WITHIN_S):
-        while not await condition():
-            turn = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(_PAUSE_S, turn.set_result, None)
-            await turn
+PAGE = (Path(__file__).resolve().parents[2] / "docs/remoting-client.md").read_text()
 
 
 class Genuine(NamedTuple):

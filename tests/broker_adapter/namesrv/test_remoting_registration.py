@@ -1,0 +1,186 @@
+"""Nodes that register by RocketMQ's protocol: here with our NameServer, which speaks it too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from broker_adapter.api import PERM_READ, PERM_WRITE
+from broker_adapter.config.remoting import RemotingSettings
+from broker_adapter.errors import (
+    NameServerRefused,
+    NameServerUnavailable,
+    ResponseCode,
+)
+from broker_adapter.namesrv.registration import Registrar
+from broker_adapter.namesrv.remoting_link import RemotingRegistrationSession
+from broker_adapter.namesrv.server import NameServerProcess
+from broker_adapter.namesrv.values import Registration
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.server import RemotingServer
+
+from .helpers import PAYMENTS, name_server, registration, until
+from .test_remoting import asking
+
+CLIENTS_AT = "10.0.0.1:10911"
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[NameServerProcess]:
+    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process:
+        yield process
+
+
+@asynccontextmanager
+async def registrar(process: NameServerProcess, every_s: float = 30.0) -> AsyncIterator[Registrar]:
+    found = Registrar([], by_remoting=[process.remoting_address], every_s=every_s, jitter=lambda: 0.0)
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+def is_registered(found: Registrar) -> bool:
+    return all(status.registered for status in found.status().values())
+
+
+def names(process: NameServerProcess) -> dict[tuple[str, int], str]:
+    return {(entry.broker_name, entry.broker_id): entry.address for entry in process.name_server.brokers()}
+
+
+def of_node(number: int, broker_id: int, **more: Any) -> Registration:
+    return registration(f"n{number}", broker_id, remoting_address=f"10.0.0.{number}:10911", **more)
+
+
+async def test_a_node_is_read_under_one_name_and_written_to_under_its_own(process: NameServerProcess) -> None:
+    async with registrar(process) as found:
+        found.update(of_node(1, 0, term=4, role_epoch=7))
+        await until(lambda: is_registered(found))
+        assert names(process) == {("broker-a", 0): CLIENTS_AT, ("broker-a-n1", 0): CLIENTS_AT}
+        assert {(one.term, one.role_epoch) for one in process.name_server.brokers()} == {(4, 7)}
+        async with asking(process) as asker:
+            route = await asker.route("orders")
+        perms = {queues["brokerName"]: queues["perm"] for queues in route["queueDatas"]}
+        assert perms == {"broker-a": PERM_READ, "broker-a-n1": PERM_WRITE}
+        (status,) = found.status().values()
+        assert status.master_address == CLIENTS_AT
+    assert names(process) == {}  # the end of the registrar has un-registered it
+
+
+async def test_roles_and_topics_follow_elections(process: NameServerProcess) -> None:
+    async with registrar(process) as one, registrar(process) as two:
+        one.update(of_node(1, 0, term=4))
+        two.update(of_node(2, 2, term=4))
+        await until(lambda: is_registered(one) and is_registered(two))
+        await until(lambda: len(names(process)) == 4)
+        two.update(of_node(2, 0, term=5, role_epoch=2, topics=[PAYMENTS]))
+        await until(lambda: names(process)["broker-a", 0] == "10.0.0.2:10911")
+        one.update(of_node(1, 1, term=5, role_epoch=2))
+        await until(lambda: ("broker-a", 1) in names(process) and is_registered(one))
+        async with asking(process) as asker:
+            assert {data["brokerName"] for data in (await asker.route("payments"))["queueDatas"]} >= {
+                "broker-a",
+                "broker-a-n2",
+            }
+        (status,) = one.status().values()
+        assert status.master_address == "10.0.0.2:10911"
+
+
+async def test_a_node_that_was_forgotten_registers_anew(process: NameServerProcess) -> None:
+    async with registrar(process, every_s=0.01) as found:
+        found.update(of_node(1, 0))
+        await until(lambda: is_registered(found))
+        registered = process.name_server.counts["registered"]
+        process.name_server.unregister("broker-a", "n1", -1)
+        await until(lambda: len(names(process)) == 2)
+        assert process.name_server.counts["registered"] > registered
+
+
+class Scripted(NamedTuple):
+    address: str
+    asked: list[RemotingCommand]
+    connections: list[RemotingConnection]
+
+
+@asynccontextmanager
+async def scripted(answers: dict[int, int]) -> AsyncIterator[Scripted]:
+    """A server that answers each request code with that code, else 0; and what it was asked."""
+    found = Scripted("", [], [])
+
+    async def answer(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        found.asked.append(request)
+        if connection not in found.connections:
+            found.connections.append(connection)
+        return request.answer(answers.get(request.code, ResponseCode.SUCCESS), "as scripted")
+
+    dispatch = Dispatch()
+    codes = (
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+        RequestCode.QUERY_DATA_VERSION,
+        RequestCode.BROKER_HEARTBEAT,
+    )
+    dispatch.register(codes, answer, Executor("scripted", 8, 8))
+    server = RemotingServer(dispatch)
+    await server.start("127.0.0.1:0")
+    try:
+        yield found._replace(address=server.address)
+    finally:
+        await server.stop(0)
+
+
+async def test_a_heartbeat_that_nobody_knows_is_no_failure() -> None:
+    """NameServers of RocketMQ 4.9 do not know it."""
+    unknown = {RequestCode.BROKER_HEARTBEAT: ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    async with scripted(unknown) as server:
+        session = RemotingRegistrationSession(server.address, beat_s=0)
+        await session.send(of_node(1, 0))
+        ended = session.next_answer()
+        await until(lambda: sum(one.code == RequestCode.BROKER_HEARTBEAT for one in server.asked) >= 4)
+        assert not ended.done()
+        await session.finish()
+        await session.close()
+    assert [
+        one.fields["brokerName"] for one in server.asked if one.code == RequestCode.UNREGISTER_BROKER
+    ] == [
+        "broker-a",
+        "broker-a-n1",
+    ]
+    assert len({(one.fields["clusterName"], one.fields["brokerAddr"]) for one in server.asked}) == 2
+
+
+async def test_a_node_registers_again_when_its_connection_has_ended() -> None:
+    async with scripted({}) as server:
+        found = Registrar([], by_remoting=[server.address], jitter=lambda: 0.0)
+        found.update(of_node(1, 0))
+        await until(lambda: is_registered(found))
+        server.connections[0].close("the network has failed")
+        await until(lambda: len(server.connections) == 2 and is_registered(found))
+        await found.stop()
+
+
+async def test_a_refusal_is_told() -> None:
+    async with scripted({RequestCode.REGISTER_BROKER: ResponseCode.SYSTEM_ERROR}) as server:
+        session = RemotingRegistrationSession(server.address, beat_s=5)
+        with pytest.raises(NameServerRefused, match="1: as scripted"):
+            await session.send(of_node(1, 0))
+        await session.close()
+
+
+async def test_nobody_is_there() -> None:
+    session = RemotingRegistrationSession("127.0.0.1:1", beat_s=5)
+    with pytest.raises(NameServerUnavailable, match=r"127\.0\.0\.1:1"):
+        await session.send(of_node(1, 0))
+    await session.close()
+
+
+def test_who_registers_has_to_listen() -> None:
+    with pytest.raises(ValueError, match="namesrv needs listen"):
+        RemotingSettings(namesrv=("10.0.0.1:9876",))

@@ -1,0 +1,42 @@
+"""Clusters of ours for genuine clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from dledger.cli.local.local_cluster import REMOTING_ADDRESS, LocalCluster, LocalNode
+
+_WITHIN_S = 60
+
+
+@contextmanager
+def cluster(home: Path, genuine_name_server: str = "") -> Iterator[LocalCluster]:
+    """Three nodes with a broker, and a NameServer of ours; or registered with that one alone."""
+    additions = BROKER_KIND.prepare(0)
+    settings, companions = additions.settings, additions.companions
+    if genuine_name_server:
+        remoting = {"listen": REMOTING_ADDRESS, "namesrv": [genuine_name_server]}
+        settings = {"program": {**settings["program"], "settings": {"remoting": remoting}}}
+        companions = []
+    with LocalCluster.create(
+        home,
+        base_port=0,
+        data_file_size=16 << 20,
+        settings=settings,
+        companions=companions,
+        remoting=True,
+    ) as running:
+        running.start()
+        master(running)
+        yield running
+
+
+def master(running: LocalCluster, other_than: str = "") -> LocalNode:
+    def found(nodes: object) -> LocalNode | None:
+        assert isinstance(nodes, list)
+        return next((n for n in nodes if is_writable_master(n.owner) and n.node_id != other_than), None)
+
+    return running.wait_until(found, _WITHIN_S, "a writable master")

@@ -1,0 +1,43 @@
+"""Faults under unmodified clients of RocketMQ, 50 sends a second each: `make test-interop-faults`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.cli.local.local_cluster import LocalCluster
+
+from . import faults, genuine, ours
+
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    genuine.require()
+    with ours.cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["4.9.8", "5.5.0", "go", "node"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> genuine.Client:
+    genuine.require()
+    folder: Path = tmp_path_factory.mktemp("client")
+    match request.param:
+        case "go":
+            return genuine.go_client(folder)
+        case "node":
+            return genuine.node_client(folder)
+        case version:
+            return genuine.java_client(version, folder)
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_no_send_fails_and_nothing_is_lost(cluster: LocalCluster, client: genuine.Client, fault: str) -> None:
+    topic = f"fault{client.slug}-{list(faults.FAULTS).index(fault)}"
+    result = faults.suffered(cluster, client, cluster.plan.companions[0].remoting_address, fault, topic)
+    print("\n" + result.row(client.name, fault))
+    print(*result.failed, sep="\n")
+    assert (result.failed, result.lost, result.reordered) == ([], 0, 0)
