@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.cluster.cluster import ChaosCluster
+from chaos.cluster.cluster import ChaosCluster, merged
 from chaos.cluster.starts import Life, written_lines
 from chaos.dump import dump_cluster, dump_source
 from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
@@ -27,11 +27,14 @@ from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
+from chaos.workloads import broker
+from chaos.workloads.auditor import NameServers
 from chaos.workloads.broker import BrokerWorkload, topic_names
 from chaos.workloads.log import LogWorkload
+from chaos.workloads.released import workload as released
 from chaos.workloads.released.installed import client_kinds
 from chaos.workloads.released.topics import Topics
-from chaos.workloads.released.workload import BROKER_SETTINGS, FOLDER, ClientsWorkload
+from chaos.workloads.released.workload import FOLDER, ClientsWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError, DLedgerError
@@ -235,12 +238,13 @@ class Run:
         return Phases(warm, healed, over, unhealed)
 
     def _workload(self, cluster: ChaosCluster, setting: Setting) -> Workload:
+        names = NameServers(cluster.remoting_namesrv, cluster.namesrv)
         if self._clients is not None:
             folder = self._directory / FOLDER
-            about = (cluster.namesrv, cluster.addresses, self._clients, folder)
+            about = (names, cluster.addresses, self._clients, folder)
             return ClientsWorkload(setting, *about, cluster.held_messages)
         if self._scenario.workload == "broker":
-            return BrokerWorkload(setting, cluster.namesrv)
+            return BrokerWorkload(setting, names)
         local = cluster.local
         return LogWorkload(setting, local.addresses, local.plan.group, local.tls_files)
 
@@ -348,12 +352,9 @@ class Run:
         }
 
     def _broker_settings(self) -> dict[str, Any]:
-        """What the workload needs, and over it what the scenario says; tables key by key."""
-        needed: dict[str, Any] = dict(BROKER_SETTINGS) if self._clients else {}
-        for key, value in self._scenario.broker_settings.items():
-            before = needed.get(key)
-            needed[key] = {**before, **value} if isinstance(before, dict) else value
-        return needed
+        """What the workload needs, and over it what the scenario says."""
+        needed = released.BROKER_SETTINGS if self._clients else broker.BROKER_SETTINGS
+        return merged(needed, self._scenario.broker_settings)
 
     def _topics(self) -> list[str]:
         """Of the good clients."""

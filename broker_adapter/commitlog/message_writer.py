@@ -69,6 +69,15 @@ class LateCommand(NamedTuple):
     body: Callable[[Sequence[int]], bytes]
 
 
+class Placed(NamedTuple):
+    """Where a record is: in its queue, in the CommitLog, and index and term of its entry (-1: not said)."""
+
+    queue_offset: int
+    physical_offset: int
+    log_index: int = -1
+    term: int = -1
+
+
 class PutLimits(NamedTuple):
     """Of what is put into the log, by any door. `max_append_bytes` and `max_append_messages`: what comes at
     once is appended at once up to here; the limits of a batch. `timeout_ms`: unless a put has its own."""
@@ -254,18 +263,27 @@ class MessageWriter:
         commands: Sequence[LateCommand],
         *,
         timeout_ms: int = 0,
-    ) -> list[tuple[int, int]]:
+    ) -> list[Placed]:
         """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
-        The queue offset and the physical offset of the first record of each batch, once it is committed.
-        Errors as those of `put`."""
+        Where the first record of each batch is, once it is committed. Errors as those of `put`."""
         self.check_master()
         overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
         records = [self._late_record(command_topic, overhead, command) for command in commands]
         put = Put(queued, records, timeout_ms=timeout_ms or self._limits.timeout_ms)
-        await self._committed(self._gathering.append_now(put))
+        outcome = await self._committed(self._gathering.append_now(put))
+        if not queued:
+            return []
+        begin = outcome.index + put.place if outcome.index >= 0 else None
         firsts = accumulate((len(one.batch) for one in queued[:-1]), initial=0)
-        places = [put.positions[first] + ENTRY_HEADER_SIZE for first in firsts] if queued else []
-        return list(zip(put.first_offsets, places, strict=True))
+        return [
+            Placed(
+                offset,
+                put.positions[first] + ENTRY_HEADER_SIZE,
+                -1 if begin is None else begin + first,
+                outcome.term,
+            )
+            for offset, first in zip(put.first_offsets, firsts, strict=True)
+        ]
 
     def _late_record(self, topic: str, overhead: int, command: LateCommand) -> CommandRecord:
         def batch(firsts: Sequence[int]) -> RecordBatch:

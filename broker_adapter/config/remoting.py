@@ -35,6 +35,9 @@ class RemotingSettings(BaseModel):
     """Pulls under way, those that wait for messages included."""
     max_queries: Positive = 256
     """Of each kind under way: questions for messages and offsets, heartbeats, calls of administrators."""
+    lock_live_ms: Positive = 60_000
+    """A lock of a queue that its member does not renew: as long as this, no other member consumes the queue
+    in order. Clients renew every 20 s, and believe a lock for 30 s."""
 
     @field_validator("namesrv", mode="before")
     @classmethod

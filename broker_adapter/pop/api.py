@@ -18,12 +18,14 @@ Matcher = Callable[[Mapping[str, str]], bool]
 
 class Sent(NamedTuple):
     """Where a message is stored, committed. `is_repeated`: it was already, under the same message id.
-    `physical_offset`: in the CommitLog; -1: not said."""
+    `physical_offset`: in the CommitLog; `log_index`, `term`: of its entry; -1: not said."""
 
     queue_id: int
     queue_offset: int
     is_repeated: bool = False
     physical_offset: int = -1
+    log_index: int = -1
+    term: int = -1
 
 
 class Delayed(NamedTuple):

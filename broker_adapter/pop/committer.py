@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter
+from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter, Placed
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
 from broker_adapter.pop.commands import DELIVERY_TOPIC, Defer, Element, Outcome, Pop, SentId
@@ -36,11 +36,11 @@ _ROUND_TIMEOUT_MS = 600_000
 
 class Done(NamedTuple):
     """What came of a request: the outcome of each of its elements; without any, once it is committed, the
-    queue offset and the physical offset of the first message of each of its batches."""
+    queue offset of the first message of each of its batches, and where else these are."""
 
     offsets: Sequence[int]
     outcomes: list[Outcome]
-    physical_offsets: Sequence[int] = ()
+    places: Sequence[Placed] = ()
 
 
 class Request:
@@ -306,13 +306,13 @@ class Committer:
             request.release()
         return error is None
 
-    def _committed(self, requests: list[Request], firsts: Sequence[tuple[int, int]]) -> None:
+    def _committed(self, requests: list[Request], firsts: Sequence[Placed]) -> None:
         at = 0
         for request in requests:
             places = firsts[at : at + len(request.queued)]
             at += len(request.queued)
             if not request.elements:
-                request.settle(Done([place[0] for place in places], [], [place[1] for place in places]))
+                request.settle(Done([place.queue_offset for place in places], [], places))
                 if not request.digest:
                     request.release()
 

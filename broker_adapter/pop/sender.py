@@ -69,7 +69,10 @@ class Sender:
         records = self._writer.records(topic, queue_id, [message], born_host=known_host(born_host))
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
-        return Sent(queue_id, done.offsets[0], physical_offset=(*done.physical_offsets, -1)[0])
+        if not done.places:
+            return Sent(queue_id, done.offsets[0])
+        place = done.places[0]
+        return Sent(queue_id, place.queue_offset, False, place.physical_offset, place.log_index, place.term)
 
     async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Position | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is

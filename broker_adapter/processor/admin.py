@@ -107,8 +107,8 @@ class AdminProcessor:
         return _done(request, dump({"groupList": groups}))
 
     async def reset(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        """To the first message at or after a time; -1: to the end. Members pull on from where they are until
-        they look for their offsets again."""
+        """To the first message at or after a time; -1: to the end; or one queue to an offset. Members pull on
+        from where they are until they look for their offsets again."""
         fields = request.fields
         topic, group = read.text(fields, "topic"), read.text(fields, "group")
         when_ms, is_forced = read.number(fields, "timestamp"), read.flag(fields, "isForce", default=True)
@@ -118,14 +118,20 @@ class AdminProcessor:
             offsets = []
         consumed = {one.queue_id: one.offset for one in offsets if one.topic == topic}
         targets = []
+        queue_id, to = read.number(fields, "queueId", -1), read.number(fields, "offset", -1)
+        if queue_id >= 0 and to >= 0:
+            return await self._reset_to(request, group, QueueOffset(topic, queue_id, to))
         for stats in await self._broker.topic_stats(topic):
             queue_id, offset = stats.queue_id, stats.max_offset
             if when_ms != _LATEST:
                 offset = await self._broker.offset_by_time(topic, queue_id, max(0, when_ms))
             if is_forced or offset < consumed.get(queue_id, offset + 1):
                 targets.append(QueueOffset(topic, queue_id, offset))
+        return await self._reset_to(request, group, *targets)
+
+    async def _reset_to(self, request: RemotingRequest, group: str, *targets: QueueOffset) -> RemotingCommand:
         await self._broker.reset_offsets(group, targets)
-        rows = [(QueueName(topic, self._broker_name, one.queue_id), one.offset) for one in targets]
+        rows = [(QueueName(one.topic, self._broker_name, one.queue_id), one.offset) for one in targets]
         return _done(request, bodies.reset_offsets(rows))
 
 

@@ -11,8 +11,6 @@ from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.command import RemotingCommand
 
-#: RocketMQ's: clients lock anew every 20 s.
-_LIVE_S = 60.0
 _MAX_LOCKS = 65_536
 
 
@@ -24,8 +22,10 @@ class _Lock(NamedTuple):
 class LockProcessor:
     """On the master, in its memory: a new master knows of none, and members lock anew."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], live_s: float) -> None:
+        """`live_s`: of a lock that is not renewed."""
         self._now_s = now_s
+        self._live_s = live_s
         self._locks: dict[tuple[str, str, int], _Lock] = {}
 
     async def lock(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -40,7 +40,7 @@ class LockProcessor:
             key = (wanted.group, queue.topic, queue.queue_id)
             lock = self._locks.get(key)
             if lock is None or lock.until_s <= now_s or lock.client_id == wanted.client_id:
-                self._locks[key] = _Lock(wanted.client_id, now_s + _LIVE_S)
+                self._locks[key] = _Lock(wanted.client_id, now_s + self._live_s)
                 granted.append(queue)
         return request.command.answer(ResponseCode.SUCCESS, body=bodies.locked(granted))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_adapter.api import BrokerApi, OutgoingMessage
@@ -38,8 +39,9 @@ class SendProcessor:
     """On the master. `store_host` is in the ids of messages that this node stores."""
 
     def __init__(
-        self, broker: BrokerApi, delivery: DeliveryApi, store_host: Host, max_body_bytes: int
+        self, broker: BrokerApi, delivery: DeliveryApi, store_host: Host, max_body_bytes: int, node_id: str
     ) -> None:
+        self._node_id = node_id
         self._broker = broker
         self._delivery = delivery
         self._store_host = store_host
@@ -96,7 +98,13 @@ class SendProcessor:
         place = sent.physical_offset
         if place < 0:
             place = await self._physical_offset(topic, sent.queue_id, sent.queue_offset)
-        return Stored(self._offset_id(max(0, place)), sent.queue_id, sent.queue_offset, message_id)
+        return Stored(
+            self._offset_id(max(0, place)),
+            sent.queue_id,
+            sent.queue_offset,
+            message_id,
+            entry=self._entry(sent.term, sent.log_index),
+        )
 
     async def _physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Of a message that was sent before; -1 if it cannot be read any more."""
@@ -111,8 +119,15 @@ class SendProcessor:
         messages = batch_of(found, request.command.body, self._max_body_bytes)
         queue_id = max(-1, read.number(found, "queueId", -1))
         sent = await self._broker.send(topic, messages, queue_id=queue_id, born_host=context.remote)
-        stored = Stored(",".join(sent.offset_ids), sent.queue_id, sent.queue_offset)
+        entry = self._entry(sent.term, sent.index)
+        stored = Stored(",".join(sent.offset_ids), sent.queue_id, sent.queue_offset, entry=entry)
         return request.command.answer(ResponseCode.SUCCESS, fields=stored.fields())
+
+    def _entry(self, term: int, index: int) -> Mapping[str, str]:
+        """Nothing for a duplicate: only where it is in its queue is remembered."""
+        if index < 0:
+            return {}
+        return {"nodeId": self._node_id, "term": str(term), "logIndex": str(index)}
 
     def _offset_id(self, physical_offset: int) -> str:
         return format_offset_id(self._store_host, physical_offset)
@@ -122,13 +137,15 @@ PHYSICAL_OFFSET = struct.Struct(">q")
 
 
 class Stored(NamedTuple):
-    """What a producer is told. `msg_id`: RocketMQ's offsetMsgId, of a batch several with commas."""
+    """What a producer is told. `msg_id`: RocketMQ's offsetMsgId, of a batch several with commas. `entry`: who
+    has stored it, and where in the log: fields that RocketMQ's clients pass over."""
 
     msg_id: str
     queue_id: int
     queue_offset: int
     transaction_id: str = ""
     recall_handle: str = ""
+    entry: Mapping[str, str] = MappingProxyType({})
 
     def fields(self) -> dict[str, str]:
         found = {
@@ -139,6 +156,7 @@ class Stored(NamedTuple):
             "recallHandle": self.recall_handle,
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
+            **self.entry,
         }
         return {name: value for name, value in found.items() if value}
 

@@ -58,10 +58,13 @@ def both_protocols(
     broker_name: str,
     store_host: Host,
     max_body_bytes: int,
+    node_id: str,
+    lock_live_s: float,
 ) -> BothProtocols:
     """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message."""
-    sends = SendProcessor(broker, delivery, store_host, max_body_bytes)
-    pulls, offsets, locks = PullProcessor(broker), OffsetProcessor(broker), LockProcessor(time.monotonic)
+    sends = SendProcessor(broker, delivery, store_host, max_body_bytes, node_id)
+    pulls, offsets = PullProcessor(broker), OffsetProcessor(broker)
+    locks = LockProcessor(time.monotonic, lock_live_s)
 
     def max_times(group: str) -> int:
         found = directory.group(group)

@@ -21,6 +21,7 @@ from broker_adapter.remoting_client.core.values import (
     SendStatus,
 )
 from broker_adapter.remoting_client.group_requests import MessageModel
+from broker_adapter.remoting_client.listening import QueueListener
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.producer import Producer
 from broker_adapter.remoting_client.pull_consumer import PullConsumer
@@ -54,6 +55,7 @@ __all__ = [
     "PullResult",
     "PullStatus",
     "PushConsumer",
+    "QueueListener",
     "SendResult",
     "SendStatus",
     "TopicRoute",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 
-from broker_adapter.errors import ReadFailed, Status, TopicRefused
+from broker_adapter.errors import AnswerMissing, BrokerError, PutRefused, ReadFailed, Status, TopicRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
@@ -39,7 +40,11 @@ class ConsumerCalls:
             address = await self._client.master_of(queue.topic, queue.broker_name)
         request = pull_request(self._group, queue, offset, subscription, most=most, wait_s=wait_s)
         timeout_s = self._client.options.request_timeout_s + wait_s
-        answer = await self._client.connections.invoke_long(address, request, timeout_s)
+        try:
+            answer = await self._client.connections.invoke_long(address, request, timeout_s)
+        except (AnswerMissing, PutRefused):
+            await self._look_again(queue)
+            raise
         result = pull_result(answer, queue, subscription)
         self._suggested[queue] = result.suggested_broker
         return result
@@ -61,7 +66,7 @@ class ConsumerCalls:
         request = requests.of_queue(
             RequestCode.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=self._group, commitOffset=str(offset)
         )
-        await self._client.call(await self._address(queue), request)
+        await self._ask(queue, request)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self._offset(queue, requests.of_queue(RequestCode.GET_MIN_OFFSET, queue))
@@ -84,8 +89,20 @@ class ConsumerCalls:
         return await self.min_offset(queue)
 
     async def _offset(self, queue: MessageQueue, request: RemotingCommand) -> int:
-        answer = await self._client.call(await self._address(queue), request)
-        return requests.number(answer, "offset")
+        return requests.number(await self._ask(queue, request), "offset")
+
+    async def _ask(self, queue: MessageQueue, request: RemotingCommand) -> RemotingCommand:
+        try:
+            return await self._client.call(await self._address(queue), request)
+        except (AnswerMissing, PutRefused):
+            await self._look_again(queue)
+            raise
+
+    async def _look_again(self, queue: MessageQueue) -> None:
+        """Whom a route named did not answer: another one may be master by now."""
+        self._suggested.pop(queue, None)
+        with suppress(BrokerError):
+            await self._client.routes.renewed(queue.topic)
 
     async def _address(self, queue: MessageQueue) -> str:
         """The master; without one a slave, which keeps offsets for it."""

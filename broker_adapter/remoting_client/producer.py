@@ -7,6 +7,7 @@ import random
 import ssl
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 from broker_adapter.errors import (
@@ -31,6 +32,8 @@ from broker_adapter.remoting_client.options import ClientOptions
 
 #: Chooses the queue of a message: queues of the topic, the message, the argument of `send`.
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
+#: Told before each attempt: the messages, and the number of the attempt, from 1 on.
+OnAttempt = Callable[[Sequence[Message], int], None]
 
 #: Larger bodies are compressed on a thread: they would hold up the event loop.
 _THREAD_BYTES = 64 << 10
@@ -49,8 +52,10 @@ class Producer:
         options: ClientOptions | None = None,
         tls: ssl.SSLContext | None = None,
         create_topics: bool = True,
+        on_attempt: OnAttempt | None = None,
     ) -> None:
         """`create_topics`: messages of unknown topics go to brokers that create topics by use, if any do."""
+        self._on_attempt = on_attempt
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._options = self._client.options
@@ -91,27 +96,31 @@ class Producer:
 
         Without `queue` and `selector` a failed attempt is repeated at another broker, up to three in all:
         the message may then be stored twice (`SendResult.may_be_duplicate`). With one of them the order
-        matters: an attempt is repeated at that queue, and only if nothing was stored.
+        matters: an attempt is repeated only if nothing was stored, at that queue, or at the one that
+        `selector` chooses of the queues that there are by then.
 
         PutIndeterminate (OUTCOME_UNKNOWN): no attempt has succeeded, and one may have been stored.
         PutRefused, TopicRefused, IllegalMessage: nothing was stored.
         """
         outgoing = await self._encoded(message)
-        return await self._send(message, outgoing, queue, selector, arg, timeout_s)
+        return await self._send([message], outgoing, queue, selector, arg, timeout_s)
 
     async def send_batch(
         self,
         messages: Sequence[Message],
         *,
         queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send messages of one topic into one queue, all or none. Errors as those of `send`.
 
-        IllegalMessage for none, for delays, and for several topics.
+        `selector` is asked with the first message. IllegalMessage for none, for delays, and for several
+        topics.
         """
         outgoing = self._encoded_batch(messages)
-        return await self._send(messages[0], outgoing, queue, None, None, timeout_s)
+        return await self._send(messages, outgoing, queue, selector, arg, timeout_s)
 
     async def send_oneway(
         self,
@@ -135,29 +144,33 @@ class Producer:
 
     async def _send(
         self,
-        message: Message,
+        messages: Sequence[Message],
         outgoing: OutgoingMessage,
-        queue: MessageQueue | None,
+        wanted: MessageQueue | None,
         selector: Selector | None,
         arg: object,
         timeout_s: float | None,
     ) -> SendResult:
+        message = messages[0]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._options.timeout_s)
-        is_ordered = queue is not None or selector is not None
+        is_ordered = wanted is not None or selector is not None
         tried: frozenset[str] = frozenset()
         unknown: PutIndeterminate | None = None
         last: BrokerError | None = None
         for attempt in range(_ATTEMPTS):
             if loop.time() >= deadline:
                 break
-            if queue is None or not is_ordered:
+            queue = wanted
+            if queue is None:
                 queues = await self._write_queues(message.topic, renew=attempt > 0)
                 queue = (
                     selector(queues, message, arg)
                     if selector is not None
                     else self._choice.pick(queues, loop.time(), tried=tried)
                 )
+            if self._on_attempt is not None:
+                self._on_attempt(messages, attempt + 1)
             try:
                 result = await self._attempt(queue, outgoing, deadline)
             except BrokerError as error:
@@ -190,6 +203,9 @@ class Producer:
             message_ids=outgoing.message_ids,
             offset_message_ids=tuple(answer.fields.get("msgId", "").split(",")),
             transaction_id=answer.fields.get("transactionId", ""),
+            node_id=answer.fields.get("nodeId", ""),
+            term=requests.number(answer, "term", -1),
+            log_index=requests.number(answer, "logIndex", -1),
         )
 
     async def _address(self, queue: MessageQueue) -> str:
@@ -261,12 +277,4 @@ class Producer:
 
 
 def _with_duplicates(result: SendResult) -> SendResult:
-    return SendResult(
-        result.status,
-        result.queue,
-        result.queue_offset,
-        result.message_ids,
-        result.offset_message_ids,
-        result.transaction_id,
-        may_be_duplicate=True,
-    )
+    return replace(result, may_be_duplicate=True)

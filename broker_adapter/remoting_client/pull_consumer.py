@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -14,9 +15,8 @@ from broker_adapter.remoting_client.core.subscription import ALL, Subscription
 from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
-from dledger.platform import get_logger
 
-_log = get_logger("remoting-client")
+_log = logging.getLogger(__name__)
 
 _WAIT_S = 15.0  # a broker waits so long for a message; RocketMQ's brokerSuspendMaxTimeMillis
 _RETRY_S = 1.0  # after a pull has failed
@@ -175,7 +175,7 @@ class PullConsumer:
                 queue, position, expression=self._expression, max_messages=self._batch, wait_s=_WAIT_S
             )
         except BrokerError as error:
-            _log.info("a pull failed", queue=queue, reason=str(error))
+            _log.info("a pull failed: queue %s, %s", queue, error)
             await asyncio.sleep(_RETRY_S)
             return None
 

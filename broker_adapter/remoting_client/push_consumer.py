@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +20,23 @@ from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Executor
 from broker_adapter.remoting_client import group_requests
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.remoting_client.core.admin_bodies import parse_offset_table
 from broker_adapter.remoting_client.core.rebalance import AllocateStrategy, allocate_averagely
 from broker_adapter.remoting_client.core.subscription import ALL, Subscription
 from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.listening import QueueListener
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus, QueueWorker
-from dledger.platform import get_logger
 
-_log = get_logger("remoting-client")
+_log = logging.getLogger(__name__)
 
 #: A function, or a coroutine function; functions run on threads. The result is a ConsumeStatus or None.
 Listener = Callable[[Sequence[MessageExt]], object]
 
 _REBALANCE_S = 20.0
 _REBALANCE_AGAIN_S = 1.0  # after something was missing
-_COMMIT_S = 5.0
-_LOCK_S = 20.0
 
 
 class PushConsumer:
@@ -59,6 +59,7 @@ class PushConsumer:
         settings: ConsumeSettings | None = None,
         options: ClientOptions | None = None,
         tls: ssl.SSLContext | None = None,
+        queue_listener: QueueListener | None = None,
     ) -> None:
         """`max_reconsume_times`: then a message is a dead letter; those of ordered consumption never are.
 
@@ -68,6 +69,7 @@ class PushConsumer:
         self._client = ClientInstance(name_servers, options, tls)
         self._calls = ConsumerCalls(self._client, group)
         self._listener = listener
+        self._queue_listener = queue_listener or QueueListener()
         self._is_clustering = model is MessageModel.CLUSTERING
         self._model = model
         self._consume_from = consume_from
@@ -79,6 +81,7 @@ class PushConsumer:
         self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
         self._rebalance = asyncio.Event()
+        self._balancing = asyncio.Lock()  # who changes which queues there are
         self._retry_topic = RETRY_PREFIX + group
         self._is_running = False
 
@@ -90,6 +93,11 @@ class PushConsumer:
     def assigned(self) -> list[MessageQueue]:
         """Queues that this member has now, sorted."""
         return sorted(self._workers)
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """Of the queues that this member has: everything before is done."""
+        return {queue: worker.state.offset for queue, worker in self._workers.items()}
 
     def subscribe(self, topic: str, expression: str = ALL) -> None:
         """Before `start`. `expression`: `*`, or tags with `||` between them. IllegalMessage."""
@@ -106,24 +114,43 @@ class PushConsumer:
         self._client.dispatch.register(
             [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED], self._members_changed, Executor("notices", 8, 64)
         )
+        self._client.dispatch.register(
+            [RequestCode.RESET_CONSUMER_CLIENT_OFFSET], self._offsets_reset, Executor("resets", 8, 64)
+        )
         self._client.start()
         await self._heartbeat()
         await self._balance()
         self._client.run(self._every(self._client.options.heartbeat_broker_s, self._heartbeat))
         self._client.run(self._keep_balance())
-        self._client.run(self._every(_COMMIT_S, self._commit))
+        self._client.run(self._every(self._settings.commit_interval_s, self._commit))
         if self._is_ordered:
-            self._client.run(self._every(_LOCK_S, self._renew_locks))
+            self._client.run(self._every(self._settings.lock_interval_s, self._renew_locks))
 
     async def close(self, grace_s: float = 10.0) -> None:
         """Wait `grace_s` seconds for the listener, commit, leave the group, disconnect. Repeatable."""
-        await self._client.stop_tasks()
+        was_running, self._is_running = self._is_running, False
+        async with self._balancing:  # a queue that is just being left is left to the end
+            await self._client.stop_tasks()
         await self._drop(list(self._workers.values()), grace_s)
-        if self._is_running:
+        if was_running:
             request = group_requests.unregister(self.client_id, consumer=self.group)
             await self._tell_brokers(request)
-        self._is_running = False
         await self._client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def abandon(self) -> None:
+        """Disconnect as a program that dies: nothing is committed, nobody is told. Repeatable."""
+        self._is_running = False
+        await self._client.connections.close()
+        async with self._balancing:
+            await self._client.stop_tasks()
+        workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.state.is_dropped = True
+        await self._client.close()
+        await asyncio.gather(*(worker.stop(0.0) for worker in workers))
+        for worker in workers:
+            self._queue_listener.revoked(worker.queue)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
@@ -163,7 +190,7 @@ class PushConsumer:
             try:
                 await self._client.call(address, replace(request))
             except BrokerError as error:
-                _log.info("a broker was not told", address=address, reason=str(error))
+                _log.info("a broker was not told: address %s, %s", address, error)
 
     async def _members_changed(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         if request.fields.get("consumerGroup") == self.group:
@@ -198,19 +225,22 @@ class PushConsumer:
         is_complete = True
         for topic in list(self._subscriptions):
             try:
-                is_complete &= await self._balance_topic(topic)
+                async with self._balancing:
+                    is_complete &= await self._balance_topic(topic)
             except TopicRefused:
                 # A retry topic is there some time after the first heartbeat only.
                 is_complete &= topic != self._retry_topic
             except BrokerError as error:
-                _log.info("not rebalanced", topic=topic, reason=str(error))
+                _log.info("not rebalanced: topic %s, %s", topic, error)
                 is_complete = False
             except Exception:  # of a program's own strategy: the next round may fare better
-                _log.exception("not rebalanced", topic=topic)
+                _log.exception("not rebalanced: topic %s", topic)
                 is_complete = False
         return is_complete
 
     async def _balance_topic(self, topic: str) -> bool:
+        if not self._is_running:
+            return True
         queues = (await self._client.routes.get(topic)).subscribe_queues(topic)
         wanted = list(queues)
         if self._is_clustering:
@@ -228,7 +258,9 @@ class PushConsumer:
         return len(locked) == len(new)
 
     async def _take(self, queue: MessageQueue) -> None:
-        begin = await self._begin_at(queue)
+        self._start_at(queue, await self._begin_at(queue))
+
+    def _start_at(self, queue: MessageQueue, begin: int) -> None:
         worker = QueueWorker(
             queue,
             begin,
@@ -238,8 +270,10 @@ class PushConsumer:
             self._send_back if self._is_clustering else None,
             replace(self._settings, is_ordered=self._is_ordered),
             self._slots,
+            self._queue_listener,
         )
         self._workers[queue] = worker
+        self._queue_listener.assigned(queue, begin)
         worker.start()
 
     async def _begin_at(self, queue: MessageQueue) -> int:
@@ -258,8 +292,26 @@ class PushConsumer:
         await self._commit(workers)
         for worker in workers:
             worker.state.is_dropped = True
+            self._queue_listener.revoked(worker.queue)
         if self._is_ordered and workers:
             await self._ask_locks([worker.queue for worker in workers], unlock=True)
+
+    async def _offsets_reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        """Somebody has set the group's offsets: go on there. What was being consumed is not committed."""
+        if request.fields.get("group") != self.group:
+            return
+        offsets = parse_offset_table(request.body)
+        async with self._balancing:
+            for queue, offset in offsets.items():
+                worker = self._workers.pop(queue, None)
+                if worker is None or type(offset) is not int:
+                    continue
+                worker.state.is_dropped = True
+                await worker.stop(grace_s=1.0)
+                self._queue_listener.revoked(queue)
+                if self._is_running:
+                    self._start_at(queue, offset)
+                    self._workers[queue].locked_at = worker.locked_at
 
     async def _commit(self, workers: Sequence[QueueWorker] | None = None) -> None:
         if not self._is_clustering:
@@ -268,7 +320,7 @@ class PushConsumer:
             try:
                 await worker.commit()
             except BrokerError as error:
-                _log.info("an offset was not committed", queue=worker.queue, reason=str(error))
+                _log.info("an offset was not committed: queue %s, %s", worker.queue, error)
 
     # -- locks of ordered queues
 
@@ -292,7 +344,7 @@ class PushConsumer:
                 answer = await self._client.call(await self._client.master_of(topic, name), request)
                 locked |= set() if unlock else group_requests.parse_locked(answer.body)
             except BrokerError as error:
-                _log.info("locks were not changed", broker=name, reason=str(error))
+                _log.info("locks were not changed: broker %s, %s", name, error)
         return locked
 
     # -- the listener
@@ -306,7 +358,7 @@ class PushConsumer:
                     self._threads, self._listener, messages
                 )
         except Exception:
-            _log.exception("the listener failed", message_id=messages[0].message_id)
+            _log.exception("the listener failed: message id %s", messages[0].message_id)
             return ConsumeStatus.RECONSUME_LATER
         return ConsumeStatus.CONSUME_SUCCESS if status is None else ConsumeStatus(status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,13 +16,12 @@ from broker_adapter.remoting_client.core.process_queue import FlowLimits, Proces
 from broker_adapter.remoting_client.core.pulling import PullStatus
 from broker_adapter.remoting_client.core.subscription import Subscription
 from broker_adapter.remoting_client.core.values import RETRY_TOPIC, MessageExt, MessageQueue
-from dledger.platform import get_logger
+from broker_adapter.remoting_client.listening import QueueListener
 
-_log = get_logger("remoting-client")
+_log = logging.getLogger(__name__)
 
 _WAIT_S = 15.0  # RocketMQ's brokerSuspendMaxTimeMillis
-_RETRY_S = 1.0  # after a pull has failed
-_LOCK_S = 30.0  # a lock that was not renewed for so long is not believed; brokers keep it for 60 s
+_LOCK_WAIT_S = 1.0  # until it is looked whether a lock was renewed
 
 
 class ConsumeStatus(Enum):
@@ -48,6 +48,12 @@ class ConsumeSettings:
     limits: FlowLimits = field(default_factory=FlowLimits)
     suspend_s: float = 1.0  # an ordered queue after a failure (suspendCurrentQueueTimeMillis)
     local_retry_s: float = 5.0  # messages that could not be sent back
+    lock_interval_s: float = 20.0  # locks of ordered queues are renewed (rebalance.lockInterval)
+    #: A lock that was not renewed for so long is not believed (rebalance.lockMaxLiveTime); brokers keep it
+    #: for 60 s.
+    lock_live_s: float = 30.0
+    pull_retry_s: float = 1.0  # after a pull has failed
+    commit_interval_s: float = 5.0  # persistConsumerOffsetInterval
 
 
 class QueueWorker:
@@ -63,6 +69,7 @@ class QueueWorker:
         send_back: SendBack | None,
         settings: ConsumeSettings,
         slots: asyncio.Semaphore,
+        listener: QueueListener,
     ) -> None:
         """`send_back` None: messages that fail are not seen again (broadcasting). `slots`: calls of the
         listener that may go on, of all queues."""
@@ -75,6 +82,8 @@ class QueueWorker:
         self._send_back = send_back
         self._settings = settings
         self._slots = slots
+        self._listener = listener
+        self._committing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._running: set[asyncio.Task[None]] = set()
@@ -99,10 +108,18 @@ class QueueWorker:
 
     async def commit(self) -> None:
         """Store the group's offset if it has changed. BrokerError."""
-        offset = self.state.to_commit()
-        if offset is not None:
-            await self._calls.commit(self.queue, offset)
+        async with self._committing:
+            offset = self.state.to_commit()
+            if offset is None:
+                return
+            self._listener.committing(self.queue, offset)
+            try:
+                await self._calls.commit(self.queue, offset)
+            except BaseException as error:
+                self._listener.committed(self.queue, offset, error)
+                raise
             self.state.committed(offset)
+            self._listener.committed(self.queue, offset, None)
 
     # -- pulling
 
@@ -119,11 +136,11 @@ class QueueWorker:
                     wait_s=_WAIT_S,
                 )
             except BrokerError as error:
-                _log.info("a pull failed", queue=self.queue, reason=str(error))
-                await asyncio.sleep(_RETRY_S)
+                _log.info("a pull failed: queue %s, %s", self.queue, error)
+                await asyncio.sleep(self._settings.pull_retry_s)
                 continue
             if result.status is PullStatus.OFFSET_ILLEGAL:
-                _log.info("an offset was moved", queue=self.queue, to=result.next_offset)
+                _log.info("an offset was moved: queue %s, to %s", self.queue, result.next_offset)
                 self.state.move_to(result.next_offset)
             else:
                 self.state.add(map(_with_own_topic, result.messages), result.next_offset)
@@ -143,8 +160,8 @@ class QueueWorker:
         while True:
             while not self.state.has_waiting:
                 await self._change()
-            if asyncio.get_running_loop().time() - self.locked_at > _LOCK_S:
-                await asyncio.sleep(_RETRY_S)
+            if asyncio.get_running_loop().time() - self.locked_at > self._settings.lock_live_s:
+                await asyncio.sleep(min(_LOCK_WAIT_S, self._settings.lock_interval_s))
                 continue
             await self._slots.acquire()
             await asyncio.wait([self._begin(self._consume_in_order())])
@@ -175,7 +192,7 @@ class QueueWorker:
                 await self._send_back(message)
                 gone.append(message)
             except BrokerError as error:
-                _log.info("a message was not sent back", queue=self.queue, reason=str(error))
+                _log.info("a message was not sent back: queue %s, %s", self.queue, error)
                 kept.append(replace(message, reconsume_times=message.reconsume_times + 1))
         if kept:
             await asyncio.sleep(self._settings.local_retry_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from broker_adapter.errors import (
@@ -20,9 +21,8 @@ from broker_adapter.remoting_client.core import requests
 from broker_adapter.remoting_client.core.outcomes import error_of
 from broker_adapter.remoting_client.core.route_data import TopicRoute, parse_route
 from broker_adapter.remoting_client.options import ClientOptions
-from dledger.platform import get_logger
 
-_log = get_logger("remoting-client")
+_log = logging.getLogger(__name__)
 
 #: After a failure a route is asked for again at once, but not more often.
 _MIN_AGE_S = 0.5
@@ -98,7 +98,7 @@ class RouteCache:
                 try:
                     await self.ask(topic)
                 except BrokerError as error:
-                    _log.info("a route is not renewed", topic=topic, reason=str(error))
+                    _log.info("a route is not renewed: topic %s, %s", topic, error)
 
     async def close(self) -> None:
         asking = list(self._asking.values())

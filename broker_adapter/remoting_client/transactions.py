@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,9 +32,8 @@ from broker_adapter.remoting_client.core.values import (
     decode_messages,
 )
 from broker_adapter.remoting_client.producer import Producer
-from dledger.platform import get_logger
 
-_log = get_logger("remoting-client")
+_log = logging.getLogger(__name__)
 
 
 class LocalTransactionState(IntEnum):
@@ -89,7 +89,7 @@ class TransactionProducer(Producer):
             properties=properties.text, sys_flag=outgoing.sys_flag | TRANSACTION_PREPARED
         )
         await self._greet(message.topic)
-        sent = await self._send(message, half, None, None, None, None)
+        sent = await self._send([message], half, None, None, None, None)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
             state = await _state_of(execute, message)
@@ -112,7 +112,7 @@ class TransactionProducer(Producer):
         try:
             await self._client.call(await self._address(sent.queue), request)
         except BrokerError as error:
-            _log.info("a transaction was not ended", message_id=sent.message_id, reason=str(error))
+            _log.info("a transaction was not ended: message id %s, %s", sent.message_id, error)
             return False
         return True
 
@@ -157,7 +157,7 @@ class TransactionProducer(Producer):
                 )
                 self._greeted.add(address)
             except BrokerError as error:
-                _log.info("a broker was not greeted", address=address, reason=str(error))
+                _log.info("a broker was not greeted: address %s, %s", address, error)
 
 
 async def _state_of(function: Callable[[Any], Any], argument: Message | MessageExt) -> LocalTransactionState:

@@ -391,6 +391,8 @@ class BrokerProgram:
             broker_name=self.settings.name,
             store_host=self.writer.store_host,
             max_body_bytes=max_body_bytes,
+            node_id=node_id,
+            lock_live_s=self.settings.remoting.lock_live_ms / 1000,
         )
         self.forwarder = Forwarder(
             node_id, Members(self.config), self.answering, streams, settings, self._is_writable

@@ -22,7 +22,7 @@ _VARYING: tuple[tuple[Ev, str, str, str], ...] = (
     (Ev.OP, OpType.INVOKE, "send", "delay_ms"),
     (Ev.ITEM, "", "", "delay_ms"),
     (Ev.OP, OpType.INVOKE, "receive", "delay_ms"),
-    (Ev.OP, OpType.OK, "send", "lidx qoff node term"),
+    (Ev.OP, OpType.OK, "send", "lidx qoff node term ledger"),
     (Ev.OP, OpType.OK, "route", "term"),
     (Ev.OP, OpType.OK, "get", "max_off"),
     (Ev.OP, OpType.OK, "max_off", "min_off"),

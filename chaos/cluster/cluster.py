@@ -24,7 +24,7 @@ from chaos.cluster.starts import StartedNodes
 from chaos.network.links import HOST, Links
 from chaos.syncs.trace import recording_environment
 from dledger.cli.local.cluster_plan import CompanionPlan, free_ports, to_toml
-from dledger.cli.local.local_cluster import ClusterError, LocalCluster
+from dledger.cli.local.local_cluster import REMOTING_ADDRESS, ClusterError, LocalCluster
 from dledger.cli.local.node_process import import_path
 from dledger.status.model import NodeStatus
 
@@ -38,7 +38,12 @@ _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
 #: Small, so that runs see files end, and many of them fit on a disk: a node reserves two files ahead.
 DATA_FILE_SIZE = 4 << 20
-_BROKER = {"units_per_file": 20_000, "index_slots": 100_000, "index_items": 400_000}
+_BROKER: Mapping[str, Any] = {
+    "units_per_file": 20_000,
+    "index_slots": 100_000,
+    "index_items": 400_000,
+    "remoting": {"listen": REMOTING_ADDRESS},
+}
 
 # Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
 # Twice, since one may have been about to write down its pid.
@@ -113,7 +118,7 @@ class ChaosCluster:
         `spoilable`: the nodes' disks and clocks can be spoiled. `broker_settings`: of every broker, over the
         usual ones. `tls`: all ports speak mutual TLS. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
-        of_broker = {**_BROKER, **(broker_settings or {})}
+        of_broker = merged(_BROKER, broker_settings or {})
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
         local = StartedNodes.create(
             run_directory / CLUSTER_FOLDER,
@@ -123,6 +128,7 @@ class ChaosCluster:
             tls=tls,
             settings={**(program if kind == "broker" else {}), **(settings or {})},
             companions=companions,
+            remoting=kind == "broker",
         )
         targets = {node.node_id: node.address for node in local.plan.nodes}
         targets.update({c.name: c.address for c in local.plan.companions})
@@ -154,8 +160,13 @@ class ChaosCluster:
 
     @property
     def namesrv(self) -> list[str]:
-        """Of the NameServer, for clients of the broker; empty without brokers."""
+        """Of the NameServer, for brokers; empty without brokers."""
         return [c.address for c in self.local.plan.companions if c.name == NAMESRV]
+
+    @property
+    def remoting_namesrv(self) -> list[str]:
+        """Of the NameServer, for clients of the brokers; empty without brokers."""
+        return [c.remoting_address for c in self.local.plan.companions if c.name == NAMESRV]
 
     async def __aenter__(self) -> Self:
         try:
@@ -303,10 +314,24 @@ class ChaosCluster:
             self.local.process(name).kill()
 
 
+def merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` counts; tables are merged key by key."""
+    found = dict(settings)
+    for key, value in over.items():
+        before = found.get(key)
+        found[key] = {**before, **value} if isinstance(before, dict) else value
+    return found
+
+
 def _name_server() -> tuple[CompanionPlan, dict[str, str]]:
-    address, http_address = (f"{HOST}:{port}" for port in free_ports(2))
-    config = {"directory": "data", "listen": address, "http_listen": http_address}
-    return CompanionPlan(NAMESRV, "broker_adapter.namesrv", address, http_address), config
+    address, http_address, remoting_address = (f"{HOST}:{port}" for port in free_ports(3))
+    config = {
+        "directory": "data",
+        "listen": address,
+        "http_listen": http_address,
+        "remoting_listen": remoting_address,
+    }
+    return CompanionPlan(NAMESRV, "broker_adapter.namesrv", address, http_address, remoting_address), config
 
 
 def _start_guard(directory: Path) -> subprocess.Popen[bytes]:

@@ -21,6 +21,7 @@ Conventions, on which the checks rely:
   queue say `ledger` as well, so that their `lidx` can be compared.
 - `epoch` of a member that is assigned queues, of its commits, of a reset and of an offset that was
   answered is the generation of the group, one for all members: it grows with every assignment and reset.
+  Of protocols without generations only members have one, which counts the assignments of their group.
 """
 
 from __future__ import annotations

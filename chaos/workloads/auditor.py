@@ -6,20 +6,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 from random import Random
+from typing import NamedTuple
 
-from broker_adapter.client import PullConsumer
-from broker_adapter.client.routes import RouteSource
 from broker_adapter.errors import BrokerError
+from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting_client import PullConsumer
 from chaos.trace.operations import Process
+from chaos.workloads.clients import OPTIONS, queue_of
 from chaos.workloads.spec import Setting
 
 #: It has no members: it assigns queues to itself, and never reads a message.
 GROUP = "auditors"
-_TIMEOUT_S = 5.0
 _PAUSE_S = (0.05, 0.25)
 
+#: Who is asked: brokers, and the NameServer for what only brokers want to know of it.
+_Asked = tuple[PullConsumer, NameServerClient]
 #: The answer to an operation, as fields of its completion.
 Answer = dict[str, int]
+
+
+class NameServers(NamedTuple):
+    """Addresses of the NameServers: for clients of brokers, and for the brokers."""
+
+    remoting: Sequence[str]
+    registry: Sequence[str]
 
 
 class Auditor:
@@ -29,7 +39,7 @@ class Auditor:
     def __init__(
         self,
         setting: Setting,
-        routes: RouteSource,
+        names: NameServers,
         topics: Sequence[str],
         queues: int,
         pause_s: tuple[float, float] = _PAUSE_S,
@@ -37,7 +47,7 @@ class Auditor:
         """`pause_s`: at least and at most, between two operations."""
         self._process = Process(*setting.client("auditor"))
         self._rng = Random(setting.rng.random())
-        self._routes = routes
+        self._names = names
         self._topics = topics
         self._queues = queues
         self._pause_s = pause_s
@@ -45,45 +55,48 @@ class Auditor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`, and until what is under way has ended."""
-        async with PullConsumer(self._routes, group=GROUP, timeout=_TIMEOUT_S) as consumer:
+        async with (
+            PullConsumer(GROUP, self._names.remoting, options=OPTIONS) as consumer,
+            NameServerClient(self._names.registry) as registry,
+        ):
             kinds = cycle((self._route, self._max_off, self._min_off, self._commit, self._fetch))
             while not stop.is_set():
                 topic, queue = self._rng.choice(self._topics), self._rng.randrange(self._queues)
-                await next(kinds)(consumer, topic, queue)
+                await next(kinds)((consumer, registry), topic, queue)
                 await asyncio.sleep(self._rng.uniform(*self._pause_s))
 
-    async def _route(self, _: PullConsumer, topic: str, queue: int) -> None:
+    async def _route(self, who: _Asked, topic: str, queue: int) -> None:
         async def ask() -> Answer:
-            route = await self._routes.route(topic)
-            return {"term": max(route.master_terms.values())} if route.master_terms else {}
+            terms = (await who[1].route(topic)).master_terms
+            return {"term": max(terms.values())} if terms else {}
 
         await self._ask("route", ask, topic=topic)
 
-    async def _max_off(self, consumer: PullConsumer, topic: str, queue: int) -> None:
+    async def _max_off(self, who: _Asked, topic: str, queue: int) -> None:
         async def ask() -> Answer:
-            return {"max_off": (await consumer.bounds(topic, queue)).max_offset}
+            return {"max_off": await who[0].max_offset(queue_of(topic, queue))}
 
         await self._ask("max_off", ask, topic=topic, q=queue)
 
-    async def _min_off(self, consumer: PullConsumer, topic: str, queue: int) -> None:
+    async def _min_off(self, who: _Asked, topic: str, queue: int) -> None:
         async def ask() -> Answer:
-            return {"min_off": (await consumer.bounds(topic, queue)).min_offset}
+            return {"min_off": await who[0].min_offset(queue_of(topic, queue))}
 
         await self._ask("min_off", ask, topic=topic, q=queue)
 
-    async def _commit(self, consumer: PullConsumer, topic: str, queue: int) -> None:
+    async def _commit(self, who: _Asked, topic: str, queue: int) -> None:
         """One more than the last time, whether or not that was answered."""
         offset = self._stored[topic, queue] = self._stored.get((topic, queue), 0) + 1
 
         async def ask() -> Answer:
-            await consumer.commit(topic, queue, offset)
+            await who[0].commit(queue_of(topic, queue), offset)
             return {}
 
         await self._ask("commit_off", ask, topic=topic, q=queue, group=GROUP, consumer=GROUP, off=offset)
 
-    async def _fetch(self, consumer: PullConsumer, topic: str, queue: int) -> None:
+    async def _fetch(self, who: _Asked, topic: str, queue: int) -> None:
         async def ask() -> Answer:
-            return {"off": await consumer.committed(topic, queue) or 0}
+            return {"off": await who[0].committed(queue_of(topic, queue)) or 0}
 
         await self._ask("fetch_off", ask, topic=topic, q=queue, group=GROUP, consumer=GROUP)
 

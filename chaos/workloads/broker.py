@@ -8,20 +8,23 @@ from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 
-from broker_adapter.api import TopicConfig
-from broker_adapter.client import Admin, NameServerRoutes, Producer, PullConsumer
 from broker_adapter.errors import BrokerError
+from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.auditor import Auditor
-from chaos.workloads.groups import GROUPS, Group, TopicQueue, delivered
+from chaos.workloads.auditor import Auditor, NameServers
+from chaos.workloads.clients import OPTIONS, batches, queue_of
+from chaos.workloads.groups import GROUPS, LOCK_LIVE_MS, Group, TopicQueue, delivered
 from chaos.workloads.messages import payload_of
 from chaos.workloads.pacing import Pace
 from chaos.workloads.senders import Sender
-from chaos.workloads.spec import BROKER, DrainTimeout, Setting
+from chaos.workloads.spec import DrainTimeout, Setting
 
-_TIMEOUT_S = 5.0
+#: Of every broker.
+BROKER_SETTINGS = {"remoting": {"lock_live_ms": LOCK_LIVE_MS}}
+READERS = "readers"
+_PREPARE_S = 30.0
 _PAUSE_S = 0.1
 #: A single write costs a broker more than it costs a log: more of them have to be under way.
 _AT_ONCE = 32
@@ -33,23 +36,20 @@ def topic_names(count: int) -> list[str]:
 
 
 class BrokerWorkload:
-    """Implements `Workload`. `namesrv`: addresses."""
+    """Implements `Workload`."""
 
-    def __init__(self, setting: Setting, namesrv: Sequence[str]) -> None:
+    def __init__(self, setting: Setting, names: NameServers) -> None:
         self._setting = setting
         self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
-        self._routes = NameServerRoutes(namesrv)
+        self._names = names
         self._topics = topic_names(self._spec.topics)
         self._senders: list[Sender] = []
         plans = GROUPS if self._spec.consumers else ()
-        self._groups = [Group(plan, setting, self._routes, self._topics) for plan in plans]
+        self._groups = [Group(plan, setting, names.remoting, self._topics) for plan in plans]
 
     async def prepare(self) -> None:
         """Make the topics. BrokerError if that does not succeed."""
-        queues = self._spec.queues
-        async with Admin(self._routes, broker=BROKER, timeout=30) as admin:
-            for topic in self._topics:
-                await admin.put_topic(TopicConfig(topic, queues, queues))
+        await make_topics(self._names, dict.fromkeys(self._topics, self._spec.queues))
 
     def logs(self) -> Iterable[Mapping[str, str | int]]:
         return [{"topic": topic, "q": q} for topic in self._topics for q in range(self._spec.queues)]
@@ -58,7 +58,7 @@ class BrokerWorkload:
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._spec.clients):
                 tasks.create_task(self._produce(number, stop))
-            auditor = Auditor(self._setting, self._routes, self._topics, self._spec.queues)
+            auditor = Auditor(self._setting, self._names, self._topics, self._spec.queues)
             tasks.create_task(auditor.run(stop))
 
     async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
@@ -75,25 +75,29 @@ class BrokerWorkload:
         writer.write(Ev.META, {"e": "drain_begin"})
         drain = FinalReader(self._setting, writer, Process(writer, numbers))
         try:
-            async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
+            names = self._names.remoting
+            async with (
+                asyncio.timeout(within_s),
+                PullConsumer(READERS, names, options=OPTIONS) as consumer,
+                Admin(names, options=OPTIONS) as admin,
+            ):
                 for topic in self._topics:
                     for queue in range(self._spec.queues):
                         await drain.read(consumer, topic, queue)
                 while self._behind(drain):
                     await asyncio.sleep(_PAUSE_S)
-                async with Admin(self._routes, broker=BROKER, timeout=_TIMEOUT_S) as admin:
-                    for sender in self._senders:
-                        for topic, key in sender.keys:
-                            await _look_up(lookup, admin, topic, key)
-                    for group in self._groups:
-                        await group.tell_offsets(admin, lookup, self._spec.queues)
+                for sender in self._senders:
+                    for topic, key in sender.keys:
+                        await _look_up(lookup, admin, topic, key)
+                for group in self._groups:
+                    await group.tell_offsets(admin, lookup, self._spec.queues)
         except TimeoutError:
             behind = self._behind(drain) or "the final reader did not come to the end"
             raise DrainTimeout(behind) from None
         writer.write(Ev.META, {"e": "drain_end"})
 
     async def close(self) -> None:
-        await self._routes.close()
+        """Nothing is open between the phases."""
 
     def _behind(self, drain: FinalReader) -> str:
         """Which group has not consumed everything, in words; empty if all have."""
@@ -108,7 +112,12 @@ class BrokerWorkload:
     async def _produce(self, number: int, stop: asyncio.Event) -> None:
         rng = Random(self._setting.rng.random())
         trace = self._setting.sender(f"p{number}")
-        async with Producer(self._routes, timeout=_TIMEOUT_S, on_attempt=trace.note) as producer:
+
+        def note(messages: Sequence[Message], number: int) -> None:
+            trace.note([message.body for message in messages], number)
+
+        names = self._names.remoting
+        async with Producer(f"p{number}", names, options=OPTIONS, on_attempt=note) as producer:
             sender = Sender(self._setting, producer, trace, rng, self._topics)
             self._senders.append(sender)
             rate = self._spec.rate_of_client(self._spec.mean_size)
@@ -150,14 +159,14 @@ class FinalReader:
             self._process.invoke("drain", from_off=at, **where)
             seen = 0
             try:
-                async with aclosing(consumer.reader(topic, queue, at).batches()) as batches:
-                    async for messages in batches:
+                async with aclosing(batches(consumer, queue_of(topic, queue), at, end)) as found:
+                    async for messages in found:
                         for message in messages:
                             delivered(self._process, seen, message)
                             self._setting.went_through(payload_of(message.body))
                             seen += 1
                             at = message.queue_offset + 1
-                            self._tagged[(topic, queue), message.tag or ""] = at
+                            self._tagged[(topic, queue), message.tags] = at
             except BrokerError as error:
                 self._process.failed(error)
                 await asyncio.sleep(_PAUSE_S)
@@ -167,12 +176,21 @@ class FinalReader:
     async def _end(self, consumer: PullConsumer, topic: str, queue: int) -> int | None:
         self._process.invoke("max_off", topic=topic, q=queue)
         try:
-            bounds = await consumer.bounds(topic, queue)
+            where = queue_of(topic, queue)
+            begin, end = await consumer.min_offset(where), await consumer.max_offset(where)
         except BrokerError as error:
             self._process.failed(error)
             return None
-        self._process.ok(max_off=bounds.max_offset, min_off=bounds.min_offset)
-        return bounds.max_offset
+        self._process.ok(max_off=end, min_off=begin)
+        return end
+
+
+async def make_topics(names: NameServers, queues: Mapping[str, int]) -> None:
+    """Each with so many queues. BrokerError if that does not succeed."""
+    options = replace(OPTIONS, timeout_s=_PREPARE_S)
+    async with Admin(names.remoting, options=options) as admin:
+        for topic, count in queues.items():
+            await admin.create_topic(topic, queues=count)
 
 
 async def _look_up(process: Process, admin: Admin, topic: str, key: str) -> None:

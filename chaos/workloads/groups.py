@@ -1,6 +1,8 @@
 """Consumer groups whose members come and go, crash and commit, and whose offsets are rewound.
 
-Every queue that a member is assigned is one reading of its own (`pull`) and one epoch. The line `reset` says
+Members consume in order: they lock the queues that they take, and a queue that a member leaves is committed
+first. Every queue that a member is assigned is one reading of its own (`pull`) and one epoch, which the group
+counts: the protocol has no generations, and commits have none. The line `reset` says
 that from there on the group may go back on a queue. A rewind takes effect somewhere between its request and
 its answer, and what was under way before may be answered later still: so the line is written before and after
 the request, when a member is assigned the queue meanwhile, and after every commit that was under way.
@@ -10,26 +12,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any, Literal
 
-from broker_adapter.api import QueueOffset
-from broker_adapter.client import Admin, Consumer, GroupListener, Message, MessageQueue, NameServerRoutes
 from broker_adapter.errors import BrokerError
+from broker_adapter.format.topic_names import RETRY_PREFIX
+from broker_adapter.remoting_client import (
+    Admin,
+    ConsumeFromWhere,
+    ConsumeSettings,
+    ConsumeStatus,
+    MessageExt,
+    MessageQueue,
+    PushConsumer,
+    QueueListener,
+)
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
+from chaos.workloads.clients import OPTIONS, queue_of
 from chaos.workloads.messages import digest, number_of
-from chaos.workloads.spec import BROKER, Setting
+from chaos.workloads.spec import Setting
 from chaos.workloads.tally import Tally
 
 _PAUSE_S = 0.2
-_LEASE_S = 3.0
-_RETRY_PAUSE_S = 0.02
+#: Of the brokers: the queues of a member that has died are somebody else's after this.
+LOCK_LIVE_MS = 3_000
+_SETTINGS = ConsumeSettings(
+    is_ordered=True,
+    pull_batch=64,
+    suspend_s=0.02,
+    lock_interval_s=0.5,
+    lock_live_s=LOCK_LIVE_MS / 1000 / 2,
+    pull_retry_s=0.2,
+    commit_interval_s=0.5,
+)
 #: How long a member lives, and how long it takes until the next rewind, in seconds.
 _LIFE_S = (2.0, 8.0)
 _REWIND_S = (2.0, 5.0)
@@ -102,20 +123,22 @@ class Group:
     """One group. `live` is one of its members after the other."""
 
     def __init__(
-        self, plan: GroupPlan, setting: Setting, routes: NameServerRoutes, topics: Sequence[str]
+        self, plan: GroupPlan, setting: Setting, name_servers: Sequence[str], topics: Sequence[str]
     ) -> None:
+        """`name_servers`: for clients of brokers."""
         self.plan = plan
         self._setting = setting
-        self._routes = routes
+        self._name_servers = name_servers
+        self._epochs = count(1)
         self.topics = plan.topics_of(topics)
         self._rewinds = Rewinds(plan.name)
-        self._members: set[Consumer] = set()
+        self._members: set[PushConsumer] = set()
 
     def positions(self) -> dict[TopicQueue, int]:
         """What the members that are there have consumed: one behind the last message of each queue."""
         found: dict[TopicQueue, int] = {}
         for member in self._members:
-            for queue, position in member.assignment.items():
+            for queue, position in member.positions.items():
                 place = queue.topic, queue.queue_id
                 found[place] = max(position, found.get(place, 0))
         return found
@@ -128,22 +151,24 @@ class Group:
         for life in count():
             if drained.is_set():
                 return
-            member = Member(f"{name}.{life}", self.plan, self._rewinds, writer, numbers, self._setting, rng)
+            about = (self.plan, self._rewinds, self._epochs)
+            member = Member(f"{name}.{life}", *about, writer, numbers, self._setting, rng)
             await self._one_life(member, rng, stop, drained)
 
     async def _one_life(
         self, member: Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
     ) -> None:
-        consumer = Consumer(
-            self._routes,
+        consumer = PushConsumer(
             self.plan.name,
-            dict.fromkeys(self.topics, " || ".join(self.plan.tags)),
-            handler=member.handle,
-            lease=_LEASE_S,
-            retry_pause=_RETRY_PAUSE_S,
-            member_id=member.name,
-            listener=member,
+            self._name_servers,
+            member.handle,
+            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            settings=_SETTINGS,
+            options=OPTIONS,
+            queue_listener=member,
         )
+        for topic in self.topics:
+            consumer.subscribe(topic, " || ".join(self.plan.tags) or "*")
         member.join(self.topics)
         try:
             await consumer.start()
@@ -169,8 +194,7 @@ class Group:
         writer, numbers = self._setting.client(f"{self.plan.name}-rewinder")
         rng, process = Random(self._setting.rng.random()), Process(writer, numbers)
         places = [(topic, queue) for topic in self.topics for queue in range(self._setting.spec.queues)]
-        # Named: where strangers have registered brokers, too, nobody can tell which is meant.
-        async with Admin(self._routes, broker=BROKER) as admin:
+        async with Admin(self._name_servers, options=OPTIONS) as admin:
             while not stop.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rng.uniform(*_REWIND_S)):
@@ -193,13 +217,12 @@ class Group:
         topic, queue = place
         process.invoke("fetch_off", group=self.plan.name, topic=topic, q=queue)
         try:
-            generation, offsets = await admin.offsets(self.plan.name)
+            found = await admin.committed(self.plan.name, queue_of(topic, queue)) or 0
         except BrokerError as error:
             process.failed(error)
             return 0
-        found = [one.offset for one in offsets if (one.topic, one.queue_id) == place]
-        process.ok(epoch=generation, **({"off": found[0]} if found else {}))
-        return found[0] if found else 0
+        process.ok(off=found)
+        return found
 
     async def _rewind_to(
         self, admin: Admin, process: Process, place: TopicQueue, to: int, drained: asyncio.Event
@@ -212,19 +235,15 @@ class Group:
         while not drained.is_set():
             process.invoke("reset_off", group=self.plan.name, topic=topic, q=queue, off=to)
             try:
-                generation = await admin.reset_offsets(self.plan.name, [QueueOffset(topic, queue, to)])
+                await admin.reset_offset(self.plan.name, queue_of(topic, queue), to)
             except BrokerError as error:
                 process.failed(error)
                 self._rewinds.say(writer, place, to)
                 await asyncio.sleep(_PAUSE_S)
             else:
-                process.ok(epoch=generation)
+                process.ok()
                 self._rewinds.end(writer, place, to)
                 return
-
-
-class _HandlerFailure(Exception):
-    """On purpose: the message is to be handed in again."""
 
 
 @dataclass(slots=True)
@@ -238,7 +257,7 @@ class _Reading:
     attempt: int = 0  # of that message
 
 
-class Member(GroupListener):
+class Member(QueueListener):
     """Writes down one life of one member."""
 
     def __init__(
@@ -246,6 +265,7 @@ class Member(GroupListener):
         name: str,
         plan: GroupPlan,
         rewinds: Rewinds,
+        epochs: Iterator[int],
         writer: TraceWriter,
         numbers: Numbers,
         setting: Setting,
@@ -256,12 +276,13 @@ class Member(GroupListener):
         self._tally: Tally = setting.tally
         self._plan = plan
         self._rewinds = rewinds
+        self._epochs = epochs
         self._writer = writer
         self._numbers = numbers
         self._rng = rng
         self._has_crashed = False
         self._readings: dict[TopicQueue, _Reading] = {}
-        self._committers: dict[TopicQueue, Process] = {}
+        self._committers: dict[TopicQueue, Process] = {}  # idle, or with a commit under way
         self._resets_before: dict[TopicQueue, int] = {}  # of commits under way
 
     def join(self, topics: Sequence[str]) -> None:
@@ -278,52 +299,52 @@ class Member(GroupListener):
         if not self.stays:
             self._event("leave")
 
-    def assigned(self, queue: MessageQueue, offset: int, generation: int) -> None:
-        place = queue.topic, queue.queue_id
+    def assigned(self, queue: MessageQueue, offset: int) -> None:
+        if queue.topic.startswith(RETRY_PREFIX):
+            return
+        place, epoch = (queue.topic, queue.queue_id), next(self._epochs)
         self._rewinds.on_assigned(self._writer, place, offset)
-        where = {"epoch": generation, "topic": queue.topic, "q": queue.queue_id}
+        where = {"epoch": epoch, "topic": queue.topic, "q": queue.queue_id}
         self._event("assign", off=offset, **where)
         process = Process(self._writer, self._numbers)
         process.invoke("pull", group=self._plan.name, consumer=self.name, from_off=offset, **where)
-        self._readings[place] = _Reading(process, generation)
+        self._readings[place] = _Reading(process, epoch)
 
     def revoked(self, queue: MessageQueue) -> None:
+        if queue.topic.startswith(RETRY_PREFIX):
+            return
         reading = self._readings.pop((queue.topic, queue.queue_id))
         if not self._has_crashed:
             reading.process.ok(count=reading.given)
             self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
 
-    def committing(self, offsets: Mapping[MessageQueue, int], generation: int) -> None:
-        if self._has_crashed:
+    def committing(self, queue: MessageQueue, offset: int) -> None:
+        if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):
             return
-        for queue, offset in offsets.items():
-            place = queue.topic, queue.queue_id
-            process = self._committers.get(place)
-            if process is None:
-                process = self._committers[place] = Process(self._writer, self._numbers)
-            self._resets_before[place] = self._rewinds.resets_of(place)
-            where = {"topic": queue.topic, "q": queue.queue_id, "epoch": generation, "off": offset}
-            process.invoke("commit_off", group=self._plan.name, consumer=self.name, **where)
+        place = queue.topic, queue.queue_id
+        process = self._committers.get(place)
+        if process is None:
+            process = self._committers[place] = Process(self._writer, self._numbers)
+        self._resets_before[place] = self._rewinds.resets_of(place)
+        where = {"topic": queue.topic, "q": queue.queue_id, "off": offset}
+        process.invoke("commit_off", group=self._plan.name, consumer=self.name, **where)
 
-    def commit_repeated(self, offsets: Mapping[MessageQueue, int], number: int) -> None:
-        if not self._has_crashed:
-            for queue in offsets:
-                self._committers[queue.topic, queue.queue_id].again(number - 1)
-
-    def committed(self, offsets: Mapping[MessageQueue, int], error: BaseException | None) -> None:
-        if self._has_crashed:
+    def committed(self, queue: MessageQueue, offset: int, error: BaseException | None) -> None:
+        if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):
             return
-        for queue, offset in offsets.items():
-            place = queue.topic, queue.queue_id
-            if error is None:
-                self._committers[place].ok()
-            else:
-                self._committers[place].failed(error)
-            self._rewinds.on_committed(self._writer, place, offset, self._resets_before[place])
+        place = queue.topic, queue.queue_id
+        if error is None:
+            self._committers[place].ok()
+        else:
+            self._committers[place].failed(error)
+        self._rewinds.on_committed(self._writer, place, offset, self._resets_before[place])
 
-    async def handle(self, message: Message) -> None:
+    async def handle(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
         """Note that the message came, sometimes fail, and note what became of it."""
-        place = message.topic, message.queue_id
+        if self._has_crashed:
+            return ConsumeStatus.RECONSUME_LATER
+        message = messages[0]
+        place = message.topic, message.queue.queue_id
         reading = self._readings[place]
         is_again = reading.last == message.queue_offset
         reading.attempt = reading.attempt + 1 if is_again else 0
@@ -336,12 +357,13 @@ class Member(GroupListener):
         }
         mid = delivered(reading.process, reading.given, message, **who)
         reading.given += 1
-        where = {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
+        where = {"topic": message.topic, "q": message.queue.queue_id, "qoff": message.queue_offset}
         if self._rng.random() < _HANDLER_FAILURES:
             self._writer.write(Ev.DONE, {"mid": mid, "code": "retry", **who, **where})
-            raise _HandlerFailure
+            return ConsumeStatus.RECONSUME_LATER
         self._writer.write(Ev.DONE, {"mid": mid, "code": "ok", **who, **where})
         self._tally.took(self._writer.now(), 1)
+        return ConsumeStatus.CONSUME_SUCCESS
 
     def _event(self, e: str, **fields: Any) -> None:
         if not self._has_crashed:
@@ -349,7 +371,7 @@ class Member(GroupListener):
             self._writer.write(Ev.MEMBER, {"e": e, **who, **fields})
 
 
-def delivered(process: Process, i: int, message: Message, **more: Any) -> int:
+def delivered(process: Process, i: int, message: MessageExt, **more: Any) -> int:
     """Note a message that was handed over; its number."""
     mid = number_of(message.body)
     process.delivered(
@@ -357,9 +379,9 @@ def delivered(process: Process, i: int, message: Message, **more: Any) -> int:
         mid,
         digest(message.body),
         topic=message.topic,
-        q=message.queue_id,
+        q=message.queue.queue_id,
         qoff=message.queue_offset,
-        tag=message.tag or "",
+        tag=message.tags,
         key=" ".join(message.keys),
         **more,
     )

@@ -1,7 +1,8 @@
 """Producers of a broker workload: messages and batches to several topics and queues, with keys and tags.
 
-The producer of the client repeats automatically what was refused for certain, which is noted; a message that
-was stored by a refused attempt is a duplicate. What nobody knows it never repeats.
+The producer of the client repeats automatically what was refused for certain, at another node, which is
+noted; a message that was stored by a refused attempt is a duplicate. What nobody knows it never repeats, as
+the queue is given. The node to which a single message came may, on its way to a master: that is stored once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
-from broker_adapter.client import Producer, SendReceipt
 from broker_adapter.errors import BrokerError
+from broker_adapter.remoting_client import Message, Producer, SendResult
 from chaos.trace.operations import ClientTrace, Process
 from chaos.trace.schema import LEDGER
+from chaos.workloads.clients import QueueNumber
 from chaos.workloads.messages import Bodies, digest
 from chaos.workloads.spec import Setting
 
@@ -62,19 +64,33 @@ class Sender:
         self._trace.sending(mids[0], op)
         began = self._trace.writer.now()
         try:
-            receipts = await self._producer.send_many(topic, bodies, tag=tag, keys=key, queue_id=queue)
+            messages = [Message(topic, body, tags=tag, keys=[key]) for body in bodies]
+            result = await self._send_all(messages, QueueNumber(queue, rng))
         except BrokerError as error:
             self._tally.not_ok(process.failed(error), error.status.name, size)
             return False
         finally:
             self._trace.over(mids[0])
-        process.ok(count=size, **_stored_at(receipts[0]), **where)
+        process.ok(count=size, **_stored_at(result), **where)
         self._tally.ok(began, self._trace.writer.now(), size)
         self.keys.append((topic, key))
         return True
 
+    async def _send_all(self, messages: Sequence[Message], selector: QueueNumber) -> SendResult:
+        if len(messages) == 1:
+            return await self._producer.send(messages[0], selector=selector)
+        return await self._producer.send_batch(messages, selector=selector)
 
-def _stored_at(first: SendReceipt) -> dict[str, int | str]:
-    """What an acknowledgement says of where the first message is, and of who has stored it."""
-    told: dict[str, int | str] = {"qoff": first.queue_offset, "term": first.term, "node": first.node_id}
-    return told | ({"lidx": first.index, "ledger": LEDGER} if first.index >= 0 else {})
+
+def _stored_at(result: SendResult) -> dict[str, int | str]:
+    """What an acknowledgement says of where the first message is, and of who has stored it: not of one that
+    was stored before, by an attempt of which the node that repeated it has heard nothing."""
+    told: dict[str, int | str] = {"qoff": result.queue_offset}
+    if result.log_index >= 0:
+        told |= {
+            "term": result.term,
+            "node": result.node_id,
+            "lidx": result.log_index,
+            "ledger": LEDGER,
+        }
+    return told

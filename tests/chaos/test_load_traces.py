@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import cast
 
 import pytest
 
-from broker_adapter.api import QueueOffset
-from broker_adapter.client import Message, MessageQueue, NameServerRoutes
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
+from broker_adapter.remoting_client import ClientOptions, ConsumeStatus, MessageExt, MessageQueue
 from chaos.trace.operations import Numbers
 from chaos.workloads import groups
 from chaos.workloads.appenders import Appender, Way
@@ -124,7 +124,7 @@ class DeadBrokers:
     asked_three_times = asyncio.Event()
     _times = 0
 
-    def __init__(self, routes: object, *, broker: str) -> None:
+    def __init__(self, name_servers: object, *, options: ClientOptions) -> None:
         pass
 
     async def __aenter__(self) -> DeadBrokers:
@@ -133,10 +133,10 @@ class DeadBrokers:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
-        return 1, [QueueOffset("t", q, 700) for q in range(9)]
+    async def committed(self, group: str, queue: MessageQueue) -> int:
+        return 700
 
-    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> None:
+    async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         self._times += 1
         if self._times == 3:
             self.asked_three_times.set()
@@ -149,7 +149,7 @@ async def test_a_rewind_of_brokers_that_never_come_back_ends_with_the_run(
     monkeypatch.setattr(groups, "Admin", DeadBrokers)
     monkeypatch.setattr(groups, "_REWIND_S", (0, 0))
     monkeypatch.setattr(groups, "_PAUSE_S", 0.001)
-    group = Group(GROUPS[1], world.setting, cast("NameServerRoutes", None), ["t"])
+    group = Group(GROUPS[1], world.setting, ["127.0.0.1:1"], ["t"])
     stop, drained = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(group.rewind(stop, drained))
@@ -161,69 +161,64 @@ async def test_a_rewind_of_brokers_that_never_come_back_ends_with_the_run(
 QUEUE = MessageQueue("t", "b", 2)
 
 
-def message(offset: int) -> Message:
-    return Message("t", 2, offset, 0, b"%d x" % offset, "", 0, (b"\x7f\x00\x00\x01", 1), 0)
+def message(offset: int) -> MessageExt:
+    return MessageExt("t", b"%d x" % offset, QUEUE, offset, 0, "", {}, 0, 0)
 
 
 def member(world: World, seed: int = 1) -> Member:
     writer, numbers = world.writer("client:g-0"), Numbers(3)
-    return Member("g-0.0", GROUPS[0], Rewinds("g"), writer, numbers, world.setting, Random(seed))
+    about = (GROUPS[0], Rewinds("g"), count(5))
+    return Member("g-0.0", *about, writer, numbers, world.setting, Random(seed))
 
 
-def committed(one: Member, error: BrokerError | None, sent: int = 1) -> None:
-    offsets: Mapping[MessageQueue, int] = {QUEUE: 2}
-    one.committing(offsets, 5)
-    for number in range(2, sent + 1):
-        one.commit_repeated(offsets, number)
-    one.committed(offsets, error)
+def committed(one: Member, error: BrokerError | None) -> None:
+    one.committing(QUEUE, 2)
+    one.committed(QUEUE, 2, error)
 
 
 async def test_a_member_tells_of_its_queue_its_messages_and_its_commits(world: World) -> None:
     one = member(world)
     one.join(["t"])
-    one.assigned(QUEUE, 0, 5)
+    one.assigned(QUEUE, 0)
+    retries = QUEUE._replace(topic="%RETRY%g")
+    one.assigned(retries, 0)
     for offset in range(2):
-        await one.handle(message(offset))
-    committed(one, None, sent=3)
-    committed(one, error_for(Status.GENERATION_STALE, "x"))
+        await one.handle([message(offset)])
+    committed(one, None)
+    committed(one, error_for(Status.ANSWER_MISSING, "x"))
     one.revoked(QUEUE)
+    one.revoked(retries)
     one.leave()
     lines = world.lines()
     assert [line["e"] for line in lines if line["ev"] == "member"] == ["join", "assign", "revoke", "leave"]
     assert {line["epoch"] for line in lines if line["ev"] in ("dlv", "done")} == {5}
     done = [(line["f"], line["type"]) for line in lines if line["ev"] == "op" and line["type"] != "invoke"]
     assert done == [("commit_off", "ok"), ("commit_off", "info"), ("pull", "ok")]
-    [first, *_] = [line["op"] for line in lines if line.get("f") == "commit_off"]
-    attempts = [(line["op"], line["retry_no"]) for line in lines if line["ev"] == "attempt"]
-    assert attempts == [(first, 1), (first, 2)]
+    assert not [line for line in lines if line.get("f") == "commit_off" and "epoch" in line]
 
 
 async def test_a_crashed_member_writes_nothing_more_and_one_that_stays_does_not_leave(world: World) -> None:
     one = member(world)
-    one.assigned(QUEUE, 0, 5)
+    one.assigned(QUEUE, 0)
     one.crash()
+    assert await one.handle([message(0)]) is ConsumeStatus.RECONSUME_LATER
     one.revoked(QUEUE)
     one.leave()
-    other = Member(
-        "x", GROUPS[0], Rewinds("g"), world.writer("client:x"), Numbers(4), world.setting, Random(1)
-    )
+    about = (GROUPS[0], Rewinds("g"), count(1))
+    other = Member("x", *about, world.writer("client:x"), Numbers(4), world.setting, Random(1))
     other.stays = True
     other.leave()
-    assert [line["e"] for line in world.lines() if line["ev"] == "member"] == ["assign", "crash"]
+    lines = [line for line in world.lines() if line["ev"] in ("member", "dlv", "done")]
+    assert [line.get("e") for line in lines] == ["assign", "crash"]
 
 
 async def test_a_message_whose_handler_failed_is_another_attempt(world: World) -> None:
     one = member(world)
-    one.assigned(QUEUE, 0, 5)
+    one.assigned(QUEUE, 0)
     failures = 0
     for offset in range(3000):
-        while True:
-            try:
-                await one.handle(message(offset))
-            except Exception:
-                failures += 1
-            else:
-                break
+        while await one.handle([message(offset)]) is ConsumeStatus.RECONSUME_LATER:
+            failures += 1
     assert failures
     done = [line for line in world.lines() if line["ev"] == "done"]
     assert sum(line["code"] == "retry" for line in done) == failures

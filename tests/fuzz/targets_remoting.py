@@ -17,6 +17,13 @@ from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting_client.core.admin_bodies import (
+    parse_consume_stats,
+    parse_groups,
+    parse_offset_table,
+    parse_topic_stats,
+    parse_topics,
+)
 from broker_adapter.remoting_client.core.route_data import parse_clusters, parse_route
 from broker_adapter.remoting_client.core.values import decode_messages
 from broker_adapter.remoting_client.group_requests import parse_locked, parse_members
@@ -149,6 +156,38 @@ def _read_body(data: bytes) -> None:
         lock_request(data)
 
 
+def _admin(rng: Random) -> bytes:
+    """A letter that says what it is the answer to, and the answer."""
+    queue = b'{"brokerName":"a","queueId":%d,"topic":"t"}' % rng.randrange(9)
+    match rng.randrange(4):
+        case 0:
+            told = b'{"lastUpdateTimestamp":1,"maxOffset":%d,"minOffset":0}' % rng.randrange(99)
+            return b's{"offsetTable":{' + queue + b":" + told + b"}}"
+        case 1:
+            told = b'{"brokerOffset":9,"consumerOffset":%d,"lastTimestamp":1}' % rng.randrange(9)
+            return (
+                b'c{"consumeTps":0.0,"offsetTable":{'
+                + queue
+                + b":"
+                + told
+                + b","
+                + queue
+                + b":"
+                + told
+                + b"}}"
+            )
+        case 2:
+            config = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": rng.randrange(9), "perm": 6}
+            return b"t" + json.dumps({"topicConfigTable": {"t": config}}).encode()
+    group = {"groupName": "g", "retryMaxTimes": rng.randrange(9), "consumeEnable": True}
+    return b"g" + json.dumps({"subscriptionGroupTable": {"g": group}}).encode()
+
+
+def _read_admin(data: bytes) -> None:
+    parsers = {b"s": parse_topic_stats, b"c": parse_consume_stats, b"t": parse_topics}
+    parsers.get(data[:1], parse_groups)(data[1:])
+
+
 TARGETS = (
     Target("remoting-body", _body, _read_body, (parse, heartbeat, lock_request, batch_of), (IllegalMessage,)),
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
@@ -156,5 +195,13 @@ TARGETS = (
     Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),
     Target("client-locks", _locked, parse_locked, (parse_locked,), (FrameRefused,), text=True),
     Target("client-members", _members, parse_members, (parse_members,), (FrameRefused,), text=True),
+    Target(
+        "client-admin",
+        _admin,
+        _read_admin,
+        (parse_offset_table, parse_topic_stats, parse_consume_stats, parse_topics, parse_groups),
+        (FrameRefused,),
+        text=True,
+    ),
     Target("client-messages", _records, _use_messages, (decode_messages,), (StoredDataDamaged,)),
 )

@@ -82,6 +82,32 @@ def create_topic(
     return RemotingCommand(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
 
 
+def query(topic: str, key: str, *, most: int, begin_ms: int, end_ms: int, is_unique: bool) -> RemotingCommand:
+    """QUERY_MESSAGE. `is_unique`: by the producer's id, of which there is one."""
+    fields = {
+        "topic": topic,
+        "key": key,
+        "maxNum": str(most),
+        "beginTimestamp": str(begin_ms),
+        "endTimestamp": str(end_ms),
+        "_UNIQUE_KEY_QUERY": _bool(is_unique),
+    }
+    return RemotingCommand(RequestCode.QUERY_MESSAGE, fields)
+
+
+def reset_offset(group: str, queue: MessageQueue, offset: int) -> RemotingCommand:
+    """INVOKE_BROKER_TO_RESET_OFFSET of one queue: brokers of RocketMQ 5 take it so, older ones do not."""
+    fields = {
+        "topic": queue.topic,
+        "group": group,
+        "timestamp": "-1",
+        "isForce": "true",
+        "queueId": str(queue.queue_id),
+        "offset": str(offset),
+    }
+    return RemotingCommand(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+
+
 def route_of(topic: str) -> RemotingCommand:
     return RemotingCommand(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
@@ -94,8 +120,11 @@ def of_queue(code: RequestCode, queue: MessageQueue, **more: str) -> RemotingCom
     return RemotingCommand(code, {**fields, **more})
 
 
-def number(answer: RemotingCommand, name: str) -> int:
-    """A field of an answer. FrameRefused (FRAME_INVALID) if it is no number."""
+def number(answer: RemotingCommand, name: str, default: int | None = None) -> int:
+    """A field of an answer. FrameRefused (FRAME_INVALID) if it is no number, or is missing without
+    `default`."""
+    if default is not None and name not in answer.fields:
+        return default
     try:
         return int(answer.fields[name])
     except (KeyError, ValueError):

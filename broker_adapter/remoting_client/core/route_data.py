@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -122,6 +122,17 @@ def parse_clusters(body: bytes) -> dict[str, list[BrokerAddresses]]:
         }
     except (AttributeError, TypeError) as error:
         raise _malformed(str(error)) from None
+
+
+def distinct(brokers: Iterable[BrokerAddresses]) -> list[BrokerAddresses]:
+    """Without names under which only some nodes of another one are known, as our nodes are to producers."""
+    found = list(brokers)
+    addresses = {broker.name: set(broker.addresses.values()) for broker in found}
+    return [
+        broker
+        for broker in found
+        if not any(addresses[broker.name] < others for others in addresses.values())
+    ]
 
 
 def _brokers(found: Sequence[Any]) -> dict[str, BrokerAddresses]:

@@ -83,7 +83,8 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """A send that a broker answered. `may_be_duplicate`: an attempt before had no answer, so the message may
-    be stored twice. `queue_offset`: of the first message."""
+    be stored twice. `queue_offset`: of the first message. Only our brokers say who has stored it: `node_id`,
+    and `term` and `log_index` of the first message's entry (-1: not said)."""
 
     status: SendStatus
     queue: MessageQueue
@@ -92,6 +93,9 @@ class SendResult:
     offset_message_ids: tuple[str, ...]  # the broker's, which lead to the records
     transaction_id: str = ""
     may_be_duplicate: bool = False
+    node_id: str = ""
+    term: int = -1
+    log_index: int = -1
 
     @property
     def message_id(self) -> str:

@@ -210,7 +210,9 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             OFFSETS,
-            "k = 0 AND f = 'commit_off' AND off < stored",
+            # Without a generation it may come from who does not know yet that the queue is another member's;
+            # it changes nothing then, which S9 sees.
+            "k = 0 AND f = 'commit_off' AND off < stored AND epoch IS NOT NULL",
             "grp, log, op, off, 'after ' || CAST(stored AS STRING) AS what, src, inc, seq",
         ),
         needs=(*WHOLE, Need.CLOCKS),

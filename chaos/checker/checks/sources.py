@@ -91,11 +91,12 @@ FROM (
   FROM (
     SELECT o.run, o.f, o.grp, 'q:' || o.topic || '/' || CAST(o.q AS STRING) AS log, k.k,
       CASE WHEN k.k = 0 THEN o.inv ELSE o.ret + r.bound END AS t, o.op, o.off_asked AS off,
-        o.off_answered, o.src, o.inc, o.seq
+        o.off_answered, o.epoch, o.src, o.inc, o.seq
     FROM ops o JOIN runs r ON r.run = o.run CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
     WHERE o.outcome = 'ok' AND (o.f = 'commit_off' OR (o.f = 'fetch_off' AND k.k = 0))
     UNION ALL
-    SELECT run, 'reset', grp, log, 2, mono, NULL, NULL, NULL, src, inc, seq FROM member WHERE e = 'reset'
+    SELECT run, 'reset', grp, log, 2, mono, NULL, NULL, NULL, NULL, src, inc, seq FROM member
+    WHERE e = 'reset'
   )
 )
 """

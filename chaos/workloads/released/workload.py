@@ -9,14 +9,14 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
-from broker_adapter.api import GroupConfig, TopicConfig
-from broker_adapter.client import Admin, NameServerRoutes, PullConsumer
+from broker_adapter.api import GroupConfig
 from broker_adapter.errors import BrokerError
+from broker_adapter.remoting_client import Admin, PullConsumer
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
-from chaos.workloads.auditor import Auditor
-from chaos.workloads.broker import FinalReader
-from chaos.workloads.groups import TopicQueue
+from chaos.workloads.auditor import Auditor, NameServers
+from chaos.workloads.broker import READERS, FinalReader, make_topics
+from chaos.workloads.clients import OPTIONS, queue_of
 from chaos.workloads.pacing import Pace
 from chaos.workloads.released.consumers import GROUPS, GroupPlan, ReleasedGroup
 from chaos.workloads.released.installed import Kind
@@ -25,9 +25,8 @@ from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.pushed import PUSH_HELD_MS, PushMember
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Transactions
-from chaos.workloads.spec import BROKER, DrainTimeout, Setting
+from chaos.workloads.spec import DrainTimeout, Setting
 
-_TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
 _AT_ONCE = 4
 #: For delayed and half messages to end when nobody sends any more.
@@ -52,14 +51,14 @@ PUSH_GROUPS = (
 
 
 class ClientsWorkload:
-    """Implements `Workload`. `namesrv`, `addresses`: of NameServer and nodes. `kinds`: the clients, which are
+    """Implements `Workload`. `addresses`: of the nodes. `kinds`: the clients, which are
     taken in turn. `folder`: for what they write. `held_messages`: how many delayed and half messages the
     master has; None: there is none that says."""
 
     def __init__(
         self,
         setting: Setting,
-        namesrv: Sequence[str],
+        names: NameServers,
         addresses: Sequence[str],
         kinds: Sequence[Kind],
         folder: Path,
@@ -67,7 +66,7 @@ class ClientsWorkload:
     ) -> None:
         self._setting = setting
         self._spec = setting.spec
-        self._routes = NameServerRoutes(namesrv)
+        self._names = names
         self._all_addresses, self._each_address = ";".join(addresses), cycle(addresses)
         self._kinds = cycle(kinds)
         self._folder = folder
@@ -85,9 +84,8 @@ class ClientsWorkload:
     async def prepare(self) -> None:
         """Make the topics and groups, and start the producers. BrokerError, ClientError or ClientDied if that
         does not succeed."""
-        async with Admin(self._routes, broker=BROKER, timeout=30) as admin:
-            for topic, queues in self._topics.queues():
-                await admin.put_topic(TopicConfig(topic, queues, queues))
+        await make_topics(self._names, dict(self._topics.queues()))
+        async with Admin(self._names.remoting, options=OPTIONS) as admin:
             for group in self._groups:
                 is_orderly = group.plan.mode == "fifo"
                 await admin.put_group(GroupConfig(group.plan.name, consume_orderly=is_orderly))
@@ -107,7 +105,7 @@ class ClientsWorkload:
         """And until no message is delayed or half any more: what is stored later nobody would read."""
         async with asyncio.TaskGroup() as tasks:
             queues = self._topics.fifo_queues
-            tasks.create_task(Auditor(self._setting, self._routes, [self._topics.fifo], queues).run(stop))
+            tasks.create_task(Auditor(self._setting, self._names, [self._topics.fifo], queues).run(stop))
             asked = self._producers if self._spec.transactional else ()
             answering = [tasks.create_task(producer.answer_checks()) for producer in asked]
             sending = []
@@ -137,13 +135,17 @@ class ClientsWorkload:
         reader = FinalReader(self._setting, writer, Process(writer, numbers))
         behind = "the final reader did not come to the end"
         try:
-            async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
+            names = self._names.remoting
+            async with (
+                asyncio.timeout(within_s),
+                PullConsumer(READERS, names, options=OPTIONS) as consumer,
+                Admin(names, options=OPTIONS) as admin,
+            ):
                 for topic, queues in self._topics.queues():
                     for queue in range(queues):
                         await reader.read(consumer, topic, queue)
-                async with Admin(self._routes, broker=BROKER, timeout=_TIMEOUT_S) as admin:
-                    while behind := await self._behind(admin, reader):
-                        await asyncio.sleep(_PAUSE_S)
+                while behind := await self._behind(admin, reader):
+                    await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
             raise DrainTimeout(behind) from None
         writer.write(Ev.META, {"e": "drain_end"})
@@ -152,21 +154,18 @@ class ClientsWorkload:
         for client in self._clients:
             client.kill()
         await asyncio.gather(*(client.wait() for client in self._clients))
-        await self._routes.close()
 
     async def _behind(self, admin: Admin, reader: FinalReader) -> str:
         """Which group has messages that are not done, in words; empty if none has. The broker says so: what
         it passed over and should not have, the checks find."""
         for group in self._groups:
-            try:
-                _, offsets = await admin.offsets(group.plan.name)
-            except BrokerError as error:
-                return f"group {group.plan.name}: {error}"
-            done: dict[TopicQueue, int] = {(one.topic, one.queue_id): one.offset for one in offsets}
-            for place, end in reader.ends_of(group.topics).items():
-                if done.get(place, 0) < end:
-                    where = f"{done.get(place, 0)} of {place[0]}/{place[1]}, which ends at {end}"
-                    return f"group {group.plan.name} is at {where}"
+            for (topic, queue), end in reader.ends_of(group.topics).items():
+                try:
+                    done = await admin.committed(group.plan.name, queue_of(topic, queue)) or 0
+                except BrokerError as error:
+                    return f"group {group.plan.name}: {error}"
+                if done < end:
+                    return f"group {group.plan.name} is at {done} of {topic}/{queue}, which ends at {end}"
         return ""
 
     def _new_client(self, name: str) -> ClientProcess:

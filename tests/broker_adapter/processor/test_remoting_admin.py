@@ -139,6 +139,10 @@ async def test_progress_of_a_group_and_its_reset(cluster: BrokerCluster) -> None
     await until(lambda: len(told) == 1)
     assert told[0].body == answer.body
     assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "0"
+    one = {"topic": "t", "group": "g", "timestamp": -1, "queueId": 0, "offset": 2}
+    answer = await asker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **one)
+    assert answer.body == b'{"offsetTable":{' + queue + b":2}}"
+    assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "2"
     asker.connection.close("done")
 
 

@@ -53,7 +53,12 @@ async def test_every_node_takes_messages_as_they_are(cluster: BrokerCluster) -> 
             assert str(message.born_host).startswith("127.0.0.1:")
             assert parse_offset_id(sent["msgId"]).physical_offset == message.physical_offset
             again = await asker.get(310, b"body", **fields)
+            entry = {name: sent.pop(name) for name in ("nodeId", "term", "logIndex")}
             assert again == sent, "one message under one id"
+            master = await cluster.master()
+            assert master.writer.expected is not None
+            assert (entry["nodeId"], entry["term"]) == (master.config.node_id, str(master.writer.expected[0]))
+            assert int(entry["logIndex"]) == master.writer.last_index - 1, "behind it is what knows its id"
 
 
 async def test_older_forms_and_one_way_requests(cluster: BrokerCluster) -> None:

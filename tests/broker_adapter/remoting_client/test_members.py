@@ -24,6 +24,7 @@ from broker_adapter.remoting_client import (
     MessageExt,
     MessageQueue,
     PushConsumer,
+    QueueListener,
     TransactionProducer,
 )
 from tests.node.local import until
@@ -95,13 +96,18 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def consumer(
-    world: Broker, listener: Callable[[Sequence[MessageExt]], object], **settings: object
+    world: Broker,
+    listener: Callable[[Sequence[MessageExt]], object],
+    *,
+    noted: QueueListener | None = None,
+    **settings: object,
 ) -> PushConsumer:
     made = PushConsumer(
         "g",
         world.server.server.address,
         listener,
         settings=replace(ConsumeSettings(local_retry_s=0.0, suspend_s=0.0), **settings),  # type: ignore[arg-type]
+        queue_listener=noted,
     )
     made.subscribe("t")
     return made
@@ -117,6 +123,80 @@ async def test_a_member_consumes_commits_and_leaves() -> None:
         codes = [request.code for request in world.server.seen]
         assert codes.index(RequestCode.HEART_BEAT) < codes.index(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
         assert codes[-2:] == [RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT]
+
+
+class Noted(QueueListener):
+    """What a member was told, in words."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int] | tuple[str]] = []
+
+    def assigned(self, queue: MessageQueue, offset: int) -> None:
+        self.told.append(("assigned", offset))
+
+    def revoked(self, queue: MessageQueue) -> None:
+        self.told.append(("revoked",))
+
+    def committing(self, queue: MessageQueue, offset: int) -> None:
+        self.told.append(("committing", offset))
+
+    def committed(self, queue: MessageQueue, offset: int, error: BaseException | None) -> None:
+        self.told.append(("failed" if error else "committed", offset))
+
+
+@pytest.mark.parametrize("code", [0, 2])
+async def test_a_listener_hears_of_queues_and_commits(code: int) -> None:
+    seen: list[bytes] = []
+    noted = Noted()
+    async with broker() as world:
+        world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(code)
+        member = consumer(world, lambda messages: seen.extend(one.body for one in messages), noted=noted)
+        async with member:
+            await until(lambda: len(seen) == MESSAGES)
+            assert member.positions == {MessageQueue("t", "a", 0): MESSAGES}
+    ended = "failed" if code else "committed"
+    assert noted.told == [("assigned", 0), ("committing", MESSAGES), (ended, MESSAGES), ("revoked",)]
+
+
+async def test_a_member_that_dies_commits_nothing_and_tells_nobody() -> None:
+    seen: list[bytes] = []
+    noted = Noted()
+    async with broker() as world:
+        member = consumer(world, lambda messages: seen.extend(one.body for one in messages), noted=noted)
+        await member.start()
+        await until(lambda: len(seen) == MESSAGES)
+        await member.abandon()
+        await member.close()
+        codes = {request.code for request in world.server.seen}
+    assert noted.told == [("assigned", 0), ("revoked",)]
+    assert not codes & {RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT}
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_member_goes_on_where_its_group_was_reset_to(is_ordered: bool) -> None:
+    seen: list[bytes] = []
+    noted = Noted()
+    async with broker() as world:
+        member = consumer(
+            world,
+            lambda messages: seen.extend(one.body for one in messages),
+            noted=noted,
+            is_ordered=is_ordered,
+        )
+        async with member:
+            await until(lambda: len(seen) == MESSAGES)
+            for group, to in (("other", 1), ("g", 2)):
+                world.server.connections[0].notify(
+                    RemotingCommand.oneway(
+                        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                        {"group": group, "topic": "t"},
+                        b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"t"}:%d,'
+                        b'{"brokerName":"a","queueId":7,"topic":"t"}:0}}' % to,
+                    )
+                )
+            await until(lambda: len(seen) == 2 * MESSAGES - 2)
+    assert seen[MESSAGES:] == [b"2", b"3"]
+    assert noted.told[:3] == [("assigned", 0), ("revoked",), ("assigned", 2)]
 
 
 async def test_who_is_not_listed_takes_no_queue() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from broker_adapter.api import GroupConfig
+from broker_adapter.errors import GroupRefused, TopicRefused
+from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client import (
+    Admin,
     ConsumeFromWhere,
     ConsumeSettings,
     ConsumeStatus,
@@ -41,10 +46,23 @@ async def names(tmp_path: Path) -> AsyncIterator[str]:
         await cluster.master()
 
         def routes(request: RemotingCommand) -> RemotingCommand:
+            if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                return request.answer(0, body=clusters(master_address(cluster)))
             return request.answer(0, body=route_body_of({"a": master_address(cluster)}, queues=QUEUES))
 
         async with serving(routes) as (server,):
             yield server.server.address
+
+
+def clusters(master: str) -> bytes:
+    """The broker, and one of the names under which its nodes take messages."""
+    names = {"a": {"0": master, "1": "127.0.0.1:1"}, "a-n1": {"0": master}}
+    table = {
+        name: {"brokerName": name, "cluster": "main", "brokerAddrs": addresses}
+        for name, addresses in names.items()
+    }
+    found = {"brokerAddrTable": table, "clusterAddrTable": {"main": list(names)}}
+    return json.dumps(found).encode()
 
 
 def master_address(cluster: BrokerCluster) -> str:
@@ -130,3 +148,40 @@ async def test_transactions(names: str) -> None:
         while len(found) < MESSAGES + 1:
             found += [message.body for message in await consumer.poll()]
     assert b"committed" in found and b"rolled back" not in found
+
+
+async def test_administered(names: str) -> None:
+    ids = await sent(names, "kept")
+    queue = MessageQueue("kept", "a", 0)
+    async with Admin(names) as admin, PullConsumer("g", names) as consumer:
+        assert "kept" in [config.name for config in await admin.topics()]
+        stats = await admin.topic_stats("kept")
+        assert sum(one.max_offset - one.min_offset for one in stats.values()) == MESSAGES
+        (found,) = await admin.query("kept", ids[3])
+        assert (found.message_id, found.body) == (ids[3], b"3")
+        assert await admin.query("kept", "no such key") == []
+        await consumer.commit(queue, 3)
+        assert await admin.committed("g", queue) == 3
+        await admin.reset_offset("g", queue, 1)
+        offsets = await admin.group_offsets("g")
+        assert {one.queue_id: offset for one, offset in offsets.items()} == {0: 1, 1: 0}
+        group = GroupConfig("made", retry_max_times=3, consume_orderly=True)
+        await admin.put_group(group)
+        assert group in await admin.groups()
+        await admin.delete_group("made")
+        with pytest.raises(GroupRefused):
+            await admin.group_offsets("made")
+        await admin.delete_topic("kept")
+        with pytest.raises(TopicRefused):
+            await admin.topic_stats("kept")
+
+
+async def test_who_stored_a_message_and_where(names: str) -> None:
+    told: list[tuple[int, int]] = []
+    async with Producer("p", names, on_attempt=lambda m, number: told.append((len(m), number))) as producer:
+        single = await producer.send(Message("entries", b"1"))
+        batch = await producer.send_batch([Message("entries", b"2"), Message("entries", b"3")])
+    assert single.node_id == batch.node_id != ""
+    assert single.term == batch.term >= 1
+    assert 0 <= single.log_index < batch.log_index
+    assert told == [(1, 1), (2, 1)]
