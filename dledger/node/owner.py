@@ -71,6 +71,7 @@ class OwnerFace:
         self._role_events = RoleEvents()
         self._owner_status = OwnerStatus()
         self._open_appends: set[_OwnedAppend] = set()
+        self._needed_from: Callable[[], int] | None = None
 
     # -- serving ------------------------------------------------------------------------------------------
 
@@ -118,6 +119,19 @@ class OwnerFace:
         error = Indeterminate("the node is stopping", code=Code.INTERNAL_ERROR)
         for token in list(self._open_appends):
             token.answer(error)
+
+    # -- keeping ------------------------------------------------------------------------------------------
+
+    def keep_log_from(self, needed_from: Callable[[], int]) -> None:
+        """While this node leads, the log is not purged beyond the position that `needed_from` gives. It is
+        called on the loop, once for each look at what may be purged. Also before `start`."""
+        self._needed_from = needed_from
+
+    @property
+    def wanted_begin_pos(self) -> int:
+        """Where the log would begin by its retention if `keep_log_from` kept nothing; -1: where it does, or
+        this node does not lead."""
+        return self._replica.retainer.wanted_pos
 
     # -- roles --------------------------------------------------------------------------------------------
 

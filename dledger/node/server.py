@@ -318,7 +318,10 @@ class NodeServer(OwnerFace):
 
     def _make_replica(self, shell: AsyncShell) -> Replica:
         config = self._replica_config()
-        return Replica(config, self.store, shell, random_ms=random.randint, wall_ms=self._wall_ms)
+        replica = Replica(config, self.store, shell, random_ms=random.randint, wall_ms=self._wall_ms)
+        if self._needed_from is not None:
+            replica.retainer.needed_from = self._needed_from
+        return replica
 
     def _peer_identity(self) -> Identity:
         config, store = self.config, self.store

@@ -6,14 +6,14 @@ is room for them, and a purge is asked for only once an image above it is commit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dledger.core.values import Base
 from dledger.errors import ReadFailed
 from dledger.logs import get_logger
 from dledger.replica.images import CHUNK_BYTES, ImageWriter
 from dledger.replica.parts import ReplicaParts
-from dledger.replica.retention import Border, RetentionPolicy, held_back, wanted_base
+from dledger.replica.retention import Border, RetentionPolicy, held_back, kept_for_owner, wanted_base
 from dledger.store.api import EntryDamaged
 from dledger.store.format.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
 
@@ -29,6 +29,10 @@ class Retainer:
         self._replica = replica
         self.policy = policy
         self.asked_before = -1  # an operator wants entries below this index to go
+        #: The position from which on the program around the node still reads the log.
+        self.needed_from: Callable[[], int] = lambda: _NEVER
+        #: On the leader: the log would begin at this position if that program needed nothing before it.
+        self.wanted_pos = -1
         self._writer: ImageWriter | None = None
         self.waits_for_room = False  # the next chunk of an image has no space reserved
         self._purge_pending = False
@@ -40,6 +44,7 @@ class Retainer:
         self._writer = None
         self._purge_pending = False
         self.waits_for_room = False
+        self.wanted_pos = -1
 
     @property
     def is_writing(self) -> bool:
@@ -121,6 +126,9 @@ class Retainer:
         wanted = wanted_base(
             self.policy, borders, store.base.pos, end_pos, time_ms, self.asked_before, store.free_bytes()
         )
+        self.wanted_pos = -1 if wanted is None else wanted.pos
+        if wanted is not None:
+            wanted = kept_for_owner(borders, wanted, self.needed_from())
         if wanted is not None:
             wanted = held_back(borders, wanted, self.follower_ends(), end_pos, self.policy.hold_bytes)
         if wanted is None:

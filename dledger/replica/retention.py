@@ -63,6 +63,12 @@ def wanted_base(
     return wanted
 
 
+def kept_for_owner(borders: Sequence[Border], wanted: Base, needed_from: int) -> Base | None:
+    """`wanted`, lowered so that all is kept from position `needed_from` on; None: nothing may go."""
+    fitting = [b.base for b in borders if b.base.index <= wanted.index and b.base.pos <= needed_from]
+    return fitting[-1] if fitting else None
+
+
 def held_back(
     borders: Sequence[Border], wanted: Base, match: Sequence[tuple[int, int]], end_pos: int, hold_bytes: int
 ) -> Base | None:

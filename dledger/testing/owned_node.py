@@ -104,6 +104,13 @@ class OwnedNode:
     def durable_index(self) -> int:
         return self._process.store.durable_index
 
+    def keep_log_from(self, needed_from: Callable[[], int]) -> None:
+        self._process.replica.retainer.needed_from = needed_from
+
+    @property
+    def wanted_begin_pos(self) -> int:
+        return self._process.replica.retainer.wanted_pos
+
     def cluster_time_ms(self) -> int:
         process = self._process
         return process.replica.admission.state.clock.read(process.now_ms(), process.wall_ms())

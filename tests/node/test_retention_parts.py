@@ -6,7 +6,7 @@ import pytest
 
 from dledger.core.values import Base
 from dledger.replica.admission import AppendLimits
-from dledger.replica.retention import Border, RetentionPolicy, wanted_base
+from dledger.replica.retention import Border, RetentionPolicy, kept_for_owner, wanted_base
 from dledger.replica.shell import PurgeJob
 from dledger.store.format.internal import Purge, decode_internal, strip_stamp
 from dledger.store.identity import Identity
@@ -119,3 +119,27 @@ def test_a_leader_purges_until_enough_of_its_disk_is_free_and_no_further() -> No
     live(host, 200, image=100)
     assert 0 < store.base.pos < 9 * FILE
     assert store.free_bytes() == free + 5 * FILE
+
+
+@pytest.mark.parametrize(
+    ("needed_from", "expected"), [(0, None), (1099, None), (1100, 10), (1999, 20), (9999, 20)]
+)
+def test_what_the_owner_still_reads_is_kept(needed_from: int, expected: int | None) -> None:
+    borders = [Border(Base(index, 1, pos, 0), -1) for index, pos in ((10, 1100), (20, 1250), (30, 2000))]
+    kept = kept_for_owner(borders, borders[1].base, needed_from)
+    assert (None if kept is None else kept.index) == expected
+
+
+def test_a_leader_keeps_the_log_from_where_its_owner_reads_and_says_what_it_would_purge() -> None:
+    host = small_host()
+    needed_from = 2 * FILE + 17
+    host.replica.retainer.needed_from = lambda: needed_from
+    fill(host, 70)
+    live(host, 100, image=100)
+    assert host.store.base.pos == 2 * FILE
+    assert host.replica.retainer.wanted_pos > 3 * FILE
+    needed_from = 1 << 62
+    live(host, 100, image=100)
+    assert host.store.base.pos > 3 * FILE
+    host.replica.retainer.stop()
+    assert host.replica.retainer.wanted_pos == -1
