@@ -41,11 +41,11 @@ class DeliverySettings(BaseModel):
     """A message that is visible again for so long, and that nobody wants, counts as never given."""
     upkeep_ms: Positive = 10_000
     """How often the master looks for abandoned messages."""
-    max_delay_ms: Positive = 86_400_000
+    max_delay_ms: Positive = 40 * 86_400_000
     """Longest delay of a message. Past it: 738."""
     max_held_bytes: Positive = 64 << 20
-    """Bytes of all delayed and half messages, which are kept in memory and in the state image. Past it:
-    706."""
+    """Bytes of memory of half messages, and of the places of delayed messages in the log: some 450 each. Past
+    it: 706."""
     check_first_ms: Positive = 6_000
     """When the producer of a half message is first asked for its outcome."""
     check_again_ms: Positive = 30_000

@@ -156,6 +156,13 @@ class Defer(NamedTuple):
     body: bytes
 
 
+class Carried(NamedTuple):
+    """A delayed message again, under the number that it has: the log may forget the entry that it was in."""
+
+    deferred_id: int
+    defer: Defer
+
+
 class Ending(IntEnum):
     """What became of a deferred message."""
 
@@ -183,7 +190,22 @@ class Unknown(NamedTuple):
     kind: int
 
 
-Element = Pop | Ack | Drop | Bury | PassedOn | Purged | Fold | Change | Sent | Defer | End | Checked | Unknown
+Element = (
+    Pop
+    | Ack
+    | Drop
+    | Bury
+    | PassedOn
+    | Purged
+    | Fold
+    | Change
+    | Sent
+    | Defer
+    | Carried
+    | End
+    | Checked
+    | Unknown
+)
 
 
 class Popped(NamedTuple):
@@ -208,6 +230,6 @@ class Deferred(NamedTuple):
     deferred_id: int
 
 
-#: bool: whether an Ack, Drop, End or Checked was done; int: how many messages a Fold has put back. None: not
-#: done, or nothing to say.
+#: bool: whether an Ack, Drop, End, Carried or Checked was done; int: how many messages a Fold has put back.
+#: None: not done, or nothing to say.
 Outcome = Popped | Changed | Deferred | bool | int | None

@@ -18,7 +18,7 @@ import structlog
 from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter, Placed
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
-from broker_adapter.pop.commands import DELIVERY_TOPIC, Defer, Element, Outcome, Pop, SentId
+from broker_adapter.pop.commands import DELIVERY_TOPIC, Carried, Defer, Element, Outcome, Pop, SentId
 from broker_adapter.pop.records import SENT_OVERHEAD, SENT_SIZE, encode, encode_sent
 
 _log = structlog.get_logger(part="delivery")
@@ -73,8 +73,9 @@ class Request:
         self.size = sum(sum(one.batch.sizes) for one in queued)
         for element in elements:
             self.size += _ELEMENT_BYTES
-            if isinstance(element, Defer):
-                self.size += len(element.body) + len(element.properties)
+            if isinstance(element, Defer | Carried):
+                defer = element if isinstance(element, Defer) else element.defer
+                self.size += len(defer.body) + len(defer.properties)
             elif isinstance(element, Pop):
                 self.size += 8 * len(element.fresh) + 16 * len(element.again)
                 # Others have texts that many of one command share; every call has an attempt of its own.
@@ -94,7 +95,7 @@ class Request:
     @property
     def is_deferral(self) -> bool:
         """Then it has a command of its own, so that no command is larger than a message may be."""
-        return bool(self.elements) and isinstance(self.elements[0], Defer)
+        return bool(self.elements) and isinstance(self.elements[0], Defer | Carried)
 
     def release(self) -> None:
         release, self._release = self._release, None

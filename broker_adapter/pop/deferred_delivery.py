@@ -1,14 +1,15 @@
 """Delayed messages and halves of transactions on the master: taken in, moved when they are due, asked about.
 
 The state says whether a message is still deferred. The master, which alone writes, knows which ends are under
-way. So a message is ended once, whoever is first: its time, its transaction, a recall.
+way. So a message is ended once, whoever is first: its time, its transaction, a recall. Delayed messages are
+read from the log when they are due, many at once, and `_MOVING_BYTES` of them at most are in memory then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
@@ -24,9 +25,10 @@ from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import Checked, Defer, Deferred, DeferredKind, End, Ending
 from broker_adapter.pop.committer import Committer, Done, Request
-from broker_adapter.pop.deferred_messages import DeferredMessage
+from broker_adapter.pop.deferred_messages import IN_LOG_BYTES, DeferredMessage, LogPosition, Numbered
 from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import deferred_handle, id_digest, parse_deferred
+from broker_adapter.pop.records import CARRIED_OVERHEAD
 from broker_adapter.pop.sender import Sender, with_id, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
@@ -40,6 +42,13 @@ TRANSACTION_ID = "__transactionId__"
 _RETRY_MS = 1_000
 #: In one step of the loop, so many are looked at, and so many met: a client decides how many are due at once.
 _LOOKED_AT, _MET = 2_000, 100
+#: Of delayed messages that are on their way from the log into their queues.
+_MOVING_BYTES = 8 << 20
+#: What cannot be read is tried again after this: it may be repaired.
+_UNREADABLE_MS = 60_000
+
+#: Reads the commands in entries at such places, off the loop.
+ReadCommands = Callable[[Sequence[LogPosition]], Awaitable[list[bytes]]]
 
 
 class DeferredDelivery:
@@ -50,10 +59,12 @@ class DeferredDelivery:
         writer: MessageWriter,
         sender: Sender,
         *,
+        read: ReadCommands,
         now_ms: Callable[[], int],
         settings: DeliverySettings,
     ) -> None:
         """`now_ms` is cluster time."""
+        self._read = read
         self._state = state
         self._committer = committer
         self._writer = writer
@@ -65,6 +76,8 @@ class DeferredDelivery:
         self._due = Timetable()
         self._unlisted: list[int] = []  # numbers of messages that a new leadership has not looked at
         self._ending: dict[int, Request] = {}
+        self._ending_bytes = 0
+        self._moving: asyncio.Task[None] | None = None
         self._not_before_ms = 0  # nothing is met before: there was no room for it
         self._checking: set[int] = set()  # a check is on its way into the log
         self._coming_bytes = Counter[bytes]()  # by client, of what is on its way into the state
@@ -85,9 +98,13 @@ class DeferredDelivery:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
+        if self._moving is not None:
+            self._moving.cancel()
+        self._moving = None
         self._due.clear()
         self._unlisted.clear()
         self._ending.clear()
+        self._ending_bytes = 0
         self._checking.clear()
 
     # -- taking in ----------------------------------------------------------------------------------------
@@ -173,13 +190,14 @@ class DeferredDelivery:
             if first is not None:
                 return _number_of(first.done), True
         message = DeferredMessage.of(defer)
-        size, kept, client = len(message.command), message.size, message.client
+        size, client = len(message.command), message.client
+        kept = IN_LOG_BYTES if defer.kind is DeferredKind.DELAYED else message.size
         deferred, coming = self._state.deferred, self._coming_bytes
         own, used = deferred.bytes_of(client) + coming[client], deferred.bytes + coming.total()
         if not fits(kept, own, used, self._settings.max_held_bytes):
             text = f"{used} bytes of delayed and half messages are kept already, {own} of them of this client"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
-        if size > (most := self._writer.max_command_bytes):
+        if size > (most := self._writer.max_command_bytes - CARRIED_OVERHEAD):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
         taken = partial(self._taken, defer.due_ms, client, kept)
@@ -202,11 +220,14 @@ class DeferredDelivery:
         deferred_id = parse_deferred(topic, handle)
         message = None if deferred_id is None else await self._find(topic, deferred_id, timeout_ms)
         if deferred_id is None or message is None or message.kind is not DeferredKind.DELAYED:
-            raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
-        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, message, Ending.RECALLED)))
+            raise _no_such_delayed()
+        defer = await self._read_one(deferred_id, message)
+        if await self._find(topic, deferred_id, timeout_ms) is None:  # it ended meanwhile
+            raise _no_such_delayed()
+        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, defer, Ending.RECALLED)))
         if not done.outcomes[0]:
-            raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
-        return message.defer.message_id
+            raise _no_such_delayed()
+        return defer.message_id
 
     async def end_transaction(
         self, topic: str, transaction_id: str, resolution: Resolution, timeout_ms: int
@@ -222,7 +243,7 @@ class DeferredDelivery:
             return
         if resolution is Resolution.UNKNOWN:
             return
-        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, message, wanted)))
+        done = await within(timeout_ms, asyncio.shield(self._end(deferred_id, message.defer(), wanted)))
         if not done.outcomes[0]:
             raise ReadFailed(Status.TRANSACTION_UNKNOWN, f"transaction {transaction_id[:64]!r} is over")
 
@@ -234,11 +255,29 @@ class DeferredDelivery:
             message = self._state.deferred.all.get(deferred_id)
         return message if message is not None and message.topic == topic else None
 
-    def _end(self, deferred_id: int, message: DeferredMessage, ending: Ending) -> asyncio.Future[Done]:
+    async def whole(self, messages: Sequence[Numbered]) -> list[Defer]:
+        """Messages as they were sent. ReadFailed, StoredDataDamaged: one of them cannot be read; or it is
+        somewhere else in the log by now, and should be looked up again."""
+        places = [one.place for _, one in messages if one.is_in_log]
+        commands = iter(await self._read(places) if places else [])
+        return [one.defer(next(commands) if one.is_in_log else b"") for _, one in messages]
+
+    async def _read_one(self, deferred_id: int, message: DeferredMessage) -> Defer:
+        """As `whole`, wherever the log has it by now."""
+        while True:
+            try:
+                return (await self.whole([(deferred_id, message)]))[0]
+            except BrokerError:
+                with self._state.lock:
+                    current = self._state.deferred.all.get(deferred_id)
+                if current is None or current.place == message.place:
+                    raise
+                message = current
+
+    def _end(self, deferred_id: int, defer: Defer, ending: Ending) -> asyncio.Future[Done]:
         """In one append: its end, and the message in its queue if that is what the end means."""
         queued = []
         if ending in (Ending.MOVED, Ending.COMMITTED):
-            defer = message.defer
             outgoing, host = self._moved(deferred_id, defer)
             queue_id = self._writer.topics.fitting_queue(defer.topic, defer.queue_id)
             queued = [self._writer.records(defer.topic, queue_id, [outgoing], born_host=host, is_moved=True)]
@@ -250,14 +289,23 @@ class DeferredDelivery:
         )
         self._committer.submit(request)
         self._ending[deferred_id] = request
+        self._ending_bytes += request.size
         return request.done
 
     def _released(self, deferred_id: int) -> None:
-        self._ending.pop(deferred_id, None)
+        was_full = self._is_full()
+        if (request := self._ending.pop(deferred_id, None)) is not None:
+            self._ending_bytes -= request.size
         with self._state.lock:
             message = self._state.deferred.all.get(deferred_id)
         if message is not None and self._is_leading:
             self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
+        if was_full and not self._is_full():
+            self._arm()
+
+    def _is_full(self) -> bool:
+        """There is enough on its way into queues."""
+        return self._ending_bytes >= _MOVING_BYTES
 
     def _moved(self, deferred_id: int, defer: Defer) -> tuple[OutgoingMessage, Host]:
         """The message for its queue, and its host. IllegalMessage if no record has room for it."""
@@ -284,6 +332,8 @@ class DeferredDelivery:
             self._timer.cancel()
             self._timer = None
         first_ms = self._now_ms() if self._unlisted else self._due.first()
+        if self._moving is not None or self._is_full():
+            return  # what is under way arms it
         if first_ms is not None and self._is_leading:
             delay = max(0, max(first_ms, self._not_before_ms) - self._now_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._look)
@@ -291,23 +341,71 @@ class DeferredDelivery:
     def _look(self) -> None:
         """At some of what is due; the next step looks at the rest."""
         self._timer = None
+        if self._moving is not None or self._is_full():
+            return  # what is under way looks again
         self._list_some()
-        now_ms, met = self._now_ms(), 0
+        now_ms, met, size = self._now_ms(), 0, 0
+        moving: list[Numbered] = []
         for _ in range(_LOOKED_AT):
             deferred_id = self._due.take_due(now_ms)
             if deferred_id is None:
                 break
-            with self._state.lock:
-                message = self._state.deferred.all.get(deferred_id)
-            if message is None or deferred_id in self._ending or deferred_id in self._checking:
+            message = self._free(deferred_id)
+            if message is None:
                 continue  # it ends otherwise, or is watched again if it does not
             if message.due_ms > now_ms:
                 self._due.put(deferred_id, message.due_ms)
                 continue
             met += 1
-            if not self._try_to_meet(deferred_id, message, now_ms) or met >= _MET:
+            if message.is_in_log:
+                moving.append((deferred_id, message))
+                size += message.place.size
+            elif not self._try_to_meet(deferred_id, message, now_ms):
                 break
+            if met >= _MET or size >= _MOVING_BYTES:
+                break
+        if moving:
+            self._moving = asyncio.get_running_loop().create_task(self._move(moving), name="delayed-messages")
         self._arm()
+
+    def _free(self, deferred_id: int) -> DeferredMessage | None:
+        """A deferred message that nothing is under way for."""
+        with self._state.lock:
+            message = self._state.deferred.all.get(deferred_id)
+        return None if deferred_id in self._ending or deferred_id in self._checking else message
+
+    async def _move(self, messages: list[Numbered]) -> None:
+        """Those that are due, out of the log. One that cannot be read deferred up none of the others."""
+        try:
+            await self._try_to_move(messages)
+        finally:
+            if self._is_leading and self._moving is asyncio.current_task():
+                self._moving = None
+                self._arm()
+
+    async def _try_to_move(self, messages: list[Numbered]) -> None:
+        deferred_id, message = messages[0]
+        try:
+            is_one = len(messages) == 1
+            deferred = [await self._read_one(deferred_id, message)] if is_one else await self.whole(messages)
+        except Exception as error:
+            if len(messages) > 1:
+                for one in messages:
+                    await self._try_to_move([one])
+                return
+            mistake = None if isinstance(error, BrokerError) else error
+            _log.error(
+                "a delayed message cannot be read", number=deferred_id, reason=str(error), exc_info=mistake
+            )
+            self._due.put(deferred_id, self._now_ms() + _UNREADABLE_MS)
+            return
+        for (deferred_id, message), defer in zip(messages, deferred, strict=True):
+            if self._free(deferred_id) is None:
+                continue
+            if self._now_ms() < self._not_before_ms:  # there was no room for the one before it
+                self._due.put(deferred_id, message.due_ms)
+            else:
+                self._try_to_meet(deferred_id, message, self._now_ms(), defer)
 
     def _list_some(self) -> None:
         numbers = self._unlisted[-_LOOKED_AT:]
@@ -318,10 +416,12 @@ class DeferredDelivery:
             if message is not None and number not in self._ending:
                 self._due.put(number, message.due_ms)
 
-    def _try_to_meet(self, deferred_id: int, message: DeferredMessage, now_ms: int) -> bool:
-        """Whether the next one may be tried as well."""
+    def _try_to_meet(
+        self, deferred_id: int, message: DeferredMessage, now_ms: int, defer: Defer | None = None
+    ) -> bool:
+        """Whether the next one may be tried as well. `defer`: what the log has of it."""
         try:
-            self._meet(deferred_id, message, now_ms)
+            self._meet(deferred_id, message, now_ms, defer)
         except Exception as error:  # a mistake costs this message time, and not all that are deferred
             mistake = None if isinstance(error, BrokerError) else error
             reason = str(error)
@@ -334,11 +434,11 @@ class DeferredDelivery:
                 return False
         return True
 
-    def _meet(self, deferred_id: int, message: DeferredMessage, now_ms: int) -> None:
+    def _meet(self, deferred_id: int, message: DeferredMessage, now_ms: int, defer: Defer | None) -> None:
         if message.kind is DeferredKind.DELAYED:
-            self._end(deferred_id, message, Ending.MOVED)
+            self._end(deferred_id, defer or message.defer(), Ending.MOVED)
         elif message.checks >= self._settings.max_checks:
-            self._end(deferred_id, message, Ending.ROLLED_BACK)
+            self._end(deferred_id, message.defer(), Ending.ROLLED_BACK)
         else:
             next_ms = now_ms + self._settings.check_again_ms
             request = Request(
@@ -358,7 +458,7 @@ class DeferredDelivery:
     def _ask_for(self, deferred_id: int, message: DeferredMessage, done: asyncio.Future[Done]) -> None:
         if done.cancelled() or done.exception() is not None or not done.result().outcomes[0]:
             return
-        defer = message.defer
+        defer = message.defer()
         outgoing, host = self._moved(deferred_id, defer)
         record = encode(
             Message(
@@ -377,6 +477,10 @@ class DeferredDelivery:
         self._ask(
             OrphanedHalf(defer.topic, transaction_id, defer.client_id, bytes(record), message.checks + 1)
         )
+
+
+def _no_such_delayed() -> ReadFailed:
+    return ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
 
 
 def _number_of(done: Done) -> int:

@@ -1,26 +1,41 @@
 """Messages that are in no queue yet: delayed ones, and halves whose transaction has not ended.
 
-They are kept whole, in memory and in the state image, so that purging the log cannot lose them: the limits of
-the settings bound how many bytes that may be.
+Halves are kept whole, in memory and in the state image, so that purging the log cannot lose them: the limits
+of the settings bound how many bytes that may be. Of a delayed message there is only where the log has it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from typing import NamedTuple
 
-from broker_adapter.pop.commands import Defer, DeferredKind, Ending
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.pop.commands import Carried, Defer, DeferredKind, Ending
 from broker_adapter.pop.records import decode, encode
 
 #: Ends are remembered for so long, so that they may be repeated. Part of the state's rules.
 MAX_ENDS = 20_000
 MAX_END_AGE_MS = 600_000
 
+#: Measured: of a message that the log has.
+IN_LOG_BYTES = 450
+
 _OF_HALVES = frozenset({Ending.COMMITTED, Ending.ROLLED_BACK})
 
 
+class LogPosition(NamedTuple):
+    """An entry of the log: its position, and the size of its body."""
+
+    pos: int
+    size: int
+
+
+#: Of commands that are not read from a log.
+NOWHERE = LogPosition(-1, 0)
+
+
 class DeferredMessage(NamedTuple):
-    """Kept as the command that an image has of it."""
+    """`command`: as an image has it; b"" if the log has it at `place`, as the `element`-th of a command."""
 
     command: bytes
     kind: DeferredKind
@@ -28,23 +43,40 @@ class DeferredMessage(NamedTuple):
     due_ms: int  # of the delivery; of a half: of the next check
     client: bytes  # the address that it came from
     checks: int = 0  # how often the producer was asked
+    place: LogPosition = NOWHERE
+    element: int = 0
 
     @staticmethod
-    def of(defer: Defer) -> DeferredMessage:
-        return DeferredMessage(encode([defer]), defer.kind, defer.topic, defer.due_ms, defer.born_host[:-4])
+    def of(defer: Defer, place: LogPosition = NOWHERE, element: int = 0) -> DeferredMessage:
+        client = defer.born_host[:-4]
+        if defer.kind is DeferredKind.DELAYED and place != NOWHERE:
+            return DeferredMessage(b"", defer.kind, defer.topic, defer.due_ms, client, 0, place, element)
+        return DeferredMessage(encode([defer]), defer.kind, defer.topic, defer.due_ms, client)
 
     @property
-    def defer(self) -> Defer:
-        """All of it. Takes a while."""
-        command = decode(self.command)
-        defer = command.elements[0] if command is not None else None
-        assert isinstance(defer, Defer)
-        return defer
+    def is_in_log(self) -> bool:
+        return self.place != NOWHERE
+
+    def defer(self, command: bytes = b"") -> Defer:
+        """All of it; `command` is what the log has at `place`. Takes a while. StoredDataDamaged
+        (COMMAND_DAMAGED) if it is none that keeps a message."""
+        decoded = decode(command if self.is_in_log else self.command)
+        elements = [] if decoded is None else decoded.elements
+        found = elements[self.element] if self.element < len(elements) else None
+        if isinstance(found, Carried):
+            return found.defer
+        if not isinstance(found, Defer):
+            raise StoredDataDamaged(Status.COMMAND_DAMAGED, f"no deferred message at {self.place}")
+        return found
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, nearly."""
-        return len(self.command) + 200
+        """Bytes of memory that it takes, nearly."""
+        return len(self.command) + (IN_LOG_BYTES if self.is_in_log else 200)
+
+
+#: A deferred message and its number.
+Numbered = tuple[int, DeferredMessage]
 
 
 class Ended(NamedTuple):
@@ -64,6 +96,7 @@ class DeferredMessages:
         self.bytes = 0
         self._bytes_of: dict[bytes, int] = {}
         self._count_of = Counter[str]()  # by topic
+        self._in_log = OrderedDict[int, None]()  # those that the log has, in its order
         self._ended: dict[int, Ended] = {}
         self._order: deque[Ended] = deque()
 
@@ -72,6 +105,39 @@ class DeferredMessages:
         self.bytes += message.size
         self._bytes_of[message.client] = self.bytes_of(message.client) + message.size
         self._count_of[message.topic] += 1
+        if message.is_in_log:
+            self._in_log[deferred_id] = None
+
+    def in_log(self) -> list[int]:
+        """Numbers of those that the log has, in its order."""
+        return list(self._in_log)
+
+    def in_log_before(self, pos: int, most_bytes: int) -> list[Numbered]:
+        """Those that the log has before a position, in its order; none if they have more bytes than that."""
+        found: list[Numbered] = []
+        for deferred_id in self._in_log:
+            message = self.all[deferred_id]
+            if message.place.pos >= pos:
+                break
+            most_bytes -= message.place.size
+            if most_bytes < 0:
+                return []
+            found.append((deferred_id, message))
+        return found
+
+    def carried(self, deferred_id: int, place: LogPosition, element: int) -> bool:
+        """Whether there is such a delayed message; the log has it there, too, from now on."""
+        message = self.all.get(deferred_id)
+        if message is None or message.kind is not DeferredKind.DELAYED or place == NOWHERE:
+            return False
+        self._take_out(deferred_id)
+        self.put(deferred_id, message._replace(command=b"", place=place, element=element))
+        return True
+
+    def first_pos(self) -> int | None:
+        """The position in the log from which on a message is read one day."""
+        first = next(iter(self._in_log), None)
+        return None if first is None else self.all[first].place.pos
 
     def bytes_of(self, client: bytes) -> int:
         """Of messages that came from an address."""
@@ -90,6 +156,7 @@ class DeferredMessages:
             self._bytes_of[message.client] = left
         else:
             del self._bytes_of[message.client]
+        self._in_log.pop(deferred_id, None)
         return message
 
     def end(self, deferred_id: int, ending: Ending, stamp_ms: int) -> bool:

@@ -1,19 +1,21 @@
 """The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
 
     0    4    "DDSI"
-    4    1    version, 3; 1 and 2 are read
+    4    1    version, 4; 1 to 3 are read
     5    4    CRC32 of all that follows
     9    8    applied index
          4    number of texts, and of each: 2+n
          4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
               number of segments 4, and of each: size 4, bytes (`queue_state.QueueDelivery.encoded`)
          4    number of deferred messages, and of each: number 8, due 8, checks 4, size 4, its command
+         4    number of delayed messages that the log has, in its order, and of each: number 8, due 8, topic 4
+              (place of a text), position of its entry 8, size of the entry's body 4, place in its command 2
          4    number of ends, and of each: number 8, ending 1, stamp 8, topic 4 (place of a text)
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
-(big endian) Equal states have equal bytes. Before version 3 an end has no topic. In version 1 a queue has,
-instead of segments, the number of its pending messages 4, and of each what a segment has, with places of the
-texts of all.
+(big endian) Equal states have equal bytes. Before version 4 all deferred messages have their commands there.
+Before version 3 an end has no topic. In version 1 a queue has, instead of segments, the number of its pending
+messages 4, and of each what a segment has, with places of the texts of all.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.pop.commands import Defer, Ending, QueueKey
-from broker_adapter.pop.deferred_messages import DeferredMessage, Ended
+from broker_adapter.pop.commands import Defer, DeferredKind, Ending, QueueKey
+from broker_adapter.pop.deferred_messages import DeferredMessage, Ended, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.queue_state import PENDING, PoppedMessage, QueueDelivery
 from broker_adapter.pop.records import decode
 from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DDSI"
-VERSION = 3
+VERSION = 4
+_WITH_ALL_COMMANDS = 3
 _WITHOUT_TOPICS_OF_ENDS = 2
 _WITHOUT_SEGMENTS = 1
 
@@ -42,6 +45,7 @@ _TEXT = struct.Struct(">H")
 _QUEUE = struct.Struct(">IIiqI")
 _SEGMENT = struct.Struct(">I")
 _DEFERRED = struct.Struct(">qqiI")
+_IN_LOG = struct.Struct(">qqIqIH")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
 
@@ -50,9 +54,12 @@ def save(state: DeliveryState) -> bytes:
     """On the applying thread."""
     texts: dict[str, int] = {}
     queues = [_queue(queue, texts) for queue in state.sorted_queues()]
-    deferred = [
-        _deferred(deferred_id, state.deferred.all[deferred_id]) for deferred_id in sorted(state.deferred.all)
-    ]
+    deferred, in_log = [], []
+    for deferred_id, message in sorted(state.deferred.all.items()):
+        if not message.is_in_log:
+            deferred.append(_deferred(deferred_id, message))
+    for deferred_id in state.deferred.in_log():
+        in_log.append(_in_log(deferred_id, state.deferred.all[deferred_id], texts))
     ends = [_ended(ended, texts) for ended in state.deferred.ends()]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
@@ -65,6 +72,8 @@ def save(state: DeliveryState) -> bytes:
             *queues,
             _COUNT.pack(len(deferred)),
             *deferred,
+            _COUNT.pack(len(in_log)),
+            *in_log,
             _COUNT.pack(len(ends)),
             *ends,
             _COUNT.pack(len(ids) // _ID_SIZE),
@@ -110,6 +119,11 @@ def _deferred(deferred_id: int, message: DeferredMessage) -> bytes:
     return _DEFERRED.pack(deferred_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
+def _in_log(deferred_id: int, message: DeferredMessage, texts: dict[str, int]) -> bytes:
+    topic = texts.setdefault(message.topic, len(texts))
+    return _IN_LOG.pack(deferred_id, message.due_ms, topic, *message.place, message.element)
+
+
 def _ended(ended: Ended, texts: dict[str, int]) -> bytes:
     place = texts.setdefault(ended.topic, len(texts))
     return _ENDED.pack(ended.deferred_id, ended.ending, ended.stamp_ms) + _COUNT.pack(place)
@@ -138,6 +152,13 @@ class _Reader:
                 raise ValueError(f"no deferred message {deferred_id}")
             message = DeferredMessage.of(command.elements[0])
             state.deferred.put(deferred_id, message._replace(due_ms=due_ms, checks=checks))
+        for _ in range(self._count() if version > _WITH_ALL_COMMANDS else 0):
+            deferred_id, due_ms, topic, pos, size, element = self._take(_IN_LOG)
+            place = LogPosition(pos, size)
+            state.deferred.put(
+                deferred_id,
+                DeferredMessage(b"", DeferredKind.DELAYED, texts[topic], due_ms, b"", 0, place, element),
+            )
         for _ in range(self._count()):
             deferred_id, ending, stamp_ms = self._take(_ENDED)
             of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""

@@ -22,6 +22,7 @@ Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
     10 PassedOn  g t q, pop 8; up to the end offsets 8
     11 Purged  topic 2, queue id 4, below 8
     12 Fold    g t q, idle ms 8, most 4
+    13 Carried number 8, then as Defer
 
 (big endian, signed but for lengths, counts and places) A version or kind that a node does not know is passed
 over: newer nodes write what older ones do not know. What does not fit is damage, and changes nothing.
@@ -39,6 +40,7 @@ from broker_adapter.pop.commands import (
     MAX_SPAN,
     Ack,
     Bury,
+    Carried,
     Change,
     ChangeKind,
     Checked,
@@ -76,6 +78,7 @@ _END = struct.Struct(">qB")
 _CHECKED = struct.Struct(">qq")
 _PAIR = struct.Struct(">qq")
 _SIZE = struct.Struct(">I")
+_NUMBER = struct.Struct(">q")
 _BURY = struct.Struct(">HHiqqq")
 _PASSED_ON = struct.Struct(">HHiq")
 _PURGED = struct.Struct(">Hiq")
@@ -86,10 +89,12 @@ _DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
 _MOST_MS = 1 << 62
 
 _POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _DEFER_KIND, _END_KIND = range(1, 8)
-_CHECKED_KIND, _BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND = range(8, 13)
+_CHECKED_KIND, _BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND, _CARRIED_KIND = range(8, 14)
 
 #: What `Sent` adds to a command: so much, and so much for each id.
 SENT_OVERHEAD, SENT_SIZE = _ELEMENT.size, _SENT.size
+#: How much larger a `Carried` is than its `Defer`.
+CARRIED_OVERHEAD = 8
 
 
 class Command(NamedTuple):
@@ -170,6 +175,8 @@ def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
             return encode_sent(ids)
         case Defer():
             return _framed(_DEFER_KIND, _encode_defer(element, texts))
+        case Carried(deferred_id, defer):
+            return _framed(_CARRIED_KIND, _NUMBER.pack(deferred_id) + _encode_defer(defer, texts))
         case End(deferred_id, ending):
             return _framed(_END_KIND, _END.pack(deferred_id, ending))
         case Checked(deferred_id, next_ms):
@@ -266,6 +273,9 @@ def _decode_newer(kind: int, data: bytes, texts: Sequence[str]) -> Element:
         group, topic, queue_id, idle_ms, most = _FOLD.unpack(data)
         _check_ms(idle_ms)
         return Fold(QueueKey(texts[group], texts[topic], queue_id), idle_ms, most)
+    if kind == _CARRIED_KIND:
+        (deferred_id,) = _NUMBER.unpack_from(data)
+        return Carried(deferred_id, _decode_defer(data[_NUMBER.size :], texts))
     return Unknown(kind)
 
 

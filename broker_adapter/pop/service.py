@@ -29,6 +29,7 @@ from broker_adapter.pop.api import (
     Resolution,
     Sent,
 )
+from broker_adapter.pop.carrier import Carrier, KeptLog
 from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
 from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.dead_letters import DeadLetters
@@ -47,6 +48,7 @@ from dledger.platform import client_of, when_idle
 
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20
+_CARRIER_LOOK_MS = 1_000
 
 
 class DeliveryFigures(NamedTuple):
@@ -55,6 +57,8 @@ class DeliveryFigures(NamedTuple):
     pending: int
     held_messages: int  # a name of the status
     held_bytes: int
+    kept_log_bytes: int
+    carried: int
     waiting_receives: int
     refused_fresh: int
     dead_letters: int
@@ -86,6 +90,7 @@ class DeliveryService:
         reader: QueueReader,
         files: Bounds,
         topics: Topics,
+        log: KeptLog,
         *,
         now_ms: Callable[[], int],
         wall_ms: Callable[[], int],
@@ -133,7 +138,20 @@ class DeliveryService:
             limits=limits,
         )
         self._deferred = DeferredDelivery(
-            state, committer, writer, self._sender, now_ms=now_ms, settings=delivery
+            state,
+            committer,
+            writer,
+            self._sender,
+            read=lambda places: run(partial(reader.bodies_at, places)),
+            now_ms=now_ms,
+            settings=delivery,
+        )
+        self._carrier = Carrier(
+            state,
+            committer,
+            self._deferred.whole,
+            log,
+            look_ms=min(_CARRIER_LOOK_MS, delivery.upkeep_ms),
         )
         self._renewals = Renewals(state, committer, self._receive_queues, now_ms=now_ms, settings=delivery)
         self._upkeep = Upkeep(state, committer, self._receive_queues, files, now_ms=now_ms, settings=delivery)
@@ -142,11 +160,13 @@ class DeliveryService:
 
     def start(self, term: int, role_epoch: int) -> None:
         self._deferred.start()
+        self._carrier.start()
         self._renewals.start()
         self._upkeep.start()
 
     async def stop(self) -> None:
         self._deferred.stop()
+        self._carrier.stop()
         self._renewals.stop()
         self._upkeep.stop()
         text = "this broker is not the master any more"
@@ -186,6 +206,8 @@ class DeliveryService:
             state.pending_count,
             len(state.deferred.all),
             state.deferred.bytes,
+            self._carrier.kept_bytes,
+            self._carrier.carried,
             len(self._receive_queues),
             self._receiver.refused_fresh,
             self._dead_letters.moved,

@@ -24,6 +24,7 @@ from broker_adapter.metadata.values import GroupDelivery
 from broker_adapter.pop.commands import (
     Ack,
     Bury,
+    Carried,
     Change,
     Changed,
     ChangeKind,
@@ -42,7 +43,7 @@ from broker_adapter.pop.commands import (
     QueueKey,
     Sent,
 )
-from broker_adapter.pop.deferred_messages import DeferredMessage, DeferredMessages
+from broker_adapter.pop.deferred_messages import NOWHERE, DeferredMessage, DeferredMessages, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.handles import topic_digest
 from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
@@ -50,6 +51,7 @@ from broker_adapter.pop.records import NO_REQUEST, decode, request_id_of
 
 #: A pop's or a deferred message's number is the index of its command and the place in it.
 _PLACE_BITS = 16
+_MAX_PLACE = (1 << _PLACE_BITS) - 1
 #: No command was stored later: the times that are made of it fit into their fields.
 MAX_STAMP_MS = 1 << 62
 
@@ -183,6 +185,11 @@ class DeliveryState:
         with self.lock:
             return self.pending_of(group) > 0
 
+    def first_pos(self) -> int | None:
+        """The position from which on the log has delayed messages; None: it has none."""
+        with self.lock:
+            return self.deferred.first_pos()
+
     def is_awaited(self, topic: str) -> bool:
         """Whether a delayed or half message waits for the topic."""
         with self.lock:
@@ -190,8 +197,9 @@ class DeliveryState:
 
     # -- the state machine, on one thread -----------------------------------------------------------------
 
-    def apply(self, index: int, stamp_ms: int, body: bytes) -> None:
-        """The body of a message of DLEDGER_SYS_DELIVERY, whatever it is; `index` is that of its entry.
+    def apply(self, index: int, stamp_ms: int, body: bytes, place: LogPosition = NOWHERE) -> None:
+        """The body of a message of DLEDGER_SYS_DELIVERY, whatever it is; `index` is that of its entry, and
+        `place` where the log has it: delayed messages are read there when they are due.
 
         Entries up to `applied_index` have been applied before and are passed over.
         """
@@ -213,7 +221,7 @@ class DeliveryState:
                 if command is not None:
                     numbers = range(index << _PLACE_BITS, (index + 1) << _PLACE_BITS)
                     for number, element in zip(numbers, command.elements, strict=False):
-                        outcomes.append(self._execute(element, number, stamp_ms))
+                        outcomes.append(self._execute(element, number, stamp_ms, place))
         finally:  # whoever proposed it waits, whatever became of it
             request_id = request_id_of(body)
             if self._on_outcomes is not None and request_id != NO_REQUEST:
@@ -253,7 +261,7 @@ class DeliveryState:
 
     # -- elements -----------------------------------------------------------------------------------------
 
-    def _execute(self, element: Element, number: int, stamp_ms: int) -> Outcome:
+    def _execute(self, element: Element, number: int, stamp_ms: int, place: LogPosition) -> Outcome:
         match element:
             case Ack(key, offset, pop):
                 return self._done(key, offset, pop, stamp_ms)
@@ -267,10 +275,12 @@ class DeliveryState:
                 for digest, queue_id, queue_offset in ids:
                     self.ids.put(digest, queue_id, queue_offset, stamp_ms)
             case Defer():
-                self.deferred.put(number, DeferredMessage.of(element))
+                self.deferred.put(number, DeferredMessage.of(element, place, number & _MAX_PLACE))
                 if element.digest:
                     self.ids.put(element.digest, -1, number, stamp_ms)
                 return Deferred(number)
+            case Carried(deferred_id):
+                return self.deferred.carried(deferred_id, place, number & _MAX_PLACE)
             case End(deferred_id, ending):
                 return self.deferred.end(deferred_id, ending, stamp_ms)
             case Checked(deferred_id, next_ms):

@@ -181,10 +181,19 @@ class BrokerStatus:
             ),
             (
                 "broker_delivery_held_messages",
-                "Delayed and half messages kept in memory.",
+                "Delayed and half messages.",
                 delivery.held_messages,
             ),
-            ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
+            (
+                "broker_delivery_held_bytes",
+                "Memory of half messages, and of the places of delayed ones in the log.",
+                delivery.held_bytes,
+            ),
+            (
+                "broker_delivery_kept_log_bytes",
+                "Bytes of the log that retention would purge, were it not for delayed messages.",
+                delivery.kept_log_bytes,
+            ),
             (
                 "broker_delivery_waiting_receives",
                 "Receives that wait for messages on the master.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.errors import ReadFailed, Status
@@ -54,6 +54,18 @@ class DispatchedFiles:
     def _check_complete(self) -> None:
         if self._node.applied_index < 0:
             raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
+
+
+def needed_from(dispatcher: Dispatcher, delivery: DeliveryState) -> Callable[[], int]:
+    """The position from which on the log is read again one day: by delayed messages, those that are not
+    dispatched yet included."""
+
+    def position() -> int:
+        dispatched = dispatcher.dispatched.end_pos  # before the state, which may be ahead of it then
+        first = delivery.first_pos()
+        return dispatched if first is None else min(first, dispatched)
+
+    return position
 
 
 def holdings(

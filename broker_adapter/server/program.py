@@ -53,7 +53,7 @@ from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
-from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
+from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
@@ -173,6 +173,7 @@ class BrokerProgram:
             auto_create_per_client=settings.auto_create_per_client,
             used=self.group_use.touch,
         )
+        node.keep_log_from(needed_from(self.dispatcher, self.delivery_state))
         reader = QueueReader(files, node)
         self.broker = Broker(
             settings,
@@ -251,6 +252,7 @@ class BrokerProgram:
                 self.topic_use.touch,
                 groups.known,
             ),
+            node,
             now_ms=node.cluster_time_ms,
             wall_ms=_wall_ms,
             run=self._read,

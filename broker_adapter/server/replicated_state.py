@@ -16,6 +16,7 @@ from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.metadata.image import MAGIC as METADATA_MAGIC
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.pop import image
+from broker_adapter.pop.deferred_messages import LogPosition
 from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DRSI"
@@ -35,8 +36,8 @@ class ReplicatedState:
     def apply(self, index: int, body: bytes) -> None:
         self._metadata.apply(index, body)
 
-    def apply_delivery(self, index: int, stamp_ms: int, body: bytes) -> None:
-        self._delivery.apply(index, stamp_ms, body)
+    def apply_delivery(self, index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
+        self._delivery.apply(index, stamp_ms, body, LogPosition(pos, size))
 
     def save(self) -> bytes:
         metadata = self._metadata.save()

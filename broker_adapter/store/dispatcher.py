@@ -24,7 +24,7 @@ from broker_adapter.store.checkpoint import Image, decode_image, encode_image, r
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.consume_queues import ConsumeQueues
-from broker_adapter.store.dispatching import Dispatching, SetAside
+from broker_adapter.store.dispatching import Delivery, Dispatching, SetAside
 from broker_adapter.store.files import Files, OsFiles, make_directories
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.job_queue import JobQueue, ThreadJobQueue
@@ -49,7 +49,7 @@ class Metadata(Protocol):
         """Forget everything and take over what `save` gave; b"": the empty state."""
 
 
-def _no_delivery(index: int, stamp_ms: int, body: bytes) -> None:
+def _no_delivery(index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
     """For those who keep no such state."""
 
 
@@ -83,7 +83,7 @@ class Dispatcher:
         metadata: Metadata,
         *,
         durable_index: Callable[[], int],
-        delivery: Callable[[int, int, bytes], None] = _no_delivery,
+        delivery: Delivery = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
         options: StoreOptions | None = None,
         files: Files | None = None,
@@ -92,8 +92,8 @@ class Dispatcher:
     ) -> None:
         """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
         that brought messages, when they can be read, with (topic, queue id, max_offset). `delivery`: called
-        with (index, store timestamp, body) of each command of delivery, whose effects are part of what
-        `metadata` saves. `clock`: seconds.
+        with (index, store timestamp, body, position of the entry, size of its body) of each command of
+        delivery, whose effects are part of what `metadata` saves. `clock`: seconds.
         """
         self._root = root
         self._metadata = metadata

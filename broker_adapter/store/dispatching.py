@@ -34,6 +34,9 @@ _NORMAL_ENTRY = 1  # any other magic is the log's own business
 _LOGGED_EACH = 10
 
 
+Delivery = Callable[[int, int, bytes, int, int], None]
+
+
 class SetAside(NamedTuple):
     """Committed entries that could not be applied since the start of this node."""
 
@@ -61,10 +64,10 @@ class Dispatching:
         index: IndexFiles,
         index_jobs: JobQueue,
         command: Callable[[int, bytes], None],
-        delivery: Callable[[int, int, bytes], None],
+        delivery: Delivery,
     ) -> None:
         """`command` gets (index, body) of the records of the metadata topic, `delivery` (index, store
-        timestamp, body) of those of the delivery topic."""
+        timestamp, body, position and size of the entry's body) of those of the delivery topic."""
         self._queues = queues
         self._index = index
         self._index_jobs = index_jobs
@@ -201,7 +204,7 @@ class Dispatching:
                 self._flush()
                 self._command(entry.index, body)
             else:
-                self._delivery(entry.index, stamp, body)
+                self._delivery(entry.index, stamp, body, entry.pos, len(entry.body))
         except (OSError, MemoryError):
             raise  # of this node, not of the entry: it may succeed another time
         except Exception as error:

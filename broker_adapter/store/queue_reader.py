@@ -27,6 +27,8 @@ _MAX_SCANNED = 4096
 _QUEUE_OFFSET = struct.Struct(">q")
 _QUEUE_OFFSET_AT = 20
 _STORE_TIMESTAMP = struct.Struct(">q")
+#: Of messages that are there: what may be sent was asked then.
+_ANY_BODY = 1 << 30
 _SYS_FLAG_AT, _BORN_HOST_V6 = 36, 0x10
 
 
@@ -104,6 +106,17 @@ class QueueReader:
         except (LogReadFailed, InvalidRequest) as error:
             text = f"no message at {physical_offset}: {error.message}"
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, text) from error
+        except StorageError as error:
+            raise _being_repaired(error) from error
+
+    def bodies_at(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bodies of the messages in entries at (position in the log, size), of any size. ReadFailed
+        (MESSAGE_NOT_FOUND if one was purged, BEING_REPAIRED)."""
+        try:
+            records = self._log.read_bodies(places)
+            return [decode(one, max_body_bytes=_ANY_BODY, verify_body=False).body for one in records]
+        except (LogReadFailed, InvalidRequest) as error:
+            raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"not in the log: {error.message}") from error
         except StorageError as error:
             raise _being_repaired(error) from error
 

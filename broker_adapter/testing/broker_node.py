@@ -30,7 +30,7 @@ from broker_adapter.pop.state import DeliveryState
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker
-from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
+from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import JobQueue
@@ -204,6 +204,7 @@ class SimBroker:
                 self.topic_use.touch,
                 self.groups.known,
             ),
+            node,
             now_ms=self.node.cluster_time_ms,
             wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
             run=lambda work: self.loop.run_in_executor(None, work),
@@ -258,6 +259,7 @@ class SimBroker:
 
     def start(self) -> None:
         def begin() -> None:
+            self.node.keep_log_from(needed_from(self.dispatcher, self.delivery_state))
             self.handler.start()
             self.loop.create_task(self._follow_purges())
 

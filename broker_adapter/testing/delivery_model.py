@@ -22,6 +22,7 @@ from broker_adapter.pop import records
 from broker_adapter.pop.commands import (
     Ack,
     Bury,
+    Carried,
     Change,
     ChangeKind,
     Checked,
@@ -84,6 +85,7 @@ class DeliveryModel:
         self.is_strict = is_strict
         self.acked: set[tuple[QueueKey, int]] = set()
         self.given: set[tuple[QueueKey, int]] = set()
+        self.carried = 0
         self._first: FirstOffset = lambda key: None
         self._cursors: dict[QueueKey, int] = {}
         self._pending: dict[tuple[QueueKey, int], PoppedMessage] = {}
@@ -229,6 +231,8 @@ class DeliveryModel:
                 self._deferred[number] = (element, element.due_ms, 0)
                 if element.digest:
                     self._new_id(element.digest, -1, number)
+            case Carried():
+                self.carried += 1  # and nothing else
             case End(deferred_id):
                 if self._deferred.pop(deferred_id, None) is None:
                     raise Violation("ended once", f"{element} of what is not deferred")

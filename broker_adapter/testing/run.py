@@ -110,6 +110,7 @@ def run_seed(seed: int, profile: Profile | None = None, *, sink: TextIO | None =
         result.steps = sim.clock.steps
         result.counts = sim.counts
         result.counts["masterships"] = sim.masterships
+        result.counts["delayed messages carried"] = sim.truth.delivery.model.carried
         expired = sim.truth.deletions.total() - sim.truth.deletions[SHORT_LIVED]
         result.counts["topics expired"] = expired
         for outcome in ("expired", "kept"):

@@ -47,7 +47,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         dispatcher=SimpleNamespace(figures=lambda: DISPATCH),
         broker=SimpleNamespace(held=[]),
         metadata=SimpleNamespace(topics={}),
-        delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8)),
+        delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
         clients=SimpleNamespace(
             service=SimpleNamespace(waiting_receives=9), streams=SimpleNamespace(by_type=dict)
         ),

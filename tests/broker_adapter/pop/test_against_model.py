@@ -13,6 +13,7 @@ from broker_adapter.pop import image
 from broker_adapter.pop.commands import (
     Ack,
     Bury,
+    Carried,
     Change,
     ChangeKind,
     Checked,
@@ -31,6 +32,7 @@ from broker_adapter.pop.commands import (
     Sent,
     SentId,
 )
+from broker_adapter.pop.deferred_messages import LogPosition
 from broker_adapter.pop.handles import id_digest
 from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.pop.records import encode
@@ -74,7 +76,7 @@ class Twins:
             self.metadata()
         else:
             body = encode([self.element() for _ in range(rng.randint(1, 5))], ID)
-            self.state.apply(self.index, self.now_ms, body)
+            self.state.apply(self.index, self.now_ms, body, LogPosition(100 * self.index, len(body)))
             self.model.put(self.index, self.now_ms, body, first_offset)
         assert look_at_delivery(self.state) == self.model.look()
         pending_keys = {(queue.key, at) for queue in self.state.queues.values() for at in queue.pending}
@@ -128,6 +130,9 @@ class Twins:
         if dice < 0.9 or not deferred:
             kind = rng.choice(list(DeferredKind))
             return Defer(kind, key.topic, 0, 7, self.digest(), "i", "c", 1, 2, 3, b"", "p", b"body")
+        if dice < 0.92:
+            kind, number = rng.choice(list(DeferredKind)), rng.choice(deferred)
+            return Carried(number, Defer(kind, key.topic, 0, 7, b"", "i", "c", 1, 2, 3, b"", "p", b"body"))
         if dice < 0.95:
             return Checked(rng.choice(deferred), self.now_ms + 5)
         # Each once: the model takes an end of nothing for a fault of the broker.

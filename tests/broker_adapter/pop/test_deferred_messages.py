@@ -4,95 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog.message_writer import AnyTopic, MessageWriter
-from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.format.sys_flag import COMPRESSED, TRANSACTION_MASK
 from broker_adapter.pop import deferred_delivery as module
-from broker_adapter.pop.api import Half, OrphanedHalf, Resolution
-from broker_adapter.pop.commands import Checked, Defer, DeferredKind, Element, End
-from broker_adapter.pop.committer import Committer, Done, Request
-from broker_adapter.pop.deferred_delivery import DeferredDelivery
+from broker_adapter.pop.api import Resolution
+from broker_adapter.pop.commands import Checked, Defer, DeferredKind, End, Ending
+from broker_adapter.pop.committer import Request
 from broker_adapter.pop.records import encode
-from broker_adapter.pop.sender import Sender
-from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
+from tests.broker_adapter.pop.deferred_world import ID, START, TOPIC, World, delayed
 from tests.node.local import until
-
-ID = bytes(range(16))
-TOPIC = TopicConfig("t", 1, 1)
-START = 1_000_000
-SETTINGS = {"check_first_ms": 1000, "check_again_ms": 1000, "max_checks": 15}
-
-
-class World:
-    """Deferred delivery. Its commands are applied in the next step, or refused, at a time a test sets."""
-
-    max_command_bytes = 1 << 20
-
-    def __init__(self, **settings: int) -> None:
-        self.now_ms = START
-        self.index = 0
-        self.refuses: type[Element] | None = None
-        self.is_full = False
-        self.asked: list[OrphanedHalf] = []
-        self.submitted = 0
-        self.elements: list[Element] = []
-        self.topics = AnyTopic()
-        self.outgoing: list[OutgoingMessage] = []
-        self._outcomes: list[Any] = []
-        self.state = DeliveryState(on_outcomes=lambda _, outcomes: self._outcomes.extend(outcomes))
-        committer, writer = cast(Committer, self), cast(MessageWriter, self)
-        self.deferred = DeferredDelivery(
-            self.state,
-            committer,
-            writer,
-            Sender(self.state, committer, writer),
-            now_ms=lambda: self.now_ms,
-            settings=DeliverySettings(
-                check_first_ms=1000, check_again_ms=1000, **{"max_checks": 15, **settings}
-            ),
-        )
-        self.deferred.on_orphan(self.asked.append)
-        self.deferred.start()
-
-    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
-        return max(0, queue_id)
-
-    def records(self, topic: str, queue_id: int, messages: list[OutgoingMessage], **_: Any) -> Any:
-        self.outgoing = messages
-        return SimpleNamespace(topic=topic, queue_id=queue_id, batch=SimpleNamespace(sizes=[]))
-
-    def submit(self, request: Request) -> None:
-        if self.is_full:
-            raise Busy(Status.TOO_MANY_PENDING_BYTES, "try again later")
-        self.submitted += 1
-        asyncio.get_running_loop().call_soon(self.settle, request)
-
-    def settle(self, request: Request) -> None:
-        if self.refuses is not None and isinstance(request.elements[0], self.refuses):
-            request.fail(Busy(Status.DISK_FULL, "no room"))
-        else:
-            self.elements += request.elements
-            self.index += 1
-            self._outcomes.clear()
-            self.state.apply(self.index, self.now_ms, encode(request.elements, ID))
-            request.applied = Done([], list(self._outcomes))
-            request.settle(request.applied)
-        request.release()
-
-    async def look(self) -> None:
-        self.deferred._look()
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    async def half(self, topic: TopicConfig = TOPIC) -> Half:
-        return await self.deferred.half(topic, OutgoingMessage(b"x"), "", "p", 0, -1, "", 1000)
 
 
 async def test_refused_ends_do_not_multiply_the_checks_of_a_half_message() -> None:
@@ -159,7 +84,7 @@ async def test_those_that_have_gone_before_they_were_due_are_looked_at_in_many_s
     world.deferred.stop()
 
 
-async def test_a_new_leadership_lists_what_is_held_in_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_leadership_lists_what_is_deferred_in_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for _ in range(25):
         await world.half()
@@ -327,4 +252,86 @@ async def test_the_ends_of_transactions_go_with_their_topic() -> None:
     world.state.topic_cut("t")
     with pytest.raises(ReadFailed, match="unknown"):
         await world.deferred.end_transaction("t", half.transaction_id, Resolution.ROLLBACK, 1000)
+    world.deferred.stop()
+
+
+async def test_delayed_messages_are_read_from_the_log_when_they_are_due_and_many_at_once() -> None:
+    world = World()
+    await delayed(world, 30, 5000)
+    assert all(not one.command for one in world.state.deferred.all.values())
+    assert world.state.deferred.first_pos() == 1000 and world.state.deferred.bytes < 30 * 500
+    await world.look()
+    assert not world.reads
+    world.now_ms += 1000
+    await world.look()
+    await until(lambda: not world.state.deferred.all)
+    assert [len(places) for places in world.reads] == [30]
+    assert world.state.deferred.first_pos() is None
+    world.deferred.stop()
+
+
+async def test_no_more_of_delayed_messages_is_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOVING_BYTES", 20_000)
+    world = World()
+    await delayed(world, 30, 5000)
+    world.now_ms += 1000
+    under_way: list[Request] = []
+    settle, world.settle = world.settle, under_way.append  # type: ignore[method-assign,assignment]
+    world.records = lambda topic, queue_id, messages, **_: SimpleNamespace(  # type: ignore[method-assign]
+        topic=topic, queue_id=queue_id, batch=SimpleNamespace(sizes=[len(one.body) for one in messages])
+    )
+    for _ in range(10):
+        await world.look()
+    assert [len(places) for places in world.reads] == [4]
+    world.settle = settle  # type: ignore[method-assign]
+    for request in under_way:
+        settle(request)
+    await until(lambda: not world.state.deferred.all)
+    assert max(map(len, world.reads)) == 4 and len(world.reads) == 8
+    world.deferred.stop()
+
+
+async def test_a_delayed_message_that_cannot_be_read_holds_up_no_other() -> None:
+    world = World()
+    handles = await delayed(world, 5)
+    world.unreadable.add(3000)
+    world.now_ms += 1000
+    await world.look()
+    await until(lambda: len(world.state.deferred.all) == 1)
+    with pytest.raises(ReadFailed) as error:
+        await world.deferred.recall("t", handles[2], 1000)
+    assert error.value.status is Status.BEING_REPAIRED
+    reads = len(world.reads)
+    await world.look()
+    assert len(world.reads) == reads
+    world.unreadable.clear()
+    world.now_ms += 60_000
+    await world.look()
+    await until(lambda: not world.state.deferred.all)
+    world.deferred.stop()
+
+
+async def test_a_recall_that_reads_while_the_message_becomes_due_is_too_late() -> None:
+    world = World()
+    (handle,) = await delayed(world, 1)
+    world.now_ms += 1000
+    world.deferred._look()
+    recalling = asyncio.ensure_future(world.deferred.recall("t", handle, 1000))
+    with pytest.raises(ReadFailed) as error:
+        await recalling
+    assert error.value.status is Status.DELAYED_UNKNOWN
+    assert [one.ending for one in world.elements if isinstance(one, End)] == [Ending.MOVED]
+    world.deferred.stop()
+
+
+async def test_a_message_that_was_taken_in_before_the_log_was_read_is_moved_from_memory() -> None:
+    world = World()
+    world.deferred.stop()
+    defer = Defer(DeferredKind.DELAYED, "t", 0, START, b"", "", "", 0, 0, START, b"", "", b"x")
+    world.index = 1
+    world.state.apply(1, START, encode([defer], ID))
+    assert world.state.deferred.first_pos() is None
+    world.deferred.start()
+    await until(lambda: not world.state.deferred.all)
+    assert [one.body for one in world.outgoing] == [b"x"] and not world.reads
     world.deferred.stop()

@@ -34,7 +34,7 @@ from broker_adapter.pop.api import (
     Resolution,
     Sent,
 )
-from broker_adapter.pop.commands import DeferredKind
+from broker_adapter.pop.commands import Defer, DeferredKind
 from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.deferred_messages import DeferredMessage
 from broker_adapter.pop.handles import deferred_handle
@@ -260,12 +260,14 @@ async def test_a_mistake_with_one_delayed_message_holds_up_no_other(
 ) -> None:
     meet, mistakes = DeferredDelivery._meet, 0
 
-    def fail_twice(self: DeferredDelivery, deferred_id: int, message: DeferredMessage, now_ms: int) -> None:
+    def fail_twice(
+        self: DeferredDelivery, deferred_id: int, held: DeferredMessage, now_ms: int, defer: Defer | None
+    ) -> None:
         nonlocal mistakes
-        if message.defer.body == b"poison" and mistakes < 2:
+        if defer is not None and defer.body == b"poison" and mistakes < 2:
             mistakes += 1
             raise ZeroDivisionError("a mistake")
-        meet(self, deferred_id, message, now_ms)
+        meet(self, deferred_id, held, now_ms, defer)
 
     monkeypatch.setattr(DeferredDelivery, "_meet", fail_twice)
     async with brokers(tmp_path, 1) as cluster:
@@ -506,7 +508,7 @@ async def test_what_no_queue_could_take_later_is_refused_at_once(
         assert delivery.figures().held_messages == 0
 
 
-@pytest.mark.parametrize("check_after_ms", [86_400_001, 1 << 63])
+@pytest.mark.parametrize("check_after_ms", [40 * 86_400_000 + 1, 1 << 63])
 async def test_a_half_is_asked_about_one_day(tmp_path: Path, check_after_ms: int) -> None:
     async with brokers(tmp_path, 1) as cluster:
         delivery = (await cluster.master()).delivery
@@ -514,7 +516,7 @@ async def test_a_half_is_asked_about_one_day(tmp_path: Path, check_after_ms: int
         with pytest.raises(IllegalMessage) as refused:
             await send(check_after_ms=check_after_ms)
         assert refused.value.status is Status.DELAY_TOO_LONG
-        assert not (await send(check_after_ms=86_400_000)).is_repeated
+        assert not (await send(check_after_ms=40 * 86_400_000)).is_repeated
 
 
 async def test_what_was_taken_in_is_moved_when_less_is_allowed_now(
@@ -565,7 +567,7 @@ async def test_delayed_messages_of_one_client_leave_room_for_those_of_others(tmp
                 count += 1
 
         greedy = await taken("10.0.0.1:1")
-        assert 10 <= greedy <= 17
+        assert 40 <= greedy <= 44
         assert await taken("10.0.0.1:2") == 0  # another connection is no other client
         await cluster.stop(next(n for n, p in cluster.programs.items() if p is master))
         assert await taken("10.0.0.1:3") == 0  # the next master knows it, too

@@ -14,6 +14,7 @@ from broker_adapter.pop.commands import (
     MAX_SPAN,
     Ack,
     Bury,
+    Carried,
     Change,
     ChangeKind,
     Checked,
@@ -32,7 +33,7 @@ from broker_adapter.pop.commands import (
     SentId,
     Unknown,
 )
-from broker_adapter.pop.deferred_messages import MAX_END_AGE_MS
+from broker_adapter.pop.deferred_messages import MAX_END_AGE_MS, LogPosition
 from broker_adapter.pop.duplicate_filter import MAX_AGE_MS, DuplicateFilter
 from broker_adapter.pop.handles import deferred_handle, parse_deferred, parse_receipt, receipt_handle
 from broker_adapter.pop.records import NO_REQUEST, SENT_OVERHEAD, SENT_SIZE, decode, encode, encode_sent
@@ -40,7 +41,7 @@ from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
 
 KEY = QueueKey("g", "t", 2)
-HOLD = Defer(
+DEFER = Defer(
     DeferredKind.HALF, "t", 1, 99, b"d" * 16, "id", "client", -1, 4, 5, b"\x7f\0\0\1\0\0\0\2", "p\1v\2", b"b"
 )
 ELEMENTS: list[Element] = [
@@ -50,7 +51,8 @@ ELEMENTS: list[Element] = [
     Drop(KEY, 3, 4),
     Change(KEY, 5, 6, 7, ChangeKind.RETURN),
     Sent((SentId(b"x" * 16, -1, 8), SentId(b"y" * 16, 3, 9))),
-    HOLD,
+    DEFER,
+    Carried(1 << 40, DEFER._replace(kind=DeferredKind.DELAYED)),
     End(7, Ending.RECALLED),
     Checked(8, 9),
     Bury(KEY, 1, 2, 3),
@@ -116,8 +118,8 @@ def test_a_handle_is_one_of_its_topic_and_nothing_else() -> None:
 
 def filled() -> DeliveryState:
     state = DeliveryState()
-    state.apply(4, 1000, encode([Pop(KEY, "c", "a", 50, True, False, False, 0, 3, (0, 2), ()), HOLD]))
-    state.apply(5, 1001, encode([HOLD._replace(digest=b""), End((4 << 16) + 1, Ending.COMMITTED)]))
+    state.apply(4, 1000, encode([Pop(KEY, "c", "a", 50, True, False, False, 0, 3, (0, 2), ()), DEFER]))
+    state.apply(5, 1001, encode([DEFER._replace(digest=b""), End((4 << 16) + 1, Ending.COMMITTED)]))
     return state
 
 
@@ -130,7 +132,7 @@ def test_an_image_holds_everything() -> None:
     assert (queue.cursor, sorted(queue.pending), state.pending_count) == (3, [0, 2], 2)
     assert queue.pending[2] == (4 << 16, 1050, 1, "c", "a", True, 1000)
     assert state.deferred.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
-    assert [one.defer.body for one in state.deferred.all.values()] == [b"b"]
+    assert [one.defer().body for one in state.deferred.all.values()] == [b"b"]
     assert state.ids.find(b"d" * 16) == (-1, (4 << 16) + 1)
 
 
@@ -168,6 +170,67 @@ SECOND_IMAGE = (
 )
 
 
+#: And by version 3.
+THIRD_IMAGE = (
+    "4444534903b66c4f5a000000000000000500000002000167000174000000010000000000000001000000020000000000"
+    "000003000000010000006800000002000163000161000000020000000000000000000000000004000000000000000004"
+    "1a0000000100000000000000010100000000000003e800000000000000020000000000040000000000000000041a0000"
+    "000100000000000000010100000000000003e80000000100000000000500000000000000000063000000000000005f44"
+    "4401000000000000000000000000000000000003000174000269640006636c69656e7406000000360100000000000100"
+    "0000000000006300010002ffffffff00000004000000000000000500087f000001000000020000000470017602620000"
+    "000100000000000400010100000000000003e9000000010000000164646464646464646464646464646464ffffffff00"
+    "0000000004000100000000000003e8"
+)
+
+
+def test_an_image_of_the_version_before_is_taken_as_it_was() -> None:
+    state = DeliveryState()
+    image.load(state, bytes.fromhex(THIRD_IMAGE))
+    assert image.save(state) == image.save(filled())
+
+
+def test_an_image_has_of_a_delayed_message_where_the_log_has_it_and_no_more() -> None:
+    state = DeliveryState()
+    delayed = DEFER._replace(kind=DeferredKind.DELAYED, body=bytes(100_000), topic="late")
+    first, second, third = (4 << 16), (4 << 16) + 1, 5 << 16
+    state.apply(4, 1000, encode([delayed, delayed._replace(digest=b"")]), LogPosition(700, 200_300))
+    state.apply(5, 1000, encode([delayed._replace(digest=b"e" * 16)]), LogPosition(300_000, 100_200))
+    state.apply(
+        6, 1000, encode([DEFER._replace(digest=b"", kind=DeferredKind.HALF)]), LogPosition(400_000, 300)
+    )
+    state.apply(
+        7, 1000, encode([Carried(first, delayed), Carried(99, delayed)]), LogPosition(500_000, 200_400)
+    )
+    saved = image.save(state)
+    assert len(saved) < 1000
+    other = DeliveryState()
+    image.load(other, saved)
+    assert image.save(other) == saved
+    assert other.deferred.in_log() == [second, third, first]
+    assert [other.deferred.all[n].place for n in (second, third, first)] == [
+        (700, 200_300),
+        (300_000, 100_200),
+        (500_000, 200_400),
+    ]
+    assert [other.deferred.all[n].element for n in (second, third, first)] == [1, 0, 0]
+    assert other.is_awaited("late") and other.first_pos() == 700
+    other.apply(8, 1001, encode([End(first, Ending.MOVED), End(second, Ending.RECALLED)]))
+    assert other.first_pos() == 300_000
+    other.topic_cut("late")
+    assert other.first_pos() is None and len(other.deferred.all) == 1
+
+
+def test_a_delayed_message_that_an_older_image_holds_is_in_the_log_once_it_was_carried() -> None:
+    state = DeliveryState()
+    number = 4 << 16
+    state.apply(4, 1000, encode([DEFER._replace(kind=DeferredKind.DELAYED, due_ms=77)]))
+    state.apply(
+        5, 1000, encode([Carried(number, DEFER._replace(kind=DeferredKind.DELAYED))]), LogPosition(70, 300)
+    )
+    message = state.deferred.all[number]
+    assert (message.command, message.place, message.due_ms) == (b"", (70, 300), 77)
+
+
 @pytest.mark.parametrize("older", [FIRST_IMAGE, SECOND_IMAGE])
 def test_an_image_of_an_older_version_is_taken_and_its_ends_are_of_any_topic(older: str) -> None:
     state = DeliveryState()
@@ -186,7 +249,7 @@ def test_an_image_from_before_there_was_delivery_is_taken() -> None:
     both.load(old.save())
     assert metadata.topic("t") == TopicConfig("t")
     assert image.save(delivery) == image.save(DeliveryState())
-    both.apply_delivery(4, 1000, encode([HOLD]))
+    both.apply_delivery(4, 1000, encode([DEFER]), 70, 200)
     saved = both.save()
     other = DeliveryState()
     ReplicatedState(MetadataState(), other).load(saved)

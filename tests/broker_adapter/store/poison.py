@@ -25,6 +25,7 @@ from broker_adapter.metadata.state import MetadataState
 from broker_adapter.pop.commands import (
     Ack,
     Bury,
+    Carried,
     Change,
     ChangeKind,
     Checked,
@@ -128,6 +129,7 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
         Change(key, offset, pop, 1000, rng.choice(list(ChangeKind))),
         Sent((SentId(b"x" * 16, 0, 8), SentId(b"y" * 16, 3, 9))),
         defer,
+        Carried(deferred, defer),
         End(deferred, rng.choice(list(Ending))),
         Checked(deferred, 10**12),
         Bury(key, offset, pop, 1000),

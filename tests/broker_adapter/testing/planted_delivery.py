@@ -16,6 +16,7 @@ from broker_adapter.pop.commands import Drop, Pop, QueueKey
 from broker_adapter.pop.committer import Done, Request
 from broker_adapter.pop.dead_letters import DeadLetters
 from broker_adapter.pop.deferred_delivery import DeferredDelivery
+from broker_adapter.pop.deferred_messages import DeferredMessages
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.receiver import Receiver
 from broker_adapter.pop.sender import Sender
@@ -23,6 +24,7 @@ from broker_adapter.pop.service import DeliveryService
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
 from broker_adapter.server import replicated_state
+from broker_adapter.testing import broker_node
 
 
 def image_without_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -68,6 +70,20 @@ def two_ends_of_a_deferred_message(patch: pytest.MonkeyPatch) -> None:
 
     right = DeferredDelivery._end
     patch.setattr(DeferredDelivery, "_end", end)
+
+
+def delayed_messages_purged(patch: pytest.MonkeyPatch) -> None:
+    """A leader purges entries of the log that delayed messages are read from when they are due."""
+    patch.setattr(broker_node, "needed_from", lambda *_: lambda: 1 << 62)
+
+
+def carried_messages_lost(patch: pytest.MonkeyPatch) -> None:
+    """A delayed message that is carried along is ended by that."""
+    patch.setattr(
+        DeferredMessages,
+        "carried",
+        lambda self, deferred_id, place, element: bool(self._take_out(deferred_id)),
+    )
 
 
 def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ SHORTENED = replace(
 BY_PROFILE: list[tuple[planted.Plant, Profile]] = [
     (planted.image_without_floors, SHORTENED),
     (planted.queues_not_refilled_after_an_image, SHORTENED),
+    (planted_delivery.delayed_messages_purged, SHORTENED),
+    (planted_delivery.carried_messages_lost, SHORTENED),
 ]
 PLANTS: list[planted.Plant] = [
     planted_owners.stamp_not_reckoned_with,
