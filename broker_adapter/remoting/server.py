@@ -63,7 +63,7 @@ class RemotingServer:
         # By address, in the order in which they were last active.
         self._connections: dict[RemotingConnection, str] = {}
         self._budget = ByteBudget(self.limits.incomplete_bytes)
-        self._is_stopping = False
+        self.is_stopping = False
 
     async def start(self, listen: str) -> None:
         """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
@@ -78,16 +78,17 @@ class RemotingServer:
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take nothing new, let what is under way be answered within the time, close. Repeatable."""
-        self._is_stopping = True
+        self.is_stopping = True
         await self._listener.stop()
         try:
             async with asyncio.timeout(grace_s):
                 await self._dispatch.drained()
         except TimeoutError:
             _log.info("stopping with requests under way", requests=self._dispatch.under_way)
-        await self._dispatch.stop()
+        # Whoever is still owed an answer sees a reset, so they are closed before what is under way is ended.
         for connection in list(self._connections):
             connection.close("the server stops")
+        await self._dispatch.stop()
 
     @property
     def connections(self) -> list[RemotingConnection]:
@@ -106,11 +107,14 @@ class RemotingServer:
     # -- ConnectionUser -----------------------------------------------------------------------------------
 
     def connected(self, connection: RemotingConnection) -> None:
+        connection.reset_at_end()
         for events in self._events:
             events.channel_connected(connection)
 
     def requested(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        if not self._is_stopping:
+        if self.is_stopping:
+            connection.begin()  # and it never ends: its sender has to learn that there is no answer
+        else:
             self._dispatch.answer(connection, request)
 
     def active(self, connection: RemotingConnection) -> None:

@@ -69,6 +69,11 @@ FAULTS: dict[str, tuple[Callable[[LocalCluster], None], int]] = {
 }
 
 
+#: (client, fault) -> sends that may fail: the first try, at a node that is paused, takes all of its 10 s,
+#: and nothing that a server does ends it.
+CLIENTS_OWN = {("Java 4.9.8", "SIGSTOP of the master for 20 s"): 2}
+
+
 def suffered(cluster: LocalCluster, client: genuine.Client, servers: str, fault: str, topic: str) -> Result:
     """`fault`: one of FAULTS. The cluster is whole again afterwards."""
     happen, count = FAULTS[fault]

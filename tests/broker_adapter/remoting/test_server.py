@@ -424,6 +424,42 @@ async def test_a_server_that_stops_answers_what_is_under_way(world: World) -> No
         await until(lambda: connection.is_closed)
 
 
+async def test_who_is_owed_an_answer_sees_a_reset_and_others_an_orderly_end(world: World) -> None:
+    """RocketMQ's Java client 4.9 waits its whole time for an answer that was under way at an orderly end."""
+    async with world.serving() as server:
+        idle, _ = await asyncio.open_connection(*_open(server))
+        busy, to_busy = await asyncio.open_connection(*_open(server))
+        to_busy.write(encode(RemotingCommand(WAIT)))
+        await until(lambda: world.seen and len(server.connections) == 2)
+        await server.stop(grace_s=0)
+        assert await idle.read() == b""
+        with pytest.raises(ConnectionResetError):
+            await busy.read()
+
+
+async def test_a_request_that_comes_while_the_server_stops_ends_with_a_reset(world: World) -> None:
+    async with world.serving() as server:
+        reader, writer = await asyncio.open_connection(*_open(server))
+        first = await connect(server.address, timeout_s=5)
+        waiting = asyncio.ensure_future(first.invoke(RemotingCommand(WAIT), 20))
+        await until(lambda: world.seen and len(server.connections) == 2)
+        stopping = asyncio.ensure_future(server.stop(grace_s=20))
+        await until(lambda: server.is_stopping)
+        writer.write(encode(RemotingCommand(ECHO)))
+        await until(lambda: any(not one.is_idle for one in server.connections if one.peer == _peer(writer)))
+        world.go_on.set()
+        assert (await waiting).code == 0
+        await stopping
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        assert [one.code for one in world.seen] == [WAIT]
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    host, port = writer.get_extra_info("sockname")[:2]
+    return f"{host}:{port}"
+
+
 def _contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Of a server, and of a client that trusts it."""
     files = TlsWorld(tmp_path).files("n0")

@@ -55,7 +55,8 @@ func send(servers primitive.NamesrvAddr, topic string, count int, pause time.Dur
 		producer.WithNameServer(servers),
 		producer.WithGroupName("producers"),
 		producer.WithInstanceName(strconv.FormatInt(time.Now().UnixNano(), 10)),
-		producer.WithRetry(2),
+		// Its tries walk along the queues, of one broker at first: more of them than a broker has queues.
+		producer.WithRetry(4),
 		producer.WithSendMsgTimeout(10*time.Second),
 	)
 	check(err)
