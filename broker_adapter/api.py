@@ -156,6 +156,20 @@ class QueueStats(NamedTuple):
     last_update_ms: int  # store timestamp of the newest message, 0 without one
 
 
+class ImportApi(Protocol):
+    """What comes from another broker, with its queue offsets. Needs the master; BrokerErrors."""
+
+    async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        """The first message of a new queue gets this offset. Repeatable. TopicRefused (QUEUE_NOT_NEW)."""
+
+    async def store(self, records: bytes) -> int:
+        """Message records one behind the other, of any queues, with their queue offsets: nothing of them
+        changes but the physical offset. All or none. Returns how many there were, committed.
+
+        StoredDataDamaged or IllegalMessage for what is no such record, PutRefused (IMPORT_OUT_OF_ORDER) if
+        one does not have the next offset of its queue."""
+
+
 class BrokerApi(Protocol):
     """Everything raises `broker_adapter.errors.BrokerError`s. Writes and group calls need the master."""
 

@@ -441,4 +441,42 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "The message has its response code and its remark.",
         "Look up the code in RocketMQ's documentation, and the remark in the log of that server.",
     ),
+    Status.STORE_UNREADABLE: Advice(
+        "A directory is no store of a RocketMQ broker that can be read.",
+        "Another directory, files of different sizes, a DLedger or RocksDB store.",
+        "Name storePathRootDir of the broker. docs/moving-in.md says which stores can be read.",
+    ),
+    Status.STORE_DAMAGED: Advice(
+        "A store of RocketMQ has records, or units of ConsumeQueues, that contradict each other.",
+        "Damage of the disk, or a broker that still runs.",
+        (
+            "Stop the broker. If only its ConsumeQueues are wrong, move `consumequeue` away: the CommitLog"
+            " decides then, as it does in RocketMQ."
+        ),
+    ),
+    Status.STORE_TABLE_DAMAGED: Advice(
+        "A file in `config` of a store of RocketMQ is not what a broker writes.",
+        "It was edited, or is damaged, and so is its `.bak`.",
+        "Repair the file that the message names.",
+    ),
+    Status.STORE_UNSUPPORTED: Advice(
+        "A store of RocketMQ has something that cannot be imported.",
+        "The message says what.",
+        "docs/moving-in.md lists what can be.",
+    ),
+    Status.IMPORT_OUT_OF_ORDER: Advice(
+        "A message that comes with its queue offset does not have the next one. Nothing was stored.",
+        "Somebody else sends to the queue, or two imports run.",
+        "Let nobody send to topics that are being imported, and import again.",
+    ),
+    Status.QUEUE_NOT_NEW: Advice(
+        "A queue cannot begin at another offset: there were messages in it.",
+        "The topic was used before the import.",
+        "Import into topics that were never used.",
+    ),
+    Status.IMPORT_DIFFERS: Advice(
+        "What was imported is not what the store has.",
+        "Somebody else sent to the topic, or its messages were imported from another store.",
+        "The message names the queues. Import into topics that were never used.",
+    ),
 }

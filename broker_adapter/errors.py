@@ -147,6 +147,14 @@ class Status(IntEnum):
     CODE_UNKNOWN = 802
     ANSWER_MISSING = 803  # given by clients: the connection ended, or the time
     REQUEST_FAILED = 804  # given by clients: an error of a server that has no number here
+    # -- stores of RocketMQ, and what comes from them
+    STORE_UNREADABLE = 810
+    STORE_DAMAGED = 811
+    STORE_TABLE_DAMAGED = 812
+    STORE_UNSUPPORTED = 813
+    IMPORT_OUT_OF_ORDER = 814
+    QUEUE_NOT_NEW = 815
+    IMPORT_DIFFERS = 816
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -233,6 +241,13 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.CODE_UNKNOWN: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     Status.ANSWER_MISSING: ResponseCode.SYSTEM_ERROR,
     Status.REQUEST_FAILED: ResponseCode.SYSTEM_ERROR,
+    Status.STORE_UNREADABLE: ResponseCode.SYSTEM_ERROR,
+    Status.STORE_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.STORE_TABLE_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.STORE_UNSUPPORTED: ResponseCode.SYSTEM_ERROR,
+    Status.IMPORT_OUT_OF_ORDER: ResponseCode.MESSAGE_ILLEGAL,
+    Status.QUEUE_NOT_NEW: ResponseCode.MESSAGE_ILLEGAL,
+    Status.IMPORT_DIFFERS: ResponseCode.SYSTEM_ERROR,
     Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
     Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
@@ -409,6 +424,13 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.CODE_UNKNOWN: RemotingRefused,
     Status.ANSWER_MISSING: AnswerMissing,
     Status.REQUEST_FAILED: RemotingFailed,
+    Status.STORE_UNREADABLE: ReadFailed,
+    Status.STORE_DAMAGED: StoredDataDamaged,
+    Status.STORE_TABLE_DAMAGED: StoredDataDamaged,
+    Status.STORE_UNSUPPORTED: ReadFailed,
+    Status.IMPORT_OUT_OF_ORDER: PutRefused,
+    Status.QUEUE_NOT_NEW: TopicRefused,
+    Status.IMPORT_DIFFERS: StoredDataDamaged,
     Status.QUEUE_ORDER: StoredDataDamaged,
     Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

@@ -193,6 +193,14 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.remoting",
         "broker_adapter.remoting_client.core",
     },
+    "broker_adapter.classic": {*_BROKER_BASE},
+    "broker_adapter.moving": {
+        *_BROKER_BASE,
+        "broker_adapter.classic",
+        "broker_adapter.remoting",
+        "broker_adapter.remoting_client",
+        "broker_adapter.remoting_client.core",
+    },
     "broker_adapter.config": {*_BROKER_BASE},
     "broker_adapter.metadata": {*_BROKER_BASE},
     "broker_adapter.commitlog": {*_BROKER_BASE},
@@ -293,6 +301,8 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.namesrv",
         "broker_adapter.client",
         "broker_adapter.remoting_client",
+        "broker_adapter.classic",
+        "broker_adapter.moving",
     },
     # The checker judges the product by what it left behind, and knows nothing else of it.
     "chaos.trace.schema": set(),

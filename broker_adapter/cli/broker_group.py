@@ -9,6 +9,7 @@ import click
 from broker_adapter.cli.broker_errors import error_line, exit_code_of
 from broker_adapter.cli.consume_command import consume
 from broker_adapter.cli.group_commands import group
+from broker_adapter.cli.import_command import import_
 from broker_adapter.cli.offset_commands import offsets
 from broker_adapter.cli.produce_command import produce
 from broker_adapter.cli.query_command import query
@@ -49,5 +50,5 @@ def broker() -> None:
     """
 
 
-for _command in (topic, produce, consume, offsets, group, query, status):
+for _command in (topic, produce, consume, offsets, group, query, status, import_):
     broker.add_command(_command)

@@ -220,6 +220,12 @@ class MessageWriter:
         index = outcome.index + put.place if outcome.index >= 0 else -1
         return SendResult(queue_id, put.first_offsets[0], physical, ids, outcome.term, self._node_id, index)
 
+    async def put_stored(self, queued: Sequence[QueuedRecords]) -> None:
+        """Records that another broker has stored, of any queues, all or none. PutRefused
+        (IMPORT_OUT_OF_ORDER) if one of them would not get the offset that is expected; else as `put`."""
+        self.check_master()
+        await self._committed(self._gathering.append_now(Put(queued, timeout_ms=self._limits.timeout_ms)))
+
     async def put_command(
         self, topic: str, command: bytes, appended: Callable[[int], None] | None = None
     ) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
+from broker_adapter.errors import PutRefused, Status
 from dledger import AppendOutcome, Assigned
 from dledger.platform import ENTRY_HEADER_SIZE
 
@@ -29,12 +29,23 @@ class AppendPort(Protocol):
     ) -> asyncio.Future[AppendOutcome]: ...
 
 
+class Records(Protocol):
+    """`broker_adapter.commitlog.record_writer`: `sizes` of the records that `fill` makes."""
+
+    sizes: list[int]
+
+    def __len__(self) -> int: ...
+
+    def fill(self, queue_offset: int, positions: Sequence[int], store_timestamp: int) -> list[bytes]: ...
+
+
 class QueuedRecords(NamedTuple):
-    """Messages of one queue."""
+    """Messages of one queue. `expected`: the queue offset that the first of them has to get; -1: any."""
 
     topic: str
     queue_id: int
-    batch: RecordBatch
+    batch: Records
+    expected: int = -1
 
 
 class CommandRecord(NamedTuple):
@@ -42,7 +53,7 @@ class CommandRecord(NamedTuple):
     of messages of its put, and gives one record of `size` bytes."""
 
     size: int
-    batch: Callable[[Sequence[int]], RecordBatch]
+    batch: Callable[[Sequence[int]], Records]
 
 
 class Put:
@@ -170,7 +181,7 @@ class PutGathering:
         appended.add_done_callback(lambda future: _answer(puts, future))
 
     def _is_refused(self, put: Put) -> bool:
-        for topic, queue_id, _ in put.queued:
+        for topic, queue_id, *_ in put.queued:
             error = self._refusal(topic, queue_id)
             if error is not None:
                 put.fail(error)
@@ -185,9 +196,12 @@ class PutGathering:
             put.place = len(records)
             put.positions = positions[put.place : put.place + put.count]
             put.first_offsets = []
-            for topic, queue_id, batch in put.queued:
+            for topic, queue_id, batch, expected in put.queued:
                 queue = (topic, queue_id)
                 first = next_offsets.get(queue, self._table.next_offset(*queue))
+                if expected not in (-1, first):
+                    text = f"queue {queue_id} of {topic} goes on with offset {first}, not {expected}"
+                    raise PutRefused(Status.IMPORT_OUT_OF_ORDER, text)
                 at = len(records)
                 records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
                 next_offsets[queue] = first + len(batch)
@@ -199,7 +213,7 @@ class PutGathering:
             if put.appended is not None:
                 put.appended(assigned.first_index + put.place)
         for put in puts:  # from here on nothing fails: offsets are taken of all or of none
-            for topic, queue_id, batch in put.queued:
+            for topic, queue_id, batch, _ in put.queued:
                 self._table.take(topic, queue_id, len(batch))
         self.last_index = assigned.first_index + len(records) - 1
         return records

@@ -18,7 +18,7 @@ from zlib_ng.zlib_ng import crc32
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.format.host import Host
-from broker_adapter.format.message import Version
+from broker_adapter.format.message import Version, patch_offsets
 from broker_adapter.format.properties import encode_properties, text_of
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6, TRANSACTION_MASK
 from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
@@ -144,6 +144,26 @@ class RecordBatch:
                 text = f"sys_flag {sys_flag:#x}: the bits of transactions are not for clients"
                 return _illegal(number, Status.FIELD_OUT_OF_RANGE, text)
         raise AssertionError("no message of the batch is wrong")
+
+
+class StoredRecords:
+    """Records of one queue that another broker has stored: all of them stays as it is but their offsets."""
+
+    def __init__(self, records: Sequence[bytes]) -> None:
+        self.sizes = list(map(len, records))
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def fill(self, queue_offset: int, positions: Sequence[int], store_timestamp: int) -> list[bytes]:
+        """As of RecordBatch, but with the times at which they were stored there."""
+        filled = []
+        for number, (record, pos) in enumerate(zip(self._records, positions, strict=True)):
+            copy = bytearray(record)
+            patch_offsets(copy, queue_offset + number, pos)
+            filled.append(bytes(copy))
+        return filled
 
 
 def _illegal(number: int, status: Status, problem: str) -> IllegalMessage:

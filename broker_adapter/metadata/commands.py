@@ -30,6 +30,8 @@ MAX_MEMBER_ID_LENGTH = 255
 #: The group's retry topic needs a name, too.
 MAX_GROUP_LENGTH = MAX_DERIVED_TOPIC_LENGTH - len(RETRY_PREFIX)
 MAX_OFFSET = (1 << 63) - 1
+#: A queue that begins further away is not believed: its units need places in files, too.
+MAX_QUEUE_BEGIN = 1 << 50
 _MAX_INT = (1 << 31) - 1
 _MAX_PROGRESS = 1 << 96  # more than all offsets that a group may have
 
@@ -98,6 +100,15 @@ class ResetOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginQueue:
+    """Let a queue in which there never was a message begin at this offset."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewGeneration:
     """Who the members of a group are from here on, and which queues each of them has."""
 
@@ -114,6 +125,7 @@ Command = (
     | CommitOffsets
     | ResetOffsets
     | NewGeneration
+    | BeginQueue
 )
 
 
@@ -145,6 +157,10 @@ def check(command: Command) -> None:
         case NewGeneration(group=group, members=members):
             check_group_name(group)
             _check_members(members)
+        case BeginQueue(topic=topic, queue_id=queue_id, offset=offset):
+            check_user_topic(topic)
+            _check_range("queue id", queue_id, 0, MAX_QUEUES_PER_TOPIC - 1)
+            _check_range("offset", offset, 0, MAX_QUEUE_BEGIN)
 
 
 def check_user_topic(name: str) -> None:

@@ -7,8 +7,8 @@ r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_METADATA`.
     20   n    payload
 
 Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration,
-8 ExpireGroup: a JSON object in UTF-8, with RocketMQ's names where it has one; what a reader does not know in
-it is ignored.
+8 ExpireGroup, 9 BeginQueue: a JSON object in UTF-8, with RocketMQ's names where it has one; what a reader
+does not know in it is ignored.
 5 CommitOffsets and 6 ResetOffsets, of which there are many::
 
          2+n  group
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged, error_for
 from broker_adapter.metadata.commands import (
+    BeginQueue,
     Command,
     CommitOffsets,
     DeleteGroup,
@@ -65,6 +66,7 @@ _KINDS: dict[type[Command], int] = {
     ResetOffsets: 6,
     NewGeneration: 7,
     ExpireGroup: 8,
+    BeginQueue: 9,
 }
 
 JsonObject = dict[str, Any]
@@ -244,6 +246,8 @@ def _to_json(command: Command) -> JsonObject:
             return {"groupName": group, "generation": generation, "progress": progress}
         case NewGeneration(group=group, members=members):
             return {"groupName": group, **members_to_json(members)}
+        case BeginQueue(topic=topic, queue_id=queue_id, offset=offset):
+            return {"topicName": topic, "queueId": queue_id, "offset": offset}
     raise AssertionError(command)
 
 
@@ -267,6 +271,9 @@ def _decode_payload(kind: int, payload: bytes) -> Command:
     if kind == _KINDS[ExpireGroup]:
         generation, progress = typed(value["generation"], int), typed(value["progress"], int)
         return ExpireGroup(typed(value["groupName"], str), generation, progress)
+    if kind == _KINDS[BeginQueue]:
+        queue_id, offset = typed(value["queueId"], int), typed(value["offset"], int)
+        return BeginQueue(typed(value["topicName"], str), queue_id, offset)
     return NewGeneration(typed(value["groupName"], str), members_from_json(value))
 
 

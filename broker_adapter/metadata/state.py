@@ -23,6 +23,7 @@ from broker_adapter.api import QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged, error_for
 from broker_adapter.metadata.commands import (
     NO_GENERATION,
+    BeginQueue,
     Command,
     CommitOffsets,
     DeleteGroup,
@@ -55,6 +56,7 @@ class MetadataState:
     messages of a deleted topic are never taken for those of a later one with its name.
     `on_done` is told, there and then, of each command that took effect.
     `delivered` is asked what a group has of delivery at this point of the log.
+    `begin_queue` lets a new queue begin at an offset; False: there were messages in it.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class MetadataState:
         on_topic_cut: Callable[[str], None] | None = None,
         on_done: Callable[[Command], None] | None = None,
         delivered: Callable[[str], GroupDelivery] = lambda group: _NOTHING,
+        begin_queue: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: True,
     ) -> None:
         self._on_result = on_result
         self._on_topic_cut = on_topic_cut
         self._on_done = on_done
         self._delivered = delivered
+        self._on_begin = begin_queue
         # Counted since the start of this node; no part of the state.
         self.refused = 0
         self.unknown = 0
@@ -180,6 +184,8 @@ class MetadataState:
                     generation=index, members=MappingProxyType(dict(command.members))
                 )
                 return index
+            case BeginQueue():
+                self._begin_queue(command)
         return NO_GENERATION
 
     def _put_topic(self, command: PutTopic) -> None:
@@ -199,6 +205,13 @@ class MetadataState:
             kept = {queue: offset for queue, offset in group.offsets.items() if queue[0] != name}
             if len(kept) != len(group.offsets):
                 self._set_offsets(group, kept)
+
+    def _begin_queue(self, command: BeginQueue) -> None:
+        topic, queue_id, offset = command.topic, command.queue_id, command.offset
+        self._check_queues((QueueOffset(topic, queue_id, offset),))
+        if not self._on_begin(topic, queue_id, offset):
+            text = f"queue {queue_id} of {topic} cannot begin at {offset}: there were messages in it"
+            raise error_for(Status.QUEUE_NOT_NEW, text)
 
     def _put_group(self, index: int, command: PutGroup) -> int:
         config = command.config

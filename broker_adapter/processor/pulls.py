@@ -113,8 +113,11 @@ def _told(records: Iterable[bytes]) -> Iterable[bytes]:
 
 
 def with_reconsume_times(record: bytes) -> bytes:
-    """The log's own field for it is always 0: how often a message was sent back is a property of it."""
+    """How often a message was sent back is a property of it; the log's own field for it is 0, unless another
+    broker has stored it."""
     message = decode(record, verify_body=False)
+    if message.reconsume_times:
+        return record
     times = split_properties(message.properties).get(RECONSUME_TIME, "")
     if not (times.isascii() and times.isdecimal() and len(times) < 10):
         return record
@@ -128,4 +131,6 @@ def reconsume_times(record: bytes) -> int:
     message = decode(record, verify_body=False)
     times = split_properties(message.properties).get(RECONSUME_TIME, "")
     is_number = times.isascii() and times.isdecimal() and len(times) < 10
-    return int(times) if is_number and message.topic.startswith(RETRY_PREFIX) else 0
+    if not message.topic.startswith(RETRY_PREFIX):
+        return 0
+    return int(times) if is_number else max(0, message.reconsume_times)

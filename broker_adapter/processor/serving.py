@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerApi, TopicConfig
+from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerApi, ImportApi, TopicConfig
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.host import Host
@@ -17,6 +17,7 @@ from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.door import PULLS, SENDS, RemotingDoor
 from broker_adapter.processor.handlers import BothProtocols, Handler
+from broker_adapter.processor.imports import ImportProcessor
 from broker_adapter.processor.locks import LockProcessor
 from broker_adapter.processor.node_queries import NodeQueries
 from broker_adapter.processor.offsets import OffsetProcessor
@@ -52,6 +53,7 @@ def both_protocols(
     proxy: Answering,
     *,
     broker: BrokerApi,
+    imports: ImportApi,
     delivery: DeliveryApi,
     directory: Directory,
     making: Making,
@@ -71,7 +73,7 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.topic, max_times)
-    admin = AdminProcessor(broker, broker_name)
+    admin, imported = AdminProcessor(broker, broker_name), ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """What a group needs before its first message is sent back."""
@@ -106,6 +108,8 @@ def both_protocols(
         RequestCode.GET_CONSUME_STATS: admin.consume_stats,
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: admin.groups_of_topic,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: admin.reset,
+        RequestCode.BEGIN_QUEUE: imported.begin_queue,
+        RequestCode.IMPORT_MESSAGES: imported.store,
         RequestCode.LOCK_BATCH_MQ: locks.lock,
         RequestCode.UNLOCK_BATCH_MQ: locks.unlock,
     }

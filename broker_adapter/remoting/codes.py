@@ -81,6 +81,9 @@ class RequestCode(IntEnum):
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     CHANGE_MESSAGE_INVISIBLETIME = 200053
+    # This project's own, beyond those of RocketMQ:
+    BEGIN_QUEUE = 910_001
+    IMPORT_MESSAGES = 910_002
 
 
 class Language(IntEnum):

@@ -54,6 +54,7 @@ from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
+from broker_adapter.server.imports import Imports
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
@@ -132,6 +133,7 @@ class BrokerProgram:
             on_topic_cut=self._on_topic_cut,
             on_done=self._on_metadata_done,
             delivered=self.delivery_state.of_group,
+            begin_queue=lambda *queue: self.dispatcher.begin_queue(*queue),
         )
         self.topic_use, self.group_use = LastUse(_monotonic_ms), LastUse(_monotonic_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
@@ -387,6 +389,7 @@ class BrokerProgram:
         self.answering = both_protocols(
             handlers,
             broker=self.broker,
+            imports=Imports(self.writer, self.proposals),
             delivery=self.delivery,
             directory=self.directory,
             making=Making(self.broker.make_topic, self.groups.make_known),

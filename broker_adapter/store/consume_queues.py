@@ -106,6 +106,14 @@ class ConsumeQueues:
             self._open_files.discard(path)
         queue.begin_again(offset)
 
+    def begin_new(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | None:
+        """The queue, whose next message gets this offset; None: others were given already."""
+        queue = self.obtain(topic, queue_id)
+        if not queue.max_offset:
+            queue.begin_at(offset)
+            queue.floor = offset
+        return queue if queue.max_offset == offset else None
+
     def delete_topic(self, topic: str) -> None:
         """Nothing of a topic can be read any more. Its offsets go on where they are: none is used twice."""
         for queue in self.of_topic(topic):

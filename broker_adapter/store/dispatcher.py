@@ -233,6 +233,11 @@ class Dispatcher:
         if arrived:
             self._on_arrival([(queue.topic, queue.queue_id, queue.max_offset) for queue in arrived])
 
+    def begin_queue(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Let the next message of a new queue get this offset: for the metadata, in its `apply`. False: there
+        were messages in it."""
+        return self._dispatching.begin_queue(topic, queue_id, offset)
+
     def save(self) -> Iterable[bytes]:
         with self._lock:
             self._dispatching.end_replay()

@@ -117,6 +117,14 @@ class Dispatching:
         """
         return self._take(entries, is_replay=False)
 
+    def begin_queue(self, topic: str, queue_id: int, offset: int) -> bool:
+        """For the command that says so, while it is applied."""
+        queue = self._queues.begin_new(topic, queue_id, offset)
+        if queue is None:
+            return False
+        self._arrived[queue] = None
+        return True
+
     # -- inside -----------------------------------------------------------------------------------------
 
     def _take(self, entries: Sequence[AppliedEntry], *, is_replay: bool) -> list[ConsumeQueue]:

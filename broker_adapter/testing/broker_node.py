@@ -115,6 +115,7 @@ class SimBroker:
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
             delivered=self.delivery_state.of_group,
+            begin_queue=lambda *queue: self.dispatcher.begin_queue(*queue),
         )
         self.topic_use, self.group_use = LastUse(process.now_ms), LastUse(process.now_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)

@@ -86,6 +86,7 @@ BROKER_FAILS = frozenset(
         Status.TOPIC_RESERVED,
         Status.TOO_MANY_HELD_MESSAGES,
         Status.DELAY_TOO_LONG,
+        Status.IMPORT_OUT_OF_ORDER,
     }
 )
 
@@ -142,6 +143,12 @@ LOG_INFOS = frozenset(
 #: The same of the broker, with messages.
 BROKER_INFOS = frozenset(
     {
+        Status.STORE_UNREADABLE,
+        Status.STORE_DAMAGED,
+        Status.STORE_TABLE_DAMAGED,
+        Status.STORE_UNSUPPORTED,
+        Status.QUEUE_NOT_NEW,
+        Status.IMPORT_DIFFERS,
         Status.HANDLE_INVALID,
         Status.TRANSACTION_UNKNOWN,
         Status.DELAYED_UNKNOWN,

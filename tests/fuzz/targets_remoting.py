@@ -7,6 +7,7 @@ import struct
 import zlib
 from random import Random
 
+from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
 from broker_adapter.errors import FrameRefused, IllegalMessage, StoredDataDamaged
 from broker_adapter.format.message import Message
 from broker_adapter.format.message import encode as encode_record
@@ -188,7 +189,36 @@ def _read_admin(data: bytes) -> None:
     parsers.get(data[:1], parse_groups)(data[1:])
 
 
+def _table(rng: Random) -> bytes:
+    number = str(rng.randrange(1 << 40))
+    table = {
+        "dataVersion": {"counter": 1, "timestamp": 2},
+        "topicConfigTable": {"t": {"topicName": "t", "perm": 6, "attributes": {"message.type": "FIFO"}}},
+        "subscriptionGroupTable": {"g": {"groupName": "g", "retryMaxTimes": rng.randrange(9)}},
+    }
+    bare = '"offsetTable":{' + rng.choice(('"t@g":{0:' + number + ",1:7}}", "1:" + number + "}")) + "}"
+    return json.dumps(table)[:-1].encode() + b"," + bare.encode()
+
+
+def _use_table(data: bytes) -> None:
+    table = parse_table(data)
+    topics_of(table)
+    groups_of(table)
+    if "@" in str(table.get("offsetTable")):
+        offsets_of(table)
+    else:
+        delays_of(table)
+
+
 TARGETS = (
+    Target(
+        "classic-tables",
+        _table,
+        _use_table,
+        (parse_table, topics_of, groups_of, offsets_of, delays_of),
+        (StoredDataDamaged,),
+        text=True,
+    ),
     Target("remoting-body", _body, _read_body, (parse, heartbeat, lock_request, batch_of), (IllegalMessage,)),
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
     Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.metadata.commands import (
+    BeginQueue,
     Command,
     CommitOffsets,
     DeleteGroup,
@@ -118,6 +119,7 @@ def assignments(draw: st.DrawFn) -> NewGeneration:
 any_command: st.SearchStrategy[Command] = st.one_of(
     st.builds(PutTopic, topic_configs, st.booleans()),
     st.builds(DeleteTopic, names),
+    st.builds(BeginQueue, names, st.integers(0, 1023), st.integers(0, 1 << 50)),
     st.builds(PutGroup, group_configs, st.booleans()),
     st.builds(DeleteGroup, names),
     st.builds(ExpireGroup, names, st.integers(0, (1 << 63) - 1), st.integers(0, 1 << 96)),

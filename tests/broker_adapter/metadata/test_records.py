@@ -18,6 +18,7 @@ from broker_adapter.metadata.commands import (
     MAX_QUEUES_PER_TOPIC,
     MAX_TOPICS_PER_GROUP,
     METADATA_TOPIC,
+    BeginQueue,
     Command,
     CommitOffsets,
     DeleteGroup,
@@ -88,6 +89,7 @@ TABLE: list[tuple[Command, bytes]] = [
             "07", '{"groupName":"g","topics":["t","u"],"members":{"m1":[[0,[0,1]],[1,[0]]],"m2":[]}}'
         ),
     ),
+    (BeginQueue("t", 3, 1 << 40), json_record("09", '{"topicName":"t","queueId":3,"offset":1099511627776}')),
     (ExpireGroup("g", 7, 9), json_record("08", '{"groupName":"g","generation":7,"progress":9}')),
 ]
 
@@ -127,7 +129,7 @@ def test_a_flipped_or_cut_command_is_another_command_or_damage(command: Command,
         assert error.status is Status.COMMAND_DAMAGED
 
 
-@pytest.mark.parametrize(("kind", "version"), [(9, 1), (8, 2), (0, 1), (255, 1), (5, 2), (1, 0), (1, 9)])
+@pytest.mark.parametrize(("kind", "version"), [(10, 1), (9, 2), (0, 1), (255, 1), (5, 2), (1, 0), (1, 9)])
 def test_kinds_and_versions_of_newer_nodes_are_known_as_such(kind: int, version: int) -> None:
     raw = struct.pack(">2sBB16s", b"DM", kind, version, ID) + b"whatever"
     assert decode(raw) == Record(ID, Unknown(kind, version))
@@ -200,6 +202,11 @@ def test_damage(raw: bytes) -> None:
         (commit("g", 0, *[("t", 0, 0)] * (MAX_OFFSETS_PER_COMMAND + 1)), Status.TOO_MANY_OFFSETS),
         (reset("g", ("t u", 0, 0)), Status.TOPIC_NAME_INVALID),
         (NewGeneration("g", {"": ()}), Status.MEMBER_ID_INVALID),
+        (BeginQueue("t", -1, 0), Status.FIELD_OUT_OF_RANGE),
+        (BeginQueue("t", 1024, 0), Status.FIELD_OUT_OF_RANGE),
+        (BeginQueue("t", 0, -1), Status.FIELD_OUT_OF_RANGE),
+        (BeginQueue("t", 0, (1 << 50) + 1), Status.FIELD_OUT_OF_RANGE),
+        (BeginQueue(METADATA_TOPIC, 0, 1), Status.TOPIC_RESERVED),
         (NewGeneration("g", {"a b": ()}), Status.MEMBER_ID_INVALID),
         (NewGeneration("g", {"m" * 256: ()}), Status.MEMBER_ID_INVALID),
         (NewGeneration("g", {"a": (("t", 0),), "b": (("t", 0),)}), Status.FIELD_OUT_OF_RANGE),

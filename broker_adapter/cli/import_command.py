@@ -1,0 +1,107 @@
+"""`dledger broker import`: the store of a broker of RocketMQ becomes messages of a group of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from broker_adapter.classic.store_directory import Contents, StoreDirectory
+from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
+from broker_adapter.moving.importer import Importer, Plan, plan_of
+from broker_adapter.moving.target import ImportTarget
+from dledger.platform import parse_servers, print_json, print_table
+
+
+@click.command("import")
+@click.option(
+    "--from",
+    "store",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="storePathRootDir of the broker, which must not run.",
+)
+@click.option(
+    "--namesrv",
+    envvar=NAMESRV_VARIABLE,
+    metavar="HOST:PORT,...",
+    callback=lambda ctx, param, value: parse_servers(ctx, param, value) if value else [],
+    help=f"The NameServers of the group; also from the variable {NAMESRV_VARIABLE}.",
+)
+@click.option("--broker", "broker_name", default="", help="Name of the group, if there are several.")
+@click.option("--check", is_flag=True, help="Only look at the store, and say what would be imported.")
+@click.option("--json", "as_json", is_flag=True, help="With --check: all facts, as JSON.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, help="Seconds for a step, changes of the master included."
+)
+def import_(
+    store: Path, namesrv: list[str], broker_name: str, check: bool, as_json: bool, timeout: float
+) -> None:
+    """Import the store directory of a stopped RocketMQ broker.
+
+    Messages keep their queue offsets, groups theirs. Run it again if it was interrupted: it goes on. Nobody
+    may send to the topics meanwhile. The node needs [broker.remoting] with `listen`.
+
+    \b
+    Examples:
+      dledger broker import --from /var/rocketmq/store --check
+      dledger broker import --from /var/rocketmq/store --namesrv 127.0.0.1:9876
+    """
+    if not check and not namesrv:
+        raise click.UsageError(f"where is the group? Give --namesrv ({NAMESRV_VARIABLE}), or --check")
+    directory = StoreDirectory(store)
+    contents = directory.survey()
+    if check:
+        _show(directory, contents, plan_of(directory, contents), as_json=as_json)
+        return
+    click.echo(_found(directory, contents))
+
+    async def run() -> Plan:
+        async with ImportTarget(namesrv, broker_name, timeout_s=timeout) as target:
+            return await Importer(directory, target, click.echo, timeout_s=timeout).run(contents)
+
+    plan = asyncio.run(run())
+    for topic, count in sorted(plan.left.items()):
+        click.echo(f"left: {count} messages of {topic}")
+    if plan.clamped:
+        click.echo(f"{plan.clamped} offsets of groups were beyond their queues, and are at their ends")
+
+
+def _found(directory: StoreDirectory, contents: Contents) -> str:
+    stop = "clean stop" if directory.is_clean else "no clean stop"
+    return (
+        f"{contents.messages} messages from {contents.log_begin} to {contents.log_end} ({stop}); "
+        f"{contents.units_compared} units of ConsumeQueues agree, {contents.units_missing} are missing, "
+        f"{contents.dirty_bytes} bytes behind the end do not count"
+    )
+
+
+def _show(directory: StoreDirectory, contents: Contents, plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "clean": directory.is_clean,
+                "log": {
+                    "begin": contents.log_begin,
+                    "end": contents.log_end,
+                    "end_reason": contents.end_reason,
+                    "dirty_bytes": contents.dirty_bytes,
+                },
+                "units": {"compared": contents.units_compared, "missing": contents.units_missing},
+                "messages": plan.messages,
+                "deleted": contents.deleted,
+                "left": dict(sorted(plan.left.items())),
+                "topics": sorted(plan.topics),
+                "queues": [{**one._asdict(), "messages": one.messages} for one in plan.queues.values()],
+                "groups": sorted(plan.groups),
+                "offsets": sum(map(len, plan.offsets.values())),
+            }
+        )
+        return
+    click.echo(_found(directory, contents))
+    rows = [(one.topic, one.queue_id, one.begin, one.end, one.digest) for one in plan.queues.values()]
+    print_table(("topic", "queue", "begin", "end", "digest"), rows)
+    for topic, count in sorted(plan.left.items()):
+        click.echo(f"left: {count} messages of {topic}")
+    click.echo(f"{len(plan.topics)} topics, {len(plan.groups)} groups, {plan.messages} messages to import")

@@ -1,0 +1,195 @@
+"""Import of a store of RocketMQ: everything has its queue offset again, whatever interrupts the import.
+
+What is there already is found out from the target, so an import that is run again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from broker_adapter.api import PERM_READ, PERM_WRITE, GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.classic.store_directory import (
+    Contents,
+    QueueContents,
+    QueueDigest,
+    QueueKey,
+    StoreDirectory,
+)
+from broker_adapter.classic.system_names import is_system_group, is_system_topic
+from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.moving.target import ImportTarget, pause
+
+#: Of one request: what the put pipeline takes at once without holding up anybody.
+_MOST_BYTES = 1 << 20
+_MOST_RECORDS = 1_024
+_SHOWN_QUEUES = 5
+
+
+class Plan(NamedTuple):
+    """What is imported, and what is left: messages by topic. `groups` with their offsets, none of which is
+    beyond its queue; `clamped` were."""
+
+    topics: Mapping[str, TopicConfig]
+    queues: Mapping[QueueKey, QueueContents]
+    groups: Mapping[str, GroupConfig]
+    offsets: Mapping[str, list[QueueOffset]]
+    clamped: int
+    left: Mapping[str, int]
+
+    @property
+    def messages(self) -> int:
+        return sum(queue.messages for queue in self.queues.values())
+
+
+def plan_of(store: StoreDirectory, contents: Contents) -> Plan:
+    """All topics and groups of users. Messages of topics that topics.json does not know were deleted."""
+    topics = {name: config for name, config in store.topics.items() if not is_system_topic(config)}
+    queues = {key: queue for key, queue in contents.queues.items() if key[0] in topics}
+    left: dict[str, int] = {}
+    for key, queue in contents.queues.items():
+        if key[0] not in topics:
+            left[key[0]] = left.get(key[0], 0) + queue.messages
+    groups = {name: config for name, config in store.groups.items() if not is_system_group(name)}
+    offsets: dict[str, list[QueueOffset]] = {}
+    clamped = 0
+    for group, committed in store.offsets.items():
+        if is_system_group(group):
+            continue
+        for one in committed:
+            config = topics.get(one.topic)
+            if config is None or one.queue_id >= max(config.read_queues, config.write_queues):
+                continue
+            found = queues.get((one.topic, one.queue_id))
+            end = 0 if found is None else found.end
+            clamped += one.offset > end
+            offsets.setdefault(group, []).append(one._replace(offset=min(one.offset, end)))
+            groups.setdefault(group, GroupConfig(group))
+    return Plan(topics, queues, groups, offsets, clamped, left)
+
+
+class Importer:
+    """`say` is told a line now and then."""
+
+    def __init__(
+        self,
+        store: StoreDirectory,
+        target: ImportTarget,
+        say: Callable[[str], None],
+        *,
+        timeout_s: float = 30.0,
+        batch_records: int = _MOST_RECORDS,
+    ) -> None:
+        """`timeout_s`: for one batch of messages, changes of the master included."""
+        self._store = store
+        self._target = target
+        self._say = say
+        self._timeout_s = timeout_s
+        self._batch_records = batch_records
+        self._next: dict[QueueKey, int] = {}
+
+    async def run(self, contents: Contents) -> Plan:
+        """Messages, then a comparison of all of them, then groups and offsets. IMPORT_DIFFERS, QUEUE_NOT_NEW
+        or IMPORT_OUT_OF_ORDER if somebody else has used the topics; else as from StoreDirectory and the
+        target."""
+        plan = plan_of(self._store, contents)
+        await self._prepare(plan)
+        await self._copy(plan, contents)
+        await self._compare(plan)
+        for group in plan.groups.values():
+            await self._target.put_group(group)
+        for name, offsets in plan.offsets.items():
+            for offset in offsets:
+                await self._target.commit(name, offset)
+        for config in plan.topics.values():
+            await self._target.put_topic(config)
+        self._say(f"{len(plan.topics)} topics, {len(plan.groups)} groups and their offsets are there")
+        return plan
+
+    async def _prepare(self, plan: Plan) -> None:
+        """Topics that take all messages, and queues that begin where they begin."""
+        known = await self._target.topics()
+        wide = dict.fromkeys(plan.topics, 0)
+        for topic, queue_id in plan.queues:
+            wide[topic] = max(wide[topic], queue_id + 1)
+        for name, config in plan.topics.items():
+            queues = max(config.write_queues, config.read_queues, wide[name])
+            open_one = config._replace(
+                read_queues=queues, write_queues=queues, perm=config.perm | PERM_READ | PERM_WRITE
+            )
+            if name not in known or wide[name]:
+                await self._target.put_topic(open_one)
+        for (topic, queue_id), queue in plan.queues.items():
+            _, end = await self._target.bounds(topic, queue_id)
+            if end == 0 and queue.begin:
+                await self._target.begin_queue(topic, queue_id, queue.begin)
+                end = queue.begin
+            if not queue.begin <= end <= queue.end:
+                text = (
+                    f"queue {queue_id} of {topic} ends at {end}; the store has {queue.begin} to {queue.end}"
+                )
+                raise error_for(Status.IMPORT_DIFFERS, text)
+            self._next[topic, queue_id] = end
+
+    async def _copy(self, plan: Plan, contents: Contents) -> None:
+        missing = sum(queue.end - self._next[key] for key, queue in plan.queues.items())
+        self._say(f"{plan.messages - missing} of {plan.messages} messages are there already")
+        if not missing:
+            return
+        batch: list[tuple[QueueKey, int, bytes]] = []
+        size = done = 0
+        told = missing // 10 + 1
+        for found in self._store.messages(contents):
+            message, record = found.message, found.record
+            key = message.topic, message.queue_id
+            if key not in plan.queues or message.queue_offset < self._next[key]:
+                continue
+            if batch and (len(batch) == self._batch_records or size + len(record) > _MOST_BYTES):
+                await self._store_batch(batch)
+                before, done = done, done + len(batch)
+                if done // told > before // told:
+                    self._say(f"{done} of {missing} messages stored, up to offset {message.physical_offset}")
+                batch, size = [], 0
+            batch.append((key, message.queue_offset, record))
+            size += len(record)
+        if batch:
+            await self._store_batch(batch)
+            done += len(batch)
+        self._say(f"{done} of {missing} messages stored")
+
+    async def _store_batch(self, batch: Iterable[tuple[QueueKey, int, bytes]]) -> None:
+        """Each message once: after an error the target is asked what it has."""
+        loop = asyncio.get_running_loop()
+        deadline, attempt, rows = loop.time() + self._timeout_s, 0, list(batch)
+        while rows:
+            try:
+                await self._target.store(record for _, _, record in rows)
+                return
+            except BrokerError as error:
+                if loop.time() > deadline or error.status is Status.CHANGE_NOT_ALLOWED:
+                    raise
+            await pause(attempt)
+            attempt += 1
+            ends = {key: (await self._target.bounds(*key))[1] for key in {row[0] for row in rows}}
+            rows = [row for row in rows if row[1] >= ends[row[0]]]
+
+    async def _compare(self, plan: Plan) -> None:
+        """Every queue of the target, read back, with the store."""
+        wrong = []
+        for key, queue in plan.queues.items():
+            digest, offset = QueueDigest(), queue.begin
+            await self._target.bounds(*key)  # what is stored can be read from here on
+            while offset < queue.end:
+                records = await self._target.pull(*key, offset)
+                if not records:
+                    break
+                for record in records[: queue.end - offset]:
+                    digest.add(record)
+                offset += len(records)
+            if offset != queue.end or digest.text() != queue.digest:
+                wrong.append(f"queue {queue.queue_id} of {queue.topic}")
+        if wrong:
+            names = ", ".join(wrong[:_SHOWN_QUEUES])
+            raise error_for(Status.IMPORT_DIFFERS, f"{len(wrong)} queues differ from the store: {names}")
+        self._say(f"{plan.messages} messages in {len(plan.queues)} queues compared: equal")

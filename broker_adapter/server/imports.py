@@ -1,0 +1,68 @@
+"""Messages of another broker, which keep their queue offsets, and queues that begin where theirs do."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.put_gathering import QueuedRecords
+from broker_adapter.commitlog.record_writer import StoredRecords
+from broker_adapter.errors import IllegalMessage, Status
+from broker_adapter.format.message import decode, record_size_at
+from broker_adapter.format.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from broker_adapter.metadata.commands import BeginQueue, check_user_topic
+from broker_adapter.metadata.proposals import Proposals
+
+#: Of one call: no step on the event loop takes longer than one of sends.
+MAX_RECORDS = 1_024
+
+
+class Imports:
+    """Implements `broker_adapter.api.ImportApi`. On the node's event loop."""
+
+    def __init__(self, writer: MessageWriter, proposals: Proposals) -> None:
+        self._writer = writer
+        self._proposals = proposals
+
+    async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        self._writer.check_master()
+        (await self._proposals.propose(BeginQueue(topic, queue_id, offset))).check()
+        # The dispatcher tells it, too, but in its own time.
+        self._writer.skip_to([(topic, queue_id, offset)])
+
+    async def store(self, records: bytes) -> int:
+        self._writer.check_master()
+        queued = await asyncio.to_thread(_queued, records, self._writer.max_body_bytes)
+        await self._writer.put_stored(queued)
+        return sum(len(one.batch) for one in queued)
+
+
+def _queued(records: bytes, max_body_bytes: int) -> list[QueuedRecords]:
+    """By queue, in their order. Blocks."""
+    found: list[tuple[tuple[str, int], int, bytes]] = []
+    at = 0
+    while at < len(records):
+        end = at + record_size_at(records, at, max_body_bytes=max_body_bytes)
+        record = records[at:end]
+        message = decode(record, max_body_bytes=max_body_bytes)
+        check_user_topic(message.topic)
+        if message.sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
+            text = f"record {len(found)}: a message in a transaction has no place in a queue"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        found.append(((message.topic, message.queue_id), message.queue_offset, record))
+        if len(found) > MAX_RECORDS:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"more than {MAX_RECORDS} records at once")
+        at = end
+    if not found:
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "no records")
+    queued = []
+    for queue, rows in groupby(found, key=lambda row: row[0]):
+        run = list(rows)
+        offsets = [offset for _, offset, _ in run]
+        if offsets != list(range(offsets[0], offsets[0] + len(run))):
+            text = f"queue {queue[1]} of {queue[0]}: offsets {offsets[0]} to {offsets[-1]} have gaps"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        stored = StoredRecords([record for *_, record in run])
+        queued.append(QueuedRecords(queue[0], queue[1], stored, offsets[0]))
+    return queued

@@ -1,0 +1,191 @@
+"""Stores of RocketMQ imported into a running group."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import QueueOffset
+from broker_adapter.classic.store_directory import StoreDirectory
+from broker_adapter.errors import AnswerMissing, BrokerError, PutRefused, Status
+from broker_adapter.format.message import decode
+from broker_adapter.moving.importer import Importer, Plan
+from broker_adapter.moving.target import ImportTarget
+from broker_adapter.remoting.codes import RequestCode
+from tests.broker_adapter.classic.store_writer import StoreWriter
+from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.processor.asker import LISTEN, asking
+
+PROPERTIES = "UNIQ_KEY\x01%d\x02KEYS\x01k%d\x02"
+
+
+class OneTarget(ImportTarget):
+    """Without a NameServer. `fails` are errors for the next batches, each before or after it is stored."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(["127.0.0.1:1"], timeout_s=10)
+        self._address = self.address = address
+        self.fails: list[tuple[bool, BrokerError]] = []
+        self.batches = 0
+
+    async def _find_master(self) -> str:
+        self._address = self.address
+        return self.address
+
+    async def store(self, records: Iterable[bytes]) -> None:
+        self.batches += 1
+        is_stored, error = self.fails.pop(0) if self.fails else (True, None)
+        if is_stored:
+            await super().store(records)
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    async with brokers(tmp_path / "nodes", 1, LISTEN) as cluster:
+        await cluster.master()
+        yield cluster
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> StoreWriter:
+    writer = StoreWriter(tmp_path / "store", begin=8_192)
+    writer.topic("t", 3)
+    writer.start_queue("t", 0, 200_000)  # more than could be filled with fillers
+    writer.start_queue("t", 1, 7)
+    for number in range(40):
+        writer.put("t", b"%d" % number * 9, number % 2, properties=PROPERTIES % (number, number), flag=number)
+    writer.groups["g"] = {"groupName": "g", "retryMaxTimes": 5}
+    writer.offsets = {"t@g": {0: 200_003, 1: 9}, "t@bold": {0: 999_999}, "x@g": {0: 1}}
+    return writer
+
+
+async def imported(cluster: BrokerCluster, store: Path, said: list[str] | None = None) -> Plan:
+    async with OneTarget((await cluster.master()).remoting.address) as target:
+        directory = StoreDirectory(store)
+        return await Importer(directory, target, (said or []).append).run(directory.survey())
+
+
+async def test_all_of_a_message_stays_and_groups_go_on_where_they_were(
+    cluster: BrokerCluster, writer: StoreWriter
+) -> None:
+    stored = [writer.put("t", b"last", 1)]
+    plan = await imported(cluster, writer.finish())
+    assert plan.messages == 41 and plan.clamped == 1
+    broker = (await cluster.master()).broker
+    for queue_id, begin, end in ((0, 200_000, 200_020), (1, 7, 28)):
+        found = await broker.pull("t", queue_id, begin)
+        assert (found.min_offset, found.max_offset, len(found.records)) == (begin, end, end - begin)
+    last = decode(found.records[-1])
+    assert last == stored[0]._replace(physical_offset=last.physical_offset, version=last.version)
+    assert (await broker.offsets("g"))[1] == [QueueOffset("t", 0, 200_003), QueueOffset("t", 1, 9)]
+    assert (await broker.offsets("bold"))[1] == [QueueOffset("t", 0, 200_020)]
+    assert next(one for one in broker.groups() if one.name == "g").retry_max_times == 5
+    by_id = await broker.query("t", "11", begin_ms=0, end_ms=1 << 60, max_messages=9)
+    assert [decode(one).flag for one in by_id] == [11]
+    # Producers go on behind it.
+    async with asking((await cluster.master()).remoting.address) as asker:
+        assert (await asker.send("t", b"new", 0))["queueOffset"] == "200020"
+        assert (await asker.send("t", b"new", 2))["queueOffset"] == "0"
+
+
+async def test_an_import_goes_on_where_it_was(cluster: BrokerCluster, writer: StoreWriter) -> None:
+    directory = StoreDirectory(writer.finish())
+    contents = directory.survey()
+    said: list[str] = []
+    async with OneTarget((await cluster.master()).remoting.address) as target:
+        target.fails = [(True, KeyboardInterrupt())]  # type: ignore[list-item]
+        with pytest.raises(KeyboardInterrupt):
+            await Importer(directory, target, said.append, batch_records=9).run(contents)
+        for _ in range(2):
+            await Importer(directory, target, said.append).run(contents)
+    assert [one for one in said if "already" in one] == [
+        f"{count} of 40 messages are there already" for count in (0, 9, 40)
+    ]
+    assert sum("equal" in one for one in said) == 2
+
+
+async def test_answers_that_are_lost_store_nothing_twice(cluster: BrokerCluster, writer: StoreWriter) -> None:
+    directory = StoreDirectory(writer.finish())
+    async with OneTarget((await cluster.master()).remoting.address) as target:
+        lost = AnswerMissing(Status.ANSWER_MISSING, "lost")
+        busy = PutRefused(Status.SHUTTING_DOWN, "later")
+        target.fails = [(True, lost), (False, lost), (False, busy), (True, busy)]
+        await Importer(directory, target, [].append, batch_records=9).run(directory.survey())
+        assert target.batches == 5 + 2  # stored ones are not sent again
+
+
+async def test_nodes_that_start_again_have_the_same_queues(
+    cluster: BrokerCluster, writer: StoreWriter
+) -> None:
+    await imported(cluster, writer.finish())
+    folder = cluster.folder / "n1"
+    for is_emptied in (False, True):
+        await cluster.stop()
+        if is_emptied:  # all derived files are made again of the log
+            for path in folder.rglob("*"):
+                if (
+                    path.is_file()
+                    and {"consumequeue", "index"} & set(path.parts)
+                    and "data" not in path.parts
+                ):
+                    path.write_bytes(b"")
+        await cluster.start()
+        broker = (await cluster.master()).broker
+        assert [(one.min_offset, one.max_offset) for one in await broker.topic_stats("t")] == [
+            (200_000, 200_020),
+            (7, 27),
+            (0, 0),
+        ]
+        assert len((await broker.pull("t", 0, 200_000)).records) == 20
+
+
+async def test_used_topics_are_not_imported_into(cluster: BrokerCluster, writer: StoreWriter) -> None:
+    root = writer.finish()
+    async with asking((await cluster.master()).remoting.address) as asker:
+        fields = {"topic": "t", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+        await asker.get(RequestCode.UPDATE_AND_CREATE_TOPIC, **fields)
+        await asker.send("t", b"mine", 1)
+        with pytest.raises(BrokerError) as caught:
+            await imported(cluster, root)
+        assert caught.value.status is Status.IMPORT_DIFFERS
+        answer = await asker.ask(RequestCode.BEGIN_QUEUE, topic="t", queueId=1, offset=9)
+        assert "815 QUEUE_NOT_NEW" in (answer.remark or "")
+        await asker.get(RequestCode.BEGIN_QUEUE, topic="t", queueId=1, offset=1)  # where it is anyway
+
+
+async def test_messages_that_differ_are_told(
+    cluster: BrokerCluster, writer: StoreWriter, tmp_path: Path
+) -> None:
+    await imported(cluster, writer.finish())
+    other = StoreWriter(tmp_path / "other")
+    other.topic("t", 3)
+    other.start_queue("t", 1, 7)
+    for _ in range(20):
+        other.put("t", b"other", 1)
+    with pytest.raises(BrokerError) as caught:
+        await imported(cluster, other.finish())
+    assert caught.value.status is Status.IMPORT_DIFFERS and "queue 1 of t" in str(caught.value)
+
+
+async def test_only_the_next_offset_is_taken(cluster: BrokerCluster, writer: StoreWriter) -> None:
+    records = [one.record for one in StoreDirectory(writer.finish()).scan().messages()]
+    async with asking((await cluster.master()).remoting.address) as asker:
+        fields = {"topic": "t", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+        await asker.get(RequestCode.UPDATE_AND_CREATE_TOPIC, **fields)
+        for body, reason in (
+            (records[0], "814 IMPORT_OUT_OF_ORDER"),
+            (b"", "737 REQUEST_MALFORMED"),
+            (records[1][:-1], "750 RECORD_TRUNCATED"),
+            (records[1] + records[5], "735 FIELD_OUT_OF_RANGE"),
+        ):
+            answer = await asker.ask(RequestCode.IMPORT_MESSAGES, body)
+            assert reason in (answer.remark or ""), (reason, answer)
+        await asker.get(RequestCode.BEGIN_QUEUE, topic="t", queueId=1, offset=7)
+        stored = await asker.get(RequestCode.IMPORT_MESSAGES, records[1] + records[3])
+        assert stored["stored"] == "2"
+        answer = await asker.ask(RequestCode.IMPORT_MESSAGES, records[3])
+        assert "814 IMPORT_OUT_OF_ORDER" in (answer.remark or "")
