@@ -15,7 +15,7 @@ import click
 
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
-from broker_adapter.client import Admin
+from broker_adapter.remoting_client import Admin
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES
 from dledger.platform import parse_servers, tls_files
 
@@ -84,7 +84,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_parse_optional,
         envvar=SERVERS_VARIABLE,
         metavar="HOST:PORT,...",
-        help=f"The nodes, without a NameServer; also from the variable {SERVERS_VARIABLE}.",
+        help=f"The nodes, which know their NameServers; also from the variable {SERVERS_VARIABLE}.",
     )(with_options)
     return click.option(
         "--namesrv",
@@ -96,13 +96,10 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask_broker(target: Target, question: Callable[[Admin], Awaitable[T]]) -> T:
-    """The answer of the master to a question, or the error of the last attempt."""
+    """The answer of the masters to a question, or the error of the last attempt."""
 
     async def run() -> T:
-        async with (
-            target.routes() as routes,
-            Admin(routes, timeout=target.timeout, tls=target.tls) as admin,
-        ):
+        async with target.admin() as admin:
             return await question(admin)
 
     return asyncio.run(run())

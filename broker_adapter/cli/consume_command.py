@@ -11,13 +11,24 @@ from contextlib import contextmanager
 import click
 
 from broker_adapter.cli.broker_options import parse_moment, target_options
-from broker_adapter.cli.broker_target import Routes, Target
+from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.consume_run import GroupRun, Start, Stop, read_queues
 from broker_adapter.cli.message_output import give_up_stdout, write_json, write_line
-from broker_adapter.client import Admin, Consumer, Message, MessageQueue, PullConsumer
+from broker_adapter.remoting_client import (
+    Admin,
+    ConsumeFromWhere,
+    MessageExt,
+    MessageQueue,
+    PullConsumer,
+    PushConsumer,
+)
 from dledger.platform import Exit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WHERE: dict[str | int, ConsumeFromWhere] = {
+    "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    "latest": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+}
 
 
 @click.command()
@@ -77,19 +88,19 @@ def consume(
     write = write_json if as_json else write_line
     out = sys.stdout.buffer
 
-    def deliver(message: Message) -> None:
+    def deliver(message: MessageExt) -> None:
         write(out, message)
         # What is committed must have been seen by whoever reads.
         out.flush()
 
     async def run() -> Stop:
         stop = Stop(count)
-        async with target.routes() as routes:
-            with _signals_to(stop.interrupt):
-                if group is not None:
-                    await _as_member(target, routes, group, topics, tags, start, follow, deliver, stop)
-                else:
-                    await _alone(target, routes, topics, queue, offset, tags, start, follow, deliver, stop)
+        names = await target.name_servers()
+        with _signals_to(stop.interrupt):
+            if group is not None:
+                await _as_member(target, names, group, topics, tags, start, follow, deliver, stop)
+            else:
+                await _alone(target, names, topics, queue, offset, tags, start, follow, deliver, stop)
         return stop
 
     try:
@@ -118,41 +129,53 @@ def _signals_to(call: Callable[[], None]) -> Iterator[None]:
 
 async def _as_member(
     target: Target,
-    routes: Routes,
+    names: Sequence[str],
     group: str,
     topics: Sequence[str],
     tags: str,
     start: str | int,
     follow: bool,
-    deliver: Callable[[Message], None],
+    deliver: Callable[[MessageExt], None],
     stop: Stop,
 ) -> None:
-    ends: dict[tuple[str, int], int] | None = None
+    ends: dict[MessageQueue, int] | None = None
     if not follow:
-        async with Admin(routes, timeout=target.timeout, tls=target.tls) as admin:
+        async with Admin(names, options=target.options, tls=target.client_tls) as admin:
             ends = {
-                (topic, stats.queue_id): stats.max_offset
+                queue: stats.max_offset
                 for topic in topics
-                for stats in await admin.topic_stats(topic)
+                for queue, stats in (await admin.topic_stats(topic)).items()
             }
-    consumer = Consumer(routes, group, dict.fromkeys(topics, tags), start=start, tls=target.tls)
-    async with consumer:
-        await GroupRun(consumer, deliver, stop, ends).run()
+    run = GroupRun(deliver, stop, ends)
+    consumer = PushConsumer(
+        group,
+        names,
+        run.listener,
+        consume_from=_WHERE.get(start, ConsumeFromWhere.CONSUME_FROM_TIMESTAMP),
+        consume_timestamp_ms=start if isinstance(start, int) else 0,
+        options=target.options,
+        tls=target.client_tls,
+    )
+    for topic in topics:
+        consumer.subscribe(topic, tags)
+    await run.run(consumer)
 
 
 async def _alone(
     target: Target,
-    routes: Routes,
+    names: Sequence[str],
     topics: Sequence[str],
     queue: int | None,
     offset: int | None,
     tags: str,
     start: str | int,
     follow: bool,
-    deliver: Callable[[Message], None],
+    deliver: Callable[[MessageExt], None],
     stop: Stop,
 ) -> None:
-    async with PullConsumer(routes, timeout=target.timeout, tls=target.tls) as consumer:
+    async with PullConsumer(
+        "dledger-consume", names, options=target.options, tls=target.client_tls
+    ) as consumer:
         starts = []
         for topic in topics:
             found = [one for one in await consumer.queues(topic) if queue is None or one.queue_id == queue]
@@ -165,8 +188,6 @@ async def _alone(
 
 
 async def _first_offset(consumer: PullConsumer, queue: MessageQueue, start: str | int) -> int:
-    topic, broker, queue_id = queue
     if isinstance(start, int):
-        return await consumer.offset_by_time(topic, queue_id, start, broker=broker)
-    bounds = await consumer.bounds(topic, queue_id, broker=broker)
-    return bounds.max_offset if start == "latest" else bounds.min_offset
+        return await consumer.search_offset(queue, start)
+    return await (consumer.max_offset(queue) if start == "latest" else consumer.min_offset(queue))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from broker_adapter.client import Consumer, Message, MessageQueue, PullConsumer
+from broker_adapter.errors import ReadFailed, Status
+from broker_adapter.remoting_client import MessageExt, MessageQueue, PullConsumer, PullStatus, PushConsumer
 
 #: How often a member that gets nothing looks whether there is nothing left.
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.05
+#: A broker waits so long for a message.
+_WAIT_SECONDS = 15.0
 
 
 class Stop:
@@ -33,57 +36,50 @@ class Stop:
 
 
 class GroupRun:
-    """As a member of a group. What was delivered is committed at the end; what was not is not.
-
-    Args:
-        ends: up to where to go in each queue, None: without end. Queues that others consume are theirs.
-    """
+    """As a member of a group. What was delivered is committed at the end; what was not is not."""
 
     def __init__(
         self,
-        consumer: Consumer,
-        deliver: Callable[[Message], None],
+        deliver: Callable[[MessageExt], None],
         stop: Stop,
-        ends: Mapping[tuple[str, int], int] | None,
+        ends: Mapping[MessageQueue, int] | None,
     ) -> None:
-        self._consumer = consumer
+        """`ends`: up to where to go in each queue, None: without end. What others consume is theirs."""
         self._deliver = deliver
         self._stop = stop
         self._ends = ends
+        self._error: Exception | None = None
 
-    async def run(self) -> None:
-        stopping = asyncio.create_task(self._stop.event.wait())
-        messages = self._consumer.messages()
-        asked = asyncio.create_task(anext(messages, None))
+    async def listener(self, messages: Sequence[MessageExt]) -> None:
+        """What comes when there is enough waits until the member leaves, and is not committed."""
+        if not self._stop.event.is_set():
+            try:
+                self._deliver(messages[0])
+            except Exception as error:  # who reads is gone: the listener's failures would come again
+                self._error = error
+                self._stop.event.set()
+            else:
+                self._stop.delivered_one()
+                return
+        await asyncio.Event().wait()
+
+    async def run(self, consumer: PushConsumer) -> None:
+        """Raises what `deliver` raised."""
+        await consumer.start()
         try:
-            while not self._stop.event.is_set():
-                await asyncio.wait(
-                    {asked, stopping}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if asked.done() and not self._stop.event.is_set():
-                    message = asked.result()
-                    if message is None:
-                        return
-                    self._deliver(message)
-                    self._stop.delivered_one()
-                    # That it is asked for the next one says that this one was consumed.
-                    asked = asyncio.create_task(anext(messages, None))
-                    await asyncio.sleep(0)
-                elif self._is_at_end():
-                    return
+            while not self._stop.event.is_set() and not self._is_at_end(consumer):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._stop.event.wait()
         finally:
-            stopping.cancel()
-            await self._consumer.close()  # ends the waiting for the next message, and commits
-            await asyncio.gather(asked, stopping, return_exceptions=True)
-            await messages.aclose()
+            await consumer.close(grace_s=0.0)
+        if self._error is not None:
+            raise self._error
 
-    def _is_at_end(self) -> bool:
-        if self._ends is None or min(self._consumer.generations) < 0:
-            return False  # while others come and go at the start, no queues are owned yet
-        return all(
-            position >= self._ends.get((queue.topic, queue.queue_id), 0)
-            for queue, position in self._consumer.assignment.items()
-        )
+    def _is_at_end(self, consumer: PushConsumer) -> bool:
+        if self._ends is None or not consumer.is_balanced:
+            return False
+        return all(position >= self._ends.get(queue, 0) for queue, position in consumer.positions.items())
 
 
 class Start(NamedTuple):
@@ -96,7 +92,7 @@ class Start(NamedTuple):
 async def read_queues(
     consumer: PullConsumer,
     starts: Sequence[Start],
-    deliver: Callable[[Message], None],
+    deliver: Callable[[MessageExt], None],
     stop: Stop,
     *,
     tags: str,
@@ -105,16 +101,22 @@ async def read_queues(
     """Without a group: one queue after the other to its present end; with `follow` all beside each other."""
 
     async def read(start: Start) -> None:
-        topic, broker, queue_id = start.queue
-        reader = consumer.reader(topic, queue_id, start.offset, broker=broker, tags=tags)
-        batches: AsyncGenerator[list[Message], None] = reader.batches(follow=follow)
-        async with aclosing(batches):
-            async for batch in batches:
-                for message in batch:
-                    if stop.event.is_set():
-                        return
-                    deliver(message)
-                    stop.delivered_one()
+        at = start.offset
+        end = None if follow else await consumer.max_offset(start.queue)
+        while end is None or at < end or at > end:
+            wait_s = _WAIT_SECONDS if follow else 0.0
+            result = await consumer.pull(start.queue, at, expression=tags, wait_s=wait_s)
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                above = at > result.max_offset
+                status = Status.OFFSET_ABOVE_MAXIMUM if above else Status.OFFSET_BELOW_MINIMUM
+                text = f"the queue has {result.min_offset} to {result.max_offset - 1}, and not {at}"
+                raise ReadFailed(status, text)
+            for message in result.messages:
+                if stop.event.is_set():
+                    return
+                deliver(message)
+                stop.delivered_one()
+            at = result.next_offset
 
     async def read_all() -> None:
         if not follow:

@@ -9,28 +9,28 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-from broker_adapter.client import Message
+from broker_adapter.remoting_client import MessageExt
 
-Write = Callable[[BinaryIO, Message], None]
+Write = Callable[[BinaryIO, MessageExt], None]
 
 
-def write_line(out: BinaryIO, message: Message) -> None:
+def write_line(out: BinaryIO, message: MessageExt) -> None:
     out.write(message.body + b"\n")
 
 
-def write_json(out: BinaryIO, message: Message) -> None:
+def write_json(out: BinaryIO, message: MessageExt) -> None:
     out.write(json.dumps(message_to_json(message), ensure_ascii=False).encode() + b"\n")
 
 
-def message_to_json(message: Message) -> dict[str, object]:
+def message_to_json(message: MessageExt) -> dict[str, object]:
     """A body that is UTF-8 is in "body", any other in "body_base64". Times in ms since 1970."""
     shown: dict[str, object] = {
         "topic": message.topic,
-        "queue": message.queue_id,
+        "queue": message.queue.queue_id,
         "offset": message.queue_offset,
         "message_id": message.message_id,
-        "offset_id": message.offset_id,
-        "tag": message.tag,
+        "offset_id": message.offset_message_id,
+        "tag": message.tags or None,
         "keys": list(message.keys),
         "properties": dict(message.properties),
         "store_timestamp": message.store_timestamp,

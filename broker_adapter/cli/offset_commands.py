@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import click
 
-from broker_adapter.api import QueueOffset, QueueStats
+from broker_adapter.api import QueueStats
 from broker_adapter.cli.broker_options import ask_broker, json_option, moment, target_options
 from broker_adapter.cli.broker_target import Target
-from broker_adapter.client import Admin
+from broker_adapter.remoting_client import Admin, MessageQueue
 from dledger.platform import print_json, print_table
 
 
 class _Progress(NamedTuple):
-    """Of a group in one queue. `offset` None: nothing is committed, all messages are ahead."""
+    """Of a group in one queue. `offset`: 0 if nothing is committed."""
 
     topic: str
     queue_id: int
-    offset: int | None
+    offset: int
     min_offset: int
     max_offset: int
 
     @property
     def lag(self) -> int:
-        at = self.min_offset if self.offset is None else max(self.offset, self.min_offset)
-        return self.max_offset - at
+        return self.max_offset - max(self.offset, self.min_offset)
 
 
 @click.group()
@@ -55,29 +53,23 @@ def show(group: str, target: Target, as_json: bool) -> None:
       dledger broker offsets show billing
     """
 
-    async def ask(admin: Admin) -> tuple[int, list[_Progress]]:
-        generation, committed = await admin.offsets(group)
-        return generation, await _progress(admin, committed)
-
-    generation, found = ask_broker(target, ask)
+    found = ask_broker(target, lambda admin: _progress(admin, group))
     if as_json:
         queues = [{**one._asdict(), "lag": one.lag} for one in found]
-        print_json({"group": group, "generation": generation, "queues": queues})
+        print_json({"group": group, "queues": queues})
         return
     columns = ("topic", "queue", "committed", "begin", "end", "lag")
     print_table(columns, [(*one, one.lag) for one in found])
-    click.echo(f"generation {generation}, lag {sum(one.lag for one in found)}")
+    click.echo(f"lag {sum(one.lag for one in found)}")
 
 
-async def _progress(admin: Admin, committed: Sequence[QueueOffset]) -> list[_Progress]:
+async def _progress(admin: Admin, group: str) -> list[_Progress]:
     """Every queue of the topics in which the group has committed something."""
-    known = {(one.topic, one.queue_id): one.offset for one in committed}
+    committed = await admin.group_offsets(group)
     return [
-        _Progress(
-            topic, queue.queue_id, known.get((topic, queue.queue_id)), queue.min_offset, queue.max_offset
-        )
-        for topic in sorted({one.topic for one in committed})
-        for queue in await admin.topic_stats(topic)
+        _Progress(topic, queue.queue_id, committed.get(queue, 0), stats.min_offset, stats.max_offset)
+        for topic in sorted({queue.topic for queue in committed})
+        for queue, stats in (await admin.topic_stats(topic)).items()
     ]
 
 
@@ -107,8 +99,7 @@ def reset(
 ) -> None:
     """Set the offsets of GROUP, backwards too.
 
-    Begins a new generation of the group: its running consumers go on from there, and what they would still
-    commit from before is refused.
+    Its running consumers are told, and go on from there.
 
     \b
     Examples:
@@ -121,24 +112,27 @@ def reset(
     if queue is not None and len(topics) != 1:
         raise click.UsageError("--queue is a queue of one topic: give one --topic")
 
-    async def goal(admin: Admin, stats: QueueStats) -> int:
+    async def goal(admin: Admin, queue_name: MessageQueue, stats: QueueStats) -> int:
         if to_time is not None:
-            return await admin.offset_by_time(stats.topic, stats.queue_id, to_time)
+            return await admin.search_offset(queue_name, to_time)
         if to_offset is not None:
             return to_offset
         return stats.min_offset if to_earliest else stats.max_offset
 
-    async def ask(admin: Admin) -> tuple[int, list[QueueOffset]]:
-        named = topics or sorted({one.topic for one in (await admin.offsets(group))[1]})
+    async def ask(admin: Admin) -> list[tuple[str, int, int]]:
+        named = topics or sorted({one.topic for one in await admin.group_offsets(group)})
         if not named:
             raise click.UsageError(f"{group} has committed nothing yet: name its topics with --topic")
-        found = [stats for topic in named for stats in await admin.topic_stats(topic)]
-        wanted = [stats for stats in found if queue is None or stats.queue_id == queue]
+        found = [one for topic in named for one in (await admin.topic_stats(topic)).items()]
+        wanted = [one for one in found if queue is None or one[0].queue_id == queue]
         if not wanted:
             raise click.UsageError(f"{named[0]} has no queue {queue}: it has {len(found)}")
-        goals = [QueueOffset(one.topic, one.queue_id, await goal(admin, one)) for one in wanted]
-        return await admin.reset_offsets(group, goals), goals
+        goals = []
+        for name, stats in wanted:
+            goals.append((name.topic, name.queue_id, await goal(admin, name, stats)))
+            await admin.reset_offset(group, name, goals[-1][2])
+        return goals
 
-    generation, goals = ask_broker(target, ask)
+    goals = ask_broker(target, ask)
     print_table(("topic", "queue", "offset"), goals)
-    click.echo(f"{group} goes on from there, in generation {generation}")
+    click.echo(f"{group} goes on from there")

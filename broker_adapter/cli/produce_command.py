@@ -12,9 +12,18 @@ import click
 from broker_adapter.cli.broker_errors import error_line, exit_code_of
 from broker_adapter.cli.broker_options import target_options
 from broker_adapter.cli.broker_target import Target
-from broker_adapter.cli.produce_run import ProduceRun, Tally
-from broker_adapter.client import Producer, SendReceipt
+from broker_adapter.cli.produce_run import ProduceRun, Stored, Tally
+from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, Status, TopicRefused
+from broker_adapter.format.java_hash import java_hash
 from broker_adapter.format.message import MAX_BODY_BYTES
+from broker_adapter.remoting_client import (
+    Message,
+    Producer,
+    QueueNumber,
+    Selector,
+    SendResult,
+    select_by_hash,
+)
 from dledger.cli.append_command import open_source
 from dledger.cli.line_source import LineBatches
 from dledger.cli.output import human_bytes
@@ -23,6 +32,9 @@ from dledger.platform import Exit
 
 _READ_BYTES = 256 << 10
 _READ_LINES = 4096
+_PAUSE_SECONDS = 0.1
+#: So many queues, or keys, whose lines go beside each other.
+_PLACES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +56,70 @@ class MessageRule:
         found = fields[self.key_field - 1].split() if self.key_field <= len(fields) else []
         return (*self.keys, *found)
 
-    async def send(self, producer: Producer, lines: Sequence[bytes]) -> Sequence[SendReceipt]:
+    def messages(self, lines: Sequence[bytes]) -> list[Message]:
         keys = self.keys_of(lines[0])
-        return await producer.send_many(
-            self.topic,
-            lines,
-            tag=self.tag,
-            keys=keys,
-            queue_id=self.queue,
-            sharding_key=" ".join(keys) if self.ordered and keys else None,
-        )
+        return [Message(self.topic, line, tags=self.tag or "", keys=keys) for line in lines]
+
+
+class LineSender:
+    """Sends lines, and again what was refused for certain, until `timeout` seconds are over. Those of one
+    queue go one after the other."""
+
+    def __init__(self, producer: Producer, rule: MessageRule, timeout: float, *, again: bool) -> None:
+        """`again`: send again what is in doubt, too."""
+        self._producer = producer
+        self._rule = rule
+        self._timeout = timeout
+        self._again = again
+        self._places = [asyncio.Lock() for _ in range(_PLACES)]
+        self._turn = -1
+
+    async def send(self, lines: Sequence[bytes]) -> Stored:
+        messages = self._rule.messages(lines)
+        key = " ".join(messages[0].keys) if self._rule.ordered else ""
+        number = self._rule.queue
+        if number is None and not key:
+            number = await self._next_queue()
+        place = java_hash(key) if key else number or 0
+        async with self._places[place % _PLACES]:
+            return await self._until_sent(messages, key, number)
+
+    async def _next_queue(self) -> int | None:
+        """In turn; None: the first message creates the topic, or is refused."""
+        self._turn += 1
+        turn = self._turn
+        try:
+            numbers = sorted({queue.queue_id for queue in await self._producer.queues(self._rule.topic)})
+        except BrokerError:
+            return None  # the send says why, if it fails too
+        return numbers[turn % len(numbers)] if numbers else None
+
+    async def _until_sent(self, messages: list[Message], key: str, number: int | None) -> Stored:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        while True:
+            try:
+                result = await self._once(messages, key, number)
+                return Stored(result.queue.queue_id, result.queue_offset + len(messages) - 1)
+            except BrokerError as error:
+                if not self._is_repeated(error) or loop.time() + _PAUSE_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _is_repeated(self, error: BrokerError) -> bool:
+        if isinstance(error, TopicRefused):
+            return error.status is Status.QUEUE_UNKNOWN  # no master is known yet
+        return isinstance(error, PutRefused) or (self._again and isinstance(error, PutIndeterminate))
+
+    async def _once(self, messages: list[Message], key: str, number: int | None) -> SendResult:
+        selector: Selector | None = None
+        if number is not None:
+            selector = QueueNumber(number)
+        elif key:
+            selector = select_by_hash
+        if len(messages) > 1:
+            return await self._producer.send_batch(messages, selector=selector, arg=key)
+        return await self._producer.send(messages[0], selector=selector, arg=key)
 
 
 @click.command()
@@ -111,8 +177,8 @@ def produce(
     """Send lines, one message each, and wait until a majority has stored them.
 
     Reads stdin as a stream, of any length. Lines may hold any bytes; the newline is not stored. Lines of one
-    queue stay in order. A change of the master is waited for; a message that was under way when the master
-    died is in doubt, and ends the run, unless --send-again is given.
+    queue stay in order, one after the other: --batch is faster. A change of the master is waited for; what
+    was under way when its node died is in doubt, and ends the run, unless --send-again is given.
 
     After the first failure nothing more is read: how many lines were acknowledged, failed and are in doubt
     is printed, and the exit code is 1 (certainly not stored) or 3 (some may be stored).
@@ -150,12 +216,11 @@ async def _produce(
     send_again: bool,
     progress: ProgressLine,
 ) -> Tally:
-    async with (
-        target.routes() as routes,
-        Producer(routes, timeout=target.timeout, retry_indeterminate=send_again, tls=target.tls) as producer,
-    ):
+    names = await target.name_servers()
+    async with Producer("dledger-produce", names, options=target.options, tls=target.client_tls) as producer:
+        sender = LineSender(producer, rule, target.timeout, again=send_again)
         run = ProduceRun(
-            lambda lines: rule.send(producer, lines),
+            sender.send,
             batches,
             lines_per_send=lines_per_send,
             on_progress=lambda tally: progress.show(lambda: _describe(tally)),

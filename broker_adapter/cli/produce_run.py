@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from broker_adapter.client import SendReceipt
 from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
 from dledger.cli.line_source import LineBatch, LineBatches
 
@@ -15,8 +15,16 @@ from dledger.cli.line_source import LineBatch, LineBatches
 MAX_SENDS = 1024
 MAX_BYTES = 32 << 20
 
+
+class Stored(NamedTuple):
+    """Where some lines are: side by side in one queue."""
+
+    queue_id: int
+    last_offset: int
+
+
 #: Sends some lines as one atomic batch; in the order of the calls.
-Send = Callable[[Sequence[bytes]], Awaitable[Sequence[SendReceipt]]]
+Send = Callable[[Sequence[bytes]], Awaitable[Stored]]
 
 
 @dataclass(slots=True)
@@ -38,12 +46,11 @@ class Tally:
     def seconds(self) -> float:
         return max(time.monotonic() - self.started, 1e-6)
 
-    def succeed(self, lines: LineBatch, receipts: Sequence[SendReceipt]) -> None:
+    def succeed(self, lines: LineBatch, stored: Stored) -> None:
         self.acknowledged += len(lines.bodies)
         self.bytes += lines.size
-        for receipt in receipts:
-            last = self.last_offsets.get(receipt.queue_id, -1)
-            self.last_offsets[receipt.queue_id] = max(last, receipt.queue_offset)
+        last = self.last_offsets.get(stored.queue_id, -1)
+        self.last_offsets[stored.queue_id] = max(last, stored.last_offset)
 
     def fail(self, lines: LineBatch, error: BrokerError) -> None:
         if isinstance(error, PutIndeterminate):
@@ -117,7 +124,7 @@ class ProduceRun:
 
     async def _deliver(self, lines: LineBatch) -> None:
         try:
-            receipts = await self._send(lines.bodies)
+            stored = await self._send(lines.bodies)
         except BrokerError as error:
             self.tally.fail(lines, error)
             # It may be waiting for a pipe that stays silent.
@@ -128,7 +135,7 @@ class ProduceRun:
             self.tally.fail(lines, unknown)
             raise
         else:
-            self.tally.succeed(lines, receipts)
+            self.tally.succeed(lines, stored)
         finally:
             self._bytes -= lines.size
             # The task itself is still counted: whoever waits looks again when it is gone.

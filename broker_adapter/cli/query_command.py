@@ -7,12 +7,11 @@ import sys
 
 import click
 
-from broker_adapter.api import PullStatus
 from broker_adapter.cli.broker_options import ask_broker, moment, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.message_output import write_json
-from broker_adapter.client import Admin, Message, PullConsumer
-from broker_adapter.errors import ReadFailed, Status
+from broker_adapter.errors import ReadFailed, Status, TopicRefused
+from broker_adapter.remoting_client import Admin, MessageExt, PullConsumer, PullStatus
 
 _LAST_MS = (1 << 63) - 1
 
@@ -66,7 +65,7 @@ def query(
     if (queue is None) != (offset is None):
         raise click.UsageError("--queue and --offset go together")
 
-    async def ask(admin: Admin) -> list[Message]:
+    async def ask(admin: Admin) -> list[MessageExt]:
         if message_id is not None:
             return await _by_id(admin, topic, message_id)
         assert topic is not None and key is not None
@@ -89,20 +88,23 @@ def query(
     sys.stdout.buffer.flush()
 
 
-async def _by_id(admin: Admin, topic: str | None, message_id: str) -> list[Message]:
+async def _by_id(admin: Admin, topic: str | None, message_id: str) -> list[MessageExt]:
     """Both kinds of id look alike: in a topic it is first taken for the producer's."""
-    if topic is not None and (found := await admin.query(topic, message_id)):
+    if topic is not None and (found := await admin.query(topic, message_id, is_unique=True)):
         return found
-    return [await admin.message(message_id)]
+    return [await admin.view_message(message_id)]
 
 
-def _by_offset(target: Target, topic: str, queue: int, offset: int) -> Message:
-    async def run() -> Message:
-        async with (
-            target.routes() as routes,
-            PullConsumer(routes, timeout=target.timeout, tls=target.tls) as consumer,
-        ):
-            batch = await consumer.pull(topic, queue, offset, max_messages=1)
+def _by_offset(target: Target, topic: str, queue: int, offset: int) -> MessageExt:
+    async def run() -> MessageExt:
+        names = await target.name_servers()
+        async with PullConsumer(
+            "dledger-query", names, options=target.options, tls=target.client_tls
+        ) as consumer:
+            found = [one for one in await consumer.queues(topic) if one.queue_id == queue]
+            if not found:
+                raise TopicRefused(Status.QUEUE_UNKNOWN, f"{topic} has no queue {queue}")
+            batch = await consumer.pull(found[0], offset, max_messages=1)
         if batch.status is not PullStatus.FOUND:
             text = f"{topic} has no message {offset} in queue {queue}, which has {batch.min_offset} to "
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"{text}{batch.max_offset - 1}")
@@ -111,14 +113,14 @@ def _by_offset(target: Target, topic: str, queue: int, offset: int) -> Message:
     return asyncio.run(run())
 
 
-def _print_message(message: Message) -> None:
+def _print_message(message: MessageExt) -> None:
     facts = {
         "topic": message.topic,
-        "queue": message.queue_id,
+        "queue": message.queue.queue_id,
         "offset": message.queue_offset,
         "message id": message.message_id,
-        "offset id": message.offset_id,
-        "tag": message.tag,
+        "offset id": message.offset_message_id,
+        "tag": message.tags,
         "keys": " ".join(message.keys),
         "stored": shown_time(message.store_timestamp),
         "born": shown_time(message.born_timestamp),

@@ -12,6 +12,7 @@ import click
 
 from broker_adapter.cli.broker_options import json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
+from broker_adapter.namesrv.values import ClusterInfo
 from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds
 from dledger.cli.output import human_bytes, is_terminal
@@ -73,8 +74,9 @@ async def ask_nodes(target: Target, log_group: str) -> Answers:
     """What each node says. Nodes that a NameServer does not know any more are known to the other nodes."""
     servers = list(target.servers)
     if not servers:
-        async with target.routes() as routes:
-            servers = [address for ids in (await routes.brokers()).values() for address in ids.values()]
+        infos = await target.cluster_infos()
+        found = [info for info in infos.values() if isinstance(info, ClusterInfo)]
+        servers = sorted({entry.address for info in found for entry in info.brokers})
         if not servers:
             return {}
     answers = await _ask(servers, log_group, target)

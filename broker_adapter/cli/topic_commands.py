@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import click
 
-from broker_adapter.api import MESSAGE_TYPES, PERM_READ, PERM_WRITE, TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, PERM_READ, PERM_WRITE
 from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from dledger.cli.output import counted
@@ -14,9 +12,6 @@ from dledger.platform import print_json, print_table
 
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 _MAX_QUEUES = 1024
-#: A NameServer hears of a new topic at once; one that is down does not.
-_ROUTE_SECONDS = 3.0
-_ROUTE_LOOK_SECONDS = 0.02
 
 
 @click.group()
@@ -66,33 +61,16 @@ def create(name: str, target: Target, queues: int, perm: str, message_type: str 
       dledger broker topic create orders --perm r        (no new messages)
       dledger broker topic create orders --type FIFO
     """
-    config = TopicConfig(
-        name,
-        read_queues=queues,
-        write_queues=queues,
-        perm=_PERMS[perm],
-        message_type=message_type or "",
+    ask_broker(
+        target,
+        lambda admin: admin.create_topic(
+            name,
+            queues=queues,
+            permission=_PERMS[perm],
+            attributes={"+message.type": message_type} if message_type else {},
+        ),
     )
-    ask_broker(target, lambda admin: admin.put_topic(config))
     click.echo(f"{name}: {counted(queues, 'queue')}, {perm}")
-    if not asyncio.run(_wait_for_route(target, config)):
-        click.echo(
-            f"the NameServer does not know it after {_ROUTE_SECONDS:g} s: is it registered with? "
-            "(`dledger broker status`)",
-            err=True,
-        )
-
-
-async def _wait_for_route(target: Target, config: TopicConfig) -> bool:
-    """Whether whoever asks for a route finds the topic as it is now."""
-    async with target.routes() as routes:
-        try:
-            async with asyncio.timeout(_ROUTE_SECONDS):
-                while config not in (await routes.route(config.name)).queues.values():
-                    await asyncio.sleep(_ROUTE_LOOK_SECONDS)
-        except TimeoutError:
-            return False
-    return True
 
 
 @topic.command()
@@ -151,7 +129,7 @@ def stats(name: str, target: Target, as_json: bool) -> None:
     Example:
       dledger broker topic stats orders
     """
-    found = ask_broker(target, lambda admin: admin.topic_stats(name))
+    found = list(ask_broker(target, lambda admin: admin.topic_stats(name)).values())
     if as_json:
         print_json([queue._asdict() for queue in found])
         return

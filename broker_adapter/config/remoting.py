@@ -22,7 +22,7 @@ class RemotingSettings(BaseModel):
     """host:port where clients reach this node. Default: the member's host, at this port."""
     tls_mode: Literal["permissive", "enforcing"] = "enforcing"
     """With a `[tls]` section: `permissive` serves TLS and plain text, as RocketMQ does by default. Clients
-    are asked for no certificate."""
+    may show a certificate, and operators have to, where nodes want one."""
     namesrv: tuple[_Address, ...] = ()
     """host:port of NameServers of RocketMQ's own, at which the node registers in plain text."""
     max_connections: Positive = 4_096

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from broker_adapter.api import PERM_WRITE, BrokerRole
 from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
 from broker_adapter.namesrv import remoting_bodies as bodies
-from broker_adapter.namesrv.callers import AuthContext, Callers
+from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.name_server import NameServer
 from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import (
@@ -146,7 +146,7 @@ class NameServerRemoting:
         fields = request.fields
         name, node_id = _text(fields, "brokerName"), _node_id(fields)
         if self._callers is not None:
-            self._callers.check_unregister(_names(connection), node_id)
+            self._callers.check_unregister(connection.auth_context, node_id)
         if self._server.entry((name, node_id)) is not None:
             self._server.unregister(name, node_id, _number(fields, "roleEpoch", ANY_EPOCH))
         return request.answer(ResponseCode.SUCCESS)
@@ -278,11 +278,12 @@ class NameServerRemoting:
     def _check_lives(self, connection: RemotingConnection, fields: _Fields) -> None:
         """Only a broker itself says that it lives."""
         if self._callers is not None:
-            self._callers.check_register(_names(connection), _node_id(fields), _text(fields, "brokerAddr"))
+            context, address = connection.auth_context, _text(fields, "brokerAddr")
+            self._callers.check_register(context, _node_id(fields), address)
 
     def _check_change(self, connection: RemotingConnection, what: str) -> None:
         if self._callers is not None:
-            self._callers.check_change(_names(connection), what)
+            self._callers.check_change(connection.auth_context, what)
 
 
 def _registration(fields: _Fields, body: bodies.RegisterBody) -> Registration:
@@ -328,16 +329,3 @@ def _number(fields: _Fields, name: str, default: int | None = None) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
         raise invalid(f"the field {name} is no number")
     return int(fields[name])
-
-
-def _names(connection: RemotingConnection) -> AuthContext:
-    """What a certificate names, in the form in which gRPC has it."""
-    found = connection.certificate
-    if not isinstance(found, dict):
-        return {}
-    common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-    others = [value for _, value in found.get("subjectAltName", ())]
-    return {
-        "x509_common_name": [name.encode() for name in common],
-        "x509_subject_alternative_name": [name.encode() for name in others],
-    }

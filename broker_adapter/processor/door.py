@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from broker_adapter.config.remoting import RemotingSettings
@@ -21,6 +21,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from dledger import InvalidRequest
 
 #: Clients wait for 3 s, if they are not told otherwise: what is stored later is sent again by them.
 _SEND_S = 3.0
@@ -29,6 +30,9 @@ _CALL_S = 5.0
 _PULL_S = 5.0
 _MAX_SUSPEND_MS = 600_000
 _RESET_FIELDS = ("topic", "group", "timestamp", "isForce")
+
+#: InvalidRequest for certificates of others.
+CheckOperator = Callable[[Mapping[str, Iterable[bytes]]], None]
 
 SENDS = (
     RequestCode.SEND_MESSAGE,
@@ -83,13 +87,14 @@ class RemotingDoor:
         clients: RemotingClients,
         is_known: Callable[[str], bool],
         *,
-        may_administer: bool,
+        check_operator: CheckOperator | None,
     ) -> None:
-        """`may_administer`: nobody has to be known to change what belongs to all."""
+        """`check_operator`: raises for certificates of clients that may not change what belongs to all; None:
+        nobody has to be known."""
         self._answering = answering
         self._clients = clients
         self._is_known = is_known
-        self._may_administer = may_administer
+        self._check_operator = check_operator
         self._sends = Executor("sends", settings.max_sends, 0)
         self._pulls = Executor("pulls", settings.max_pulls, 0)
         self._queries = Executor("queries", settings.max_queries, settings.max_queries)
@@ -135,17 +140,20 @@ class RemotingDoor:
 
     async def _change(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """What belongs to all. IllegalMessage (CHANGE_NOT_ALLOWED)."""
-        self._check_change()
+        self._check_change(connection)
         await self._pass_on(connection, request)
 
-    def _check_change(self) -> None:
-        if not self._may_administer:
-            text = "changes need the certificate of an operator: use the node's own port"
-            raise error_for(Status.CHANGE_NOT_ALLOWED, text)
+    def _check_change(self, connection: RemotingConnection) -> None:
+        if self._check_operator is None:
+            return
+        try:
+            self._check_operator(connection.auth_context)
+        except InvalidRequest as error:
+            raise error_for(Status.CHANGE_NOT_ALLOWED, error.message) from None
 
     async def _reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """The members of the group, all of which are connected here, go on from the new offsets."""
-        self._check_change()
+        self._check_change(connection)
         data = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
         answer = decode(memoryview(data)[4:])
         if answer.code == ResponseCode.SUCCESS:

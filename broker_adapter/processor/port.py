@@ -53,7 +53,7 @@ class RemotingPort:
         self.server = RemotingServer(
             dispatch,
             limits=ServerLimits(settings.max_connections, settings.max_connections_per_address),
-            tls=self._tls.remoting_context() if self._tls else None,
+            tls=self._tls.remoting_context(asks=True) if self._tls else None,
             mode=TlsMode(settings.tls_mode) if self._tls else None,
             events=events,
         )

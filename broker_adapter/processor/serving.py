@@ -15,7 +15,7 @@ from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import bodies
 from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.door import PULLS, SENDS, RemotingDoor
+from broker_adapter.processor.door import PULLS, SENDS, CheckOperator, RemotingDoor
 from broker_adapter.processor.handlers import BothProtocols, Handler
 from broker_adapter.processor.imports import ImportProcessor
 from broker_adapter.processor.locks import LockProcessor
@@ -134,17 +134,17 @@ def remoting_port(
     node_files: TlsFiles | None,
     broker_id: Callable[[], int],
     *,
-    may_administer: bool,
+    check_operator: CheckOperator | None,
 ) -> RemotingPort:
-    """`answering`: who has what this node does not answer itself; `may_administer`: clients of this port, of
-    which no certificates are known. ConfigError as from RemotingPort."""
+    """`answering`: who has what this node does not answer itself; `check_operator`: as
+    RemotingDoor has it. ConfigError as from RemotingPort."""
     dispatch, boot_ms = Dispatch(), time.time_ns() // 1_000_000
     door = RemotingDoor(
         answering,
         settings.remoting,
         clients,
         lambda topic: directory.topic(topic) is not None,
-        may_administer=may_administer,
+        check_operator=check_operator,
     )
 
     def shown() -> dict[str, str]:

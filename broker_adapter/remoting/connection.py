@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +86,19 @@ class RemotingConnection(AdmittedConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._reason = "closed by the other end"
+
+    @property
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """What the certificate of the other end names, in the form in which gRPC has it; {} without one."""
+        found = self.certificate
+        if not isinstance(found, dict):
+            return {}
+        common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+        others = [value for _, value in found.get("subjectAltName", ())]
+        return {
+            "x509_common_name": [name.encode() for name in common],
+            "x509_subject_alternative_name": [name.encode() for name in others],
+        }
 
     @property
     def is_idle(self) -> bool:

@@ -10,7 +10,7 @@ from broker_adapter.remoting_client.blocking import (
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere
 from broker_adapter.remoting_client.core.process_queue import FlowLimits
 from broker_adapter.remoting_client.core.pulling import PullResult, PullStatus
-from broker_adapter.remoting_client.core.queue_choice import select_by_hash
+from broker_adapter.remoting_client.core.queue_choice import QueueNumber, select_by_hash
 from broker_adapter.remoting_client.core.rebalance import allocate_averagely, allocate_averagely_by_circle
 from broker_adapter.remoting_client.core.route_data import BrokerAddresses, TopicRoute
 from broker_adapter.remoting_client.core.values import (
@@ -23,7 +23,7 @@ from broker_adapter.remoting_client.core.values import (
 from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.listening import QueueListener
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.producer import Producer
+from broker_adapter.remoting_client.producer import Producer, Selector
 from broker_adapter.remoting_client.pull_consumer import PullConsumer
 from broker_adapter.remoting_client.push_consumer import PushConsumer
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus
@@ -56,6 +56,8 @@ __all__ = [
     "PullStatus",
     "PushConsumer",
     "QueueListener",
+    "QueueNumber",
+    "Selector",
     "SendResult",
     "SendStatus",
     "TopicRoute",

@@ -20,6 +20,7 @@ class ConsumeFromWhere(Enum):
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
 class ConsumerCalls:
@@ -54,7 +55,10 @@ class ConsumerCalls:
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset; None: it has none."""
-        request = requests.of_queue(RequestCode.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self._group)
+        # Brokers of RocketMQ 5, and ours, would say 0 of a queue that is new.
+        request = requests.of_queue(
+            RequestCode.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self._group, setZeroIfNotFound="false"
+        )
         try:
             return await self._offset(queue, request)
         except ReadFailed as error:
@@ -78,12 +82,15 @@ class ConsumerCalls:
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         return await self._offset(queue, requests.of_queue(code, queue, timestamp=str(timestamp_ms)))
 
-    async def first_offset(self, queue: MessageQueue, where: ConsumeFromWhere) -> int:
-        """Where to begin: the group's offset, or an end of the queue."""
+    async def first_offset(self, queue: MessageQueue, where: ConsumeFromWhere, timestamp_ms: int = 0) -> int:
+        """Where to begin: the group's offset, or what `begin_of` says."""
         offset = await self.committed(queue)
-        return await self.end_of(queue, where) if offset is None else offset
+        return await self.begin_of(queue, where, timestamp_ms) if offset is None else offset
 
-    async def end_of(self, queue: MessageQueue, where: ConsumeFromWhere) -> int:
+    async def begin_of(self, queue: MessageQueue, where: ConsumeFromWhere, timestamp_ms: int = 0) -> int:
+        """`timestamp_ms`: for CONSUME_FROM_TIMESTAMP."""
+        if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            return await self.search_offset(queue, timestamp_ms)
         if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             return await self.max_offset(queue)
         return await self.min_offset(queue)

@@ -20,5 +20,6 @@ class ClientOptions:
     max_in_flight: int = 1024  # requests; further ones wait
     max_in_flight_bytes: int = 64 << 20  # of bodies of requests in flight
     max_body_bytes: int = 4 << 20  # of a message, before compression; of a batch
+    least_body_bytes: int = 1  # brokers of RocketMQ fail at empty bodies
     compress_above_bytes: int = 4096  # RocketMQ's compressMsgBodyOverHowmuch
     default_topic_queues: int = 4  # of a topic that is created by use

@@ -245,7 +245,7 @@ class Producer:
 
     async def _encoded(self, message: Message) -> OutgoingMessage:
         check_topic_name(message.topic)
-        requests.check_body(len(message.body), self._options.max_body_bytes)
+        requests.check_body(len(message.body), self._options.max_body_bytes, self._options.least_body_bytes)
         key = self._client.keys.next()
         body, sys_flag = message.body, 0
         if len(body) >= self._options.compress_above_bytes:

@@ -54,6 +54,7 @@ class PushConsumer:
         *,
         model: MessageModel = MessageModel.CLUSTERING,
         consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        consume_timestamp_ms: int = 0,
         allocate: AllocateStrategy = allocate_averagely,
         max_reconsume_times: int = 16,
         settings: ConsumeSettings | None = None,
@@ -61,7 +62,8 @@ class PushConsumer:
         tls: ssl.SSLContext | None = None,
         queue_listener: QueueListener | None = None,
     ) -> None:
-        """`max_reconsume_times`: then a message is a dead letter; those of ordered consumption never are.
+        """`consume_timestamp_ms`: since 1970, for CONSUME_FROM_TIMESTAMP. `max_reconsume_times`: then a
+        message is a dead letter; those of ordered consumption never are.
 
         A broadcasting consumer keeps its offsets in memory: it begins at `consume_from` after each start.
         """
@@ -73,6 +75,7 @@ class PushConsumer:
         self._is_clustering = model is MessageModel.CLUSTERING
         self._model = model
         self._consume_from = consume_from
+        self._consume_timestamp_ms = consume_timestamp_ms
         self._allocate = allocate
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings or ConsumeSettings()
@@ -81,6 +84,7 @@ class PushConsumer:
         self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
         self._rebalance = asyncio.Event()
+        self._is_balanced = False
         self._balancing = asyncio.Lock()  # who changes which queues there are
         self._retry_topic = RETRY_PREFIX + group
         self._is_running = False
@@ -93,6 +97,11 @@ class PushConsumer:
     def assigned(self) -> list[MessageQueue]:
         """Queues that this member has now, sorted."""
         return sorted(self._workers)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether this member has all of its share of the subscribed topics, as it was last found."""
+        return self._is_balanced
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
@@ -223,6 +232,7 @@ class PushConsumer:
     async def _balance(self) -> bool:
         """Take and leave queues. False if something is missing: look again soon."""
         is_complete = True
+        is_balanced = True
         for topic in list(self._subscriptions):
             try:
                 async with self._balancing:
@@ -236,6 +246,9 @@ class PushConsumer:
             except Exception:  # of a program's own strategy: the next round may fare better
                 _log.exception("not rebalanced: topic %s", topic)
                 is_complete = False
+            if topic != self._retry_topic:
+                is_balanced &= is_complete
+        self._is_balanced = is_balanced
         return is_complete
 
     async def _balance_topic(self, topic: str) -> bool:
@@ -281,8 +294,8 @@ class PushConsumer:
         if queue.topic == self._retry_topic:
             where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
         if self._is_clustering:
-            return await self._calls.first_offset(queue, where)
-        return await self._calls.end_of(queue, where)
+            return await self._calls.first_offset(queue, where, self._consume_timestamp_ms)
+        return await self._calls.begin_of(queue, where, self._consume_timestamp_ms)
 
     async def _drop(self, workers: list[QueueWorker], grace_s: float) -> None:
         """Leave queues: what was done is committed before another member takes them."""

@@ -348,6 +348,7 @@ class BrokerProgram:
         self.forwarding = ForwardService(
             self.answering, Members(self.config), clients.connected, settings, self._is_writable, request_of
         )
+        operators = self._operators()
         self.remoting = remoting_port(
             self.settings,
             self.config,
@@ -356,7 +357,7 @@ class BrokerProgram:
             self.remoting_clients,
             self._tls_files(),
             lambda: self.adapter.broker_id,
-            may_administer=self._operators() is None,
+            check_operator=None if operators is None else operators.check,
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))

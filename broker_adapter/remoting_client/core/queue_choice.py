@@ -40,6 +40,26 @@ class QueueChoice:
         self._avoided.pop(broker_name, None)
 
 
+class QueueNumber:
+    """A selector for one send: the queue of this number at the first broker, sorted by name, that was not
+    tried yet. Our nodes have one name each, and the same queues under all of them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._tried: set[str] = set()
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:
+        """TopicRefused (QUEUE_UNKNOWN) if no broker has it."""
+        its = sorted(queue for queue in queues if queue.queue_id == self._number)
+        if not its:
+            raise TopicRefused(
+                Status.QUEUE_UNKNOWN, f"{message.topic} has no queue {self._number} that takes messages"
+            )
+        chosen = next((queue for queue in its if queue.broker_name not in self._tried), its[0])
+        self._tried.add(chosen.broker_name)
+        return chosen
+
+
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
     """RocketMQ's SelectMessageQueueByHash for a text: the same queue as Java's as long as the queues stay."""
     # Java takes the absolute value of the hash's remainder, whose sign is the hash's own.

@@ -133,9 +133,9 @@ def number(answer: RemotingCommand, name: str, default: int | None = None) -> in
         ) from None
 
 
-def check_body(size: int, limit: int) -> None:
-    """IllegalMessage (BODY_TOO_LARGE, REQUEST_MALFORMED: brokers of RocketMQ fail at empty bodies)."""
-    if not size:
+def check_body(size: int, limit: int, least: int = 1) -> None:
+    """IllegalMessage (BODY_TOO_LARGE, REQUEST_MALFORMED)."""
+    if size < least:
         raise IllegalMessage(Status.REQUEST_MALFORMED, "an empty body")
     if size > limit:
         raise IllegalMessage(Status.BODY_TOO_LARGE, f"a body of {size} bytes; {limit} may be")

@@ -216,10 +216,14 @@ class ServerTls:
             self._contexts["HTTP"] = http_context(self._keeper, client_auth=False)
         return self._contexts["HTTP"]
 
-    def remoting_context(self) -> ssl.SSLContext:
-        """Of the port of RocketMQ's remoting protocol. The same one each time."""
+    def remoting_context(self, *, asks: bool = False) -> ssl.SSLContext:
+        """Of the port of RocketMQ's remoting protocol. The same one each time. `asks`: clients may show a
+        certificate, which is checked then."""
         if "remoting" not in self._contexts:
-            self._contexts["remoting"] = stream_context(self._keeper, client_auth=self._client_auth)
+            context = stream_context(self._keeper, client_auth=self._client_auth)
+            if asks and not self._client_auth:
+                context.verify_mode = ssl.CERT_OPTIONAL
+            self._contexts["remoting"] = context
         return self._contexts["remoting"]
 
     def look(self) -> None:

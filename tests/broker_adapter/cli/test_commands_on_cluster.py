@@ -160,7 +160,7 @@ def test_a_follower_commits_and_leaves_on_ctrl_c(on_broker: BrokerCommand) -> No
     assert [queue["offset"] for queue in offsets["queues"]] == [2]
 
 
-def test_the_nodes_do_as_well_as_a_name_server(cluster: LocalCluster, command: BrokerCommand) -> None:
+def test_the_nodes_know_their_name_server(cluster: LocalCluster, command: BrokerCommand) -> None:
     servers = ("--servers", ",".join(cluster.addresses))
     command("broker", "topic", "create", "direct", *servers)
     command("broker", "produce", "--topic", "direct", *servers, stdin=b"x\n")
@@ -196,7 +196,6 @@ def test_a_dead_name_server_is_said_so_and_comes_back_by_its_name(
     assert "namesrv is down: killed by SIGKILL" in shown
     down = on_broker("broker", "topic", "list", "--timeout", "0.2", code=1)
     assert "705 NOT_CONNECTED: no NameServer answers" in down.stderr and "--namesrv" in down.stderr
-    assert on_broker("broker", "topic", "list", "--servers", ",".join(cluster.addresses)).stdout
     on_broker("cluster", "restart-node", *where, "namesrv")
     while on_broker("broker", "topic", "list", code=None).exit_code:
         assert "namesrv" in cluster.running()

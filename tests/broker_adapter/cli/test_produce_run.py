@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker_adapter.cli.produce_command import MessageRule
-from broker_adapter.cli.produce_run import MAX_SENDS, ProduceRun, Tally
-from broker_adapter.client import SendReceipt
+from broker_adapter.cli.produce_run import MAX_SENDS, ProduceRun, Stored, Tally
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from dledger.cli.line_source import LineBatch, LineBatches
 
@@ -32,7 +31,7 @@ class FakeTopic:
         self._fail_at = fail_at
         self._error = error
 
-    async def send(self, bodies: Sequence[bytes]) -> list[SendReceipt]:
+    async def send(self, bodies: Sequence[bytes]) -> Stored:
         call = len(self.calls)
         self.calls.append(len(bodies))
         if self._error is not None and call >= self._fail_at:
@@ -44,7 +43,7 @@ class FakeTopic:
         await self.held.wait()
         await asyncio.sleep(0)
         self.under_way -= 1
-        return [SendReceipt("t", "b", 0, first + i, "", "") for i in range(len(bodies))]
+        return Stored(0, first + len(bodies) - 1)
 
 
 async def test_every_line_is_one_message_in_order() -> None:

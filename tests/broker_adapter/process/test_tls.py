@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE
-from broker_adapter.client import Admin, Consumer, Message, NameServerRoutes, Producer
-from broker_adapter.errors import BrokerError, NameServerUnavailable
-from broker_adapter.rpc.broker_client import BrokerClient
+from broker_adapter.errors import NameServerUnavailable, ResponseCode
+from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting_client import (
+    Admin,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    Producer,
+    PushConsumer,
+)
+from broker_adapter.remoting_client.core.requests import create_topic
 from dledger import TlsFiles
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
-from dledger.platform import ClientTls
 from tests.broker_adapter.cli.conftest import BrokerCommand
-from tests.broker_adapter.process.processes import SMALL, TIMING, until_shown
+from tests.broker_adapter.process.processes import SMALL, TIMING
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-tls")]
 
@@ -55,25 +65,27 @@ async def master_of(cluster: LocalCluster) -> str:
     return await asyncio.to_thread(cluster.wait_until, has_master, 40, "a writable master")
 
 
-async def produce_and_consume(cluster: LocalCluster, routes: NameServerRoutes, tls: TlsFiles) -> None:
+async def produce_and_consume(cluster: LocalCluster, names: list[str], target: Target) -> None:
     """Through the death of a master."""
-    seen: dict[int, set[bytes]] = {}
+    seen: set[bytes] = set()
     done = asyncio.Event()
 
-    def consume(message: Message) -> None:
-        seen.setdefault(message.queue_id, set()).add(message.body)
-        if sum(map(len, seen.values())) == MESSAGES:
+    async def consume(messages: Sequence[MessageExt]) -> None:
+        seen.update(message.body for message in messages)
+        if len(seen) == MESSAGES:
             done.set()
 
-    async with Producer(routes, timeout=60, retry_indeterminate=True, tls=tls) as producer:
-        await producer.send("orders", b"000")
-        async with Consumer(routes, "readers", "orders", handler=consume, tls=tls):
-            for n in range(1, MESSAGES):
-                if n == MESSAGES // 2:
-                    cluster.kill(await master_of(cluster))
-                await producer.send("orders", b"%03d" % n)
-            async with asyncio.timeout(60):
-                await done.wait()
+    about = {"options": replace(target.options, heartbeat_broker_s=1.0), "tls": target.client_tls}
+    begin = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = PushConsumer("readers", names, consume, consume_from=begin, **about)  # type: ignore[arg-type]
+    consumer.subscribe("orders")
+    async with Producer("p", names, **about) as producer, consumer:  # type: ignore[arg-type]
+        for n in range(MESSAGES):
+            if n == MESSAGES // 2:
+                cluster.kill(await master_of(cluster))
+            await producer.send(Message("orders", b"%03d" % n))
+        async with asyncio.timeout(60):
+            await done.wait()
 
 
 def commands_with_tls(cluster: LocalCluster, namesrv: str, tls: TlsFiles) -> None:
@@ -101,30 +113,39 @@ async def test_messages_through_a_failover_with_certificates_everywhere(tmp_path
     cluster = cluster_with_tls(tmp_path / "c")
     with cluster:
         await asyncio.to_thread(cluster.start)
-        master = await master_of(cluster)
+        await master_of(cluster)
         tls = cluster.tls_files
         assert tls is not None
         address = BROKER_KIND.variables(cluster.plan)[NAMESRV_VARIABLE]
-        routes = NameServerRoutes([address], tls=tls)
-        async with Admin(routes, timeout=60, tls=tls) as admin:
-            await admin.put_topic(TopicConfig("orders", 3, 3))
-            await until_shown(routes, ["orders"])
-            await produce_and_consume(cluster, routes, tls)
-            stats = await admin.topic_stats("orders")
-            assert sum(one.max_offset - one.min_offset for one in stats) >= MESSAGES
-        await routes.close()
+        target = Target([address], [], tls, 60.0)
+        names = await target.name_servers()
+        async with target.admin() as admin:
+            await admin.create_topic("orders", queues=3)
+            await produce_and_consume(cluster, names, target)
+            stats = (await admin.topic_stats("orders")).values()
+            assert sum(one.max_offset - one.min_offset for one in stats) == MESSAGES
+            await refused_without_a_certificate(admin, cluster, tls)
 
         await asyncio.to_thread(commands_with_tls, cluster, address, tls)
 
-        # Nobody without a certificate gets in, neither here nor there.
+        # Nobody without a certificate gets in at the NameServer.
         for files in (None, TlsFiles(tls.ca)):
-            strangers = NameServerRoutes([address], tls=files)
-            with pytest.raises(NameServerUnavailable):
-                await strangers.route("orders")
-            await strangers.close()
-            node = next(n for n in cluster.running() if n != master and n in cluster.node_ids)
-            security = None if files is None else ClientTls(files)()
-            client = BrokerClient(cluster.plan.node(node).address, security)
-            with pytest.raises(BrokerError):
-                await client.info(5.0)
-            await client.close()
+            async with NameServerClient([address], files) as strangers:
+                with pytest.raises(NameServerUnavailable):
+                    await strangers.route("orders")
+            async with Admin(names, tls=Target([], [], files, 1.0).client_tls) as admin:
+                with pytest.raises(NameServerUnavailable):
+                    await admin.route("orders")
+
+
+async def refused_without_a_certificate(admin: Admin, cluster: LocalCluster, tls: TlsFiles) -> None:
+    """At a node, which clients may ask without one: what belongs to all only operators change."""
+    request = create_topic("mine", read_queues=1, write_queues=1, permission=6, attributes={})
+    address = cluster.plan.node(await master_of(cluster)).remoting_address
+    for files, is_operator in ((TlsFiles(tls.ca), False), (tls, True)):
+        context = Target([], [], files, 1.0).client_tls
+        connection = await connect(address, timeout_s=20, tls=context)
+        answer = await connection.invoke(replace(request), 20)
+        assert answer.code == (ResponseCode.SUCCESS if is_operator else ResponseCode.NO_PERMISSION)
+        connection.close("done")
+    assert "mine" in [config.name for config in await admin.topics()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from dledger import InvalidRequest
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
 from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, SUSPEND, beat, pull, records
@@ -187,14 +188,18 @@ async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
         async def unary(self, request: Request, context: CallContext) -> bytes:
             return request.refused(error_for(Status.NOT_MASTER, "nobody"))
 
-    for may, code in ((False, ResponseCode.NO_PERMISSION), (True, ResponseCode.SERVICE_NOT_AVAILABLE)):
+    def refuse(names: Mapping[str, Iterable[bytes]]) -> None:
+        assert names == {}, "it has shown none"
+        raise InvalidRequest("no operator")
+
+    for check, code in ((refuse, ResponseCode.NO_PERMISSION), (None, ResponseCode.SERVICE_NOT_AVAILABLE)):
         dispatch = Dispatch()
         door = RemotingDoor(
             Master(),  # type: ignore[arg-type]
             settings,
             RemotingClients(),
             lambda topic: True,
-            may_administer=may,
+            check_operator=check,
         )
         door.register_with(dispatch)
         port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
