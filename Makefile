@@ -28,7 +28,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -243,6 +243,9 @@ chaos-planted: $(DEV) clients-python ## Bugs planted in a copy of the product, e
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-rocketmq: $(DEV) interop-java ## RocketMQ's Java client with its own DLedger group, and with ours (4 minutes; needs java and mvn)
+	@$(BIN)/python -m tests.interop.bench $(ARGS)
 
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)

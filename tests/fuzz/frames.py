@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from random import Random
 
 from broker_adapter.errors import FrameRefused
@@ -51,8 +52,8 @@ _PULL = (
     *("suspendTimeoutMillis", "subscription", "subVersion", "expressionType"),
 )
 _BROKER = ("brokerName", "brokerAddr", "clusterName", "brokerId", "haServerAddr")
-#: Request codes of brokers and NameServers, and the fields that they look at.
-FIELDS: dict[RequestCode, tuple[str, ...]] = {
+#: Request codes of brokers, and the fields that they look at.
+OF_BROKERS: dict[RequestCode, tuple[str, ...]] = {
     RequestCode.SEND_MESSAGE_V2: _SEND,
     RequestCode.SEND_BATCH_MESSAGE: _SEND,
     RequestCode.SEND_MESSAGE: (*_SEND_V1, "bornTimestamp", "flag", "properties", "reconsumeTimes", "batch"),
@@ -88,6 +89,12 @@ FIELDS: dict[RequestCode, tuple[str, ...]] = {
     RequestCode.GET_PRODUCER_CONNECTION_LIST: ("producerGroup",),
     RequestCode.GET_BROKER_CONFIG: (),
     RequestCode.GET_BROKER_RUNTIME_INFO: (),
+    RequestCode.POP_MESSAGE: ("consumerGroup", *_QUEUE, "maxMsgNums", "invisibleTime", "pollTime"),
+    RequestCode.ACK_MESSAGE: ("consumerGroup", *_QUEUE, "extraInfo", "offset"),
+    RequestCode.SEND_REPLY_MESSAGE_V2: _SEND,
+}
+#: Likewise, of NameServers.
+OF_NAME_SERVERS: dict[RequestCode, tuple[str, ...]] = {
     RequestCode.REGISTER_BROKER: (*_BROKER, "compressed", "bodyCrc32", "heartbeatTimeoutMillis"),
     RequestCode.UNREGISTER_BROKER: _BROKER,
     RequestCode.QUERY_DATA_VERSION: _BROKER,
@@ -104,23 +111,14 @@ FIELDS: dict[RequestCode, tuple[str, ...]] = {
     RequestCode.DELETE_KV_CONFIG: ("namespace", "key"),
     RequestCode.GET_KVLIST_BY_NAMESPACE: ("namespace",),
     RequestCode.GET_NAMESRV_CONFIG: (),
-    RequestCode.POP_MESSAGE: (
-        "consumerGroup",
-        *_QUEUE,
-        "maxMsgNums",
-        "invisibleTime",
-        "pollTime",
-        "bornTime",
-    ),
-    RequestCode.ACK_MESSAGE: ("consumerGroup", *_QUEUE, "extraInfo", "offset"),
-    RequestCode.SEND_REPLY_MESSAGE_V2: _SEND,
 }
+FIELDS = {**OF_BROKERS, **OF_NAME_SERVERS}
 _CODES = tuple(FIELDS)
 
 
-def request(rng: Random, opaque: int) -> RemotingCommand:
-    """One that may be meant so, mostly."""
-    code = rng.choice(_CODES)
+def request(rng: Random, opaque: int, codes: Sequence[RequestCode] = _CODES) -> RemotingCommand:
+    """One that may be meant so, mostly. `codes`: those that the other end knows."""
+    code = rng.choice(codes if rng.random() < 0.97 else _CODES)
     fields = {}
     for name in FIELDS[code]:
         if rng.random() < 0.97:
@@ -138,7 +136,7 @@ def request(rng: Random, opaque: int) -> RemotingCommand:
     )
 
 
-def frame(rng: Random, opaque: int, kept: tuple[bytes, ...]) -> bytes:
+def frame(rng: Random, opaque: int, kept: tuple[bytes, ...], codes: Sequence[RequestCode]) -> bytes:
     """The bytes of one, changed or not; or what was kept, changed; or nonsense."""
     chance = rng.random()
     if chance < 0.01:
@@ -147,7 +145,7 @@ def frame(rng: Random, opaque: int, kept: tuple[bytes, ...]) -> bytes:
         data = rng.choice(kept)
     else:
         try:
-            data = encode(request(rng, opaque))
+            data = encode(request(rng, opaque, codes))
         except (FrameRefused, UnicodeEncodeError):
             return rng.randbytes(20)
     if rng.random() < 0.5:

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -57,10 +57,15 @@ def require() -> None:
         pytest.skip(f"{DID_NOT_RUN}: {reason}")
 
 
-def _command(home: Path, main: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+def java(home: Path, path: str, main: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a JVM with its logs in `home`. `path`: its classes."""
     (home / "conf").mkdir(parents=True, exist_ok=True)
-    command = ["java", *_OPTIONS, f"-Duser.home={home}", "-cp", f"{LIB}/*", f"{_PACKAGE}.{main}", *arguments]
+    command = ["java", *_OPTIONS, f"-Duser.home={home}", "-cp", path, main, *arguments]
     return command, {**os.environ, "ROCKETMQ_HOME": str(home)}
+
+
+def _command(home: Path, main: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    return java(home, f"{LIB}/*", f"{_PACKAGE}.{main}", *arguments)
 
 
 @contextmanager
@@ -122,6 +127,15 @@ def mqadmin(home: Path, name_servers: str, *arguments: str) -> str:
     )
     assert done.returncode == 0 and "Exception" not in printed, printed + done.stderr
     return printed
+
+
+def until_registered(home: Path, name_servers: str, address: str) -> None:
+    """Until the NameServer knows the broker at that address. AssertionError after several looks."""
+    for _ in range(10):
+        with suppress(AssertionError):
+            if address in mqadmin(home, name_servers, "clusterList"):
+                return
+    raise AssertionError(f"{address} has not registered")
 
 
 class Client:

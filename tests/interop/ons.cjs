@@ -54,7 +54,8 @@ async function consume(nameSrv, topic, group, count) {
 
 const [ kind, nameSrv, topic, ...rest ] = process.argv.slice(2);
 const done = kind === 'send' ? send(nameSrv, topic, ...rest) : consume(nameSrv, topic, rest[0], Number(rest[2]));
-done.then(() => process.exit(0), error => {
+// Not before all that was said has gone through the pipe.
+done.then(() => process.stdout.write('', () => process.exit(0)), error => {
   process.stderr.write(`${error.stack}\n`);
   process.exit(1);
 });
