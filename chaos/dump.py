@@ -111,6 +111,8 @@ class _LedgerDump:
             "chain": f"{entry.chain_crc:08x}",
             "is_committed": is_committed,
         }
+        if entry.internal and (purge_to := _purge_to(entry.body)) is not None:
+            fields["purge_to"] = purge_to
         message = None if entry.internal or not self._is_broker else _message_in(entry)
         if entry.internal or (message is not None and _is_nobodys(message.topic)):
             fields["internal"] = True
@@ -139,6 +141,13 @@ class _LedgerDump:
 
     def sum(self) -> str:
         return self._sum.hexdigest()
+
+
+def _purge_to(body: bytes) -> int | None:
+    """The index that an entry of the log itself lets go, with all below it (docs/formats.md: `T1`, `PU`)."""
+    if body.startswith(b"T1"):
+        body = body[10:]
+    return int.from_bytes(body[2:10], signed=True) if body.startswith(b"PU") else None
 
 
 def _is_nobodys(topic: str) -> bool:

@@ -343,10 +343,12 @@ class Run:
         )
 
     def _promised(self) -> dict[str, int]:
-        """What holds beside hostile clients, as fields of the trace."""
+        """What may be purged, and what holds beside hostile clients, as fields of the trace."""
+        kept = self._scenario.kept
         if not self._hostile_plan:
-            return {}
+            return kept
         return {
+            **kept,
             "window_ms": round(1000 * self._scenario.served_within_s),
             "most_bytes": self._scenario.most_server_mib << 20,
         }

@@ -86,6 +86,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
             "hostiles": f"e = 'begin' AND f IN ({', '.join(map(repr, HOSTILE))})",
         },
     ),
+    ("removed", {"removals": "true"}),
     ("meta", {"memories": "e = 'memory'", "dumped": "e = 'dumped'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
     ("runs", {"async": "flush_mode = 'ASYNC_FLUSH'", "sync": "flush_mode = 'SYNC_FLUSH'"}),

@@ -10,11 +10,12 @@ from chaos.trace.schema import ENVELOPE, EVENTS, REQUESTS, Ev, OpType
 
 #: Fields that a line may have or not, whatever its like say: ev, what, operation or "", names. `term_vote`,
 #: `vote_synced`, `recover`: without a vote, none was given in that term, and without `wiped` nothing is
-#: excused. Of an `attempt`, the number of a message if it is about one. Of a send, the delay, and the place
-#: that what is delayed has not yet. Of a receive, how long it may keep what it brings. Of answers, what only
-#: some of those who ask want to know.
+#: excused, nor anything let go without `purge_to`. Of an `attempt`, the number of a message if it is about
+#: one. Of a send, the delay, and the place that what is delayed has not yet. Of a receive, how long it may
+#: keep what it brings. Of answers, what only some of those who ask want to know.
 _VARYING: tuple[tuple[Ev, str, str, str], ...] = (
     (Ev.RAFT, "term_vote", "", "vote"),
+    (Ev.DUMP, "", "", "purge_to"),
     (Ev.DISK, "vote_synced", "", "vote"),
     (Ev.STORE, "recover", "", "vote wiped"),
     (Ev.META, "writer_begin", "", "pid"),
@@ -26,6 +27,7 @@ _VARYING: tuple[tuple[Ev, str, str, str], ...] = (
     (Ev.OP, OpType.OK, "route", "term"),
     (Ev.OP, OpType.OK, "get", "max_off"),
     (Ev.OP, OpType.OK, "max_off", "min_off"),
+    (Ev.OP, OpType.OK, "min_off", "max_off"),
     (Ev.OP, OpType.OK, "fetch_off", "epoch"),
 )
 #: What stands in completions that tell of a failure depends on the failure.

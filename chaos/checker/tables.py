@@ -41,6 +41,9 @@ histories    op_counts of other systems' histories, and of which model these are
 odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
 cq_ends      one ConsumeQueue of one node.
+purges       one index up to which a node forgot the log, and when: only if files up to there were removed.
+kept_logs    one log of a run in which something was removed: where it begins in the end.
+removed      files of one node's log that were removed from its beginning, as the recorder of syncs saw it.
 recalled     messages that somebody tried to take back, and with what outcome.
 unanswered   messages of `sends` that did not fail, and have no position.
 unclear      acknowledged messages of `placed` that may be in `doubts`.
@@ -81,7 +84,19 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
             "read_logs",
             "histories",
         ),
-        *("dump_ends", "cq_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *(
+            "dump_ends",
+            "cq_ends",
+            "suspects",
+            "doubts",
+            "spells",
+            "holes",
+            "fault",
+            "member",
+            "meta",
+            "removed",
+        ),
+        *("kept_logs", "purges"),
     )
 )
 
@@ -257,6 +272,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "dump",
         f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff,
         {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal, size, tag_hash, indexed,
+        purge_to,
         coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),
@@ -286,8 +302,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "disk",
-        """SELECT run, node, coalesce(ledger, '') AS ledger, e, lidx, term, coalesce(vote, '') AS vote, mono,
-        src, inc, seq FROM events WHERE ev = 'disk'""",
+        """SELECT run, node, coalesce(ledger, '') AS ledger, e, lidx, size, term, coalesce(vote, '') AS vote,
+        mono, src, inc, seq FROM events WHERE ev = 'disk'""",
     ),
     (
         "fault",
@@ -297,8 +313,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, ended, {log_of()} AS log, node, pid, count AS n, ledger, text, mono, src, inc,
-        seq FROM events WHERE ev = 'meta'""",
+        boot_id, member, off, ended, keep_ms, keep_bytes, {log_of()} AS log, node, pid, count AS n, ledger,
+        text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),
     (
         "holes",
@@ -391,14 +407,14 @@ _RUNS = """
 SELECT w.run, m.nodes, m.planned_faults, m.aim, coalesce(m.flush_mode, 'SYNC_FLUSH') AS flush_mode,
   coalesce(m.max_attempts, 16) AS max_attempts,
   CAST(least(greatest(coalesce(m.bound, 0), 0), 1000000000000000) AS BIGINT) AS bound,
-  m.healed, m.drained, coalesce(m.expected, 0) AS expected, m.history,
+  m.healed, m.drained, coalesce(m.expected, 0) AS expected, m.history, m.keep_ms, m.keep_bytes,
   f.first_fault, f.last_fault, CAST(coalesce(f.faults, 0) AS BIGINT) AS faults,
   CAST(coalesce(f.effective, 0) AS BIGINT) AS effective
 FROM (SELECT run FROM line_counts WHERE run IS NOT NULL GROUP BY run) w
 LEFT JOIN (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
     CASE WHEN max(flush_mode) = 'ASYNC_FLUSH' THEN 'ASYNC_FLUSH' ELSE 'SYNC_FLUSH' END AS flush_mode,
-    max(max_attempts) AS max_attempts,
+    max(max_attempts) AS max_attempts, max(keep_ms) AS keep_ms, max(keep_bytes) AS keep_bytes,
     max(clock_bound_ns) AS bound, min(CASE WHEN e = 'healed' THEN mono END) AS healed,
     min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected,
     max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history
@@ -487,6 +503,22 @@ SELECT run, grp, topic, log, consumer, epoch, src, inc, min(mono) AS first, max(
 FROM dlv WHERE grp IS NOT NULL AND NOT received GROUP BY run, grp, topic, log, consumer, epoch, src, inc
 """
 
+#: A node forgets before it removes, so when that was, it says itself; that it did remove, others say.
+_PURGES = """
+SELECT p.run, p.lidx, min(p.mono) AS mono FROM milestones p
+JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x ON x.run = p.run AND p.lidx <= x.lidx
+WHERE p.e = 'purge' GROUP BY p.run, p.lidx
+"""
+
+#: Where logs begin in runs in which something was removed: the first message known to stand behind all that
+#: was; without one, nowhere.
+_KEPT_LOGS = """
+SELECT p.run, p.log,
+  coalesce(min(CASE WHEN p.lidx_min > x.lidx THEN p.pos_min END), 9223372036854775807) AS pos
+FROM placed p JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x ON x.run = p.run
+GROUP BY p.run, p.log
+"""
+
 #: What a group said that it is through with, or, if it never says, what it was given.
 _THROUGH = """
 SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
@@ -505,6 +537,7 @@ SELECT *,
 FROM (
   SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
     max(CASE WHEN sure THEN lidx END) AS sure_high, min(CASE WHEN NOT sure THEN lidx END) AS unsure_low,
+    max(CASE WHEN sure THEN purge_to END) AS purge_to,
     count(*) AS n
   FROM dump GROUP BY run, coalesce(ledger, ''), node
 )
@@ -535,10 +568,12 @@ _FACTS: tuple[dict[str, str], ...] = (
         "milestones": _MILESTONES,
         "shapes": SHAPES,
         "dump_ends": _DUMP_ENDS,
+        "removed": """SELECT run, node, ledger, lidx, size, mono, src, inc, seq FROM disk
+          WHERE e = 'removed'""",
         "cq_ends": """SELECT run, node, log, min(qoff) AS low, max(qoff) AS high, count(*) AS n FROM cq
           GROUP BY run, node, log""",
     },
-    {"ops": _OPS, "runs": _RUNS},
+    {"ops": _OPS, "runs": _RUNS, "purges": _PURGES},
     {
         "recalled": "SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid",
         "op_counts": _OP_COUNTS,
@@ -561,7 +596,7 @@ _FACTS: tuple[dict[str, str], ...] = (
         "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
           WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",
     },
-    {"known": _KNOWN, "doubts": _DOUBTS},
+    {"known": _KNOWN, "doubts": _DOUBTS, "kept_logs": _KEPT_LOGS},
     {"dlv": _DLV_RANKED},
     {
         "spells": _SPELLS,

@@ -6,6 +6,7 @@ since the load has warmed up.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -256,6 +257,27 @@ class Scenario(_Section):
         if self.tls and self.workload != "log":
             raise ValueError('tls = true needs workload = "log"')
         return self
+
+    @model_validator(mode="after")
+    def _what_may_be_purged_can_be_seen(self) -> Scenario:
+        if self.settings.get("retention", {}).get("min_free_bytes") is not None:
+            raise ValueError("retention.min_free_bytes: no trace tells how much room there was")
+        _ = self.kept
+        return self
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """What retention allows to go, as fields of the trace: `keep_ms`, `keep_bytes`."""
+        retention = self.settings.get("retention", {})
+        kept: dict[str, int] = {}
+        if (age := retention.get("max_age")) is not None:
+            found = re.fullmatch(r"(\d+)(ms|s|m)", str(age))
+            if not found:
+                raise ValueError(f"retention.max_age: {age!r} is no whole number of ms, s or m")
+            kept["keep_ms"] = int(found[1]) * {"ms": 1, "s": 1000, "m": 60_000}[found[2]]
+        if (size := retention.get("max_bytes")) is not None:
+            kept["keep_bytes"] = int(size)
+        return kept
 
     @property
     def spoils(self) -> bool:

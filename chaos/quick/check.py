@@ -17,6 +17,7 @@ from typing import Any
 from chaos.quick.groups import GroupFacts, check_groups
 from chaos.quick.lookups import lookups_of
 from chaos.quick.receives import check_acks, check_order
+from chaos.quick.retention import Retention, retention_of
 from chaos.quick.trace import SHARE, QuickReport, events_of, log_of, position_of
 
 #: Messages that one reading of the files looks at.
@@ -45,7 +46,8 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
     readers = [path for path in clients if path not in senders]
     report = QuickReport()
     _check_drains(drains, set(senders.values()), report)
-    groups = check_groups(readers, set(senders.values()), report)
+    retention = retention_of(run_directory, drains)
+    groups = check_groups(readers, set(senders.values()), retention, report)
     check_order(readers, groups, report)
     share, turn = max(1, window // max(1, len(senders))), 0
     while True:
@@ -61,7 +63,7 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
         if any(facts.receives for facts in groups.values()):
             check_acks(readers, range(turn * share, (turn + 1) * share), report)
         for path, client in senders.items():
-            sent[client].report_lost(path.name, groups if report.drained else {}, report)
+            sent[client].report_lost(path.name, groups if report.drained else {}, retention, report)
         behind = [one.behind - client * SHARE for client, one in sent.items() if one.behind is not None]
         if not behind:
             return report
@@ -100,6 +102,7 @@ class _Sent:
         self._queues = array("l")
         self._digests = array("Q")
         self._due = array("q")  # ns: not to be delivered before
+        self._sent_at = array("q")  # ns
         self._times_read = bytearray()
         self._tags = array("H")
         self._keys = array("L")
@@ -156,14 +159,17 @@ class _Sent:
         if "key" in event:
             self._keys[slot] = self._name(f"{event['topic']}#{event['key']}")
         self._digests[slot] = int(event["digest"], 16)
+        self._sent_at[slot] = event["mono"]  # of an item: the invoke of its batch comes next
         if delay_ms := event.get("delay_ms", 0):
             self._due[slot] = event["mono"] + delay_ms * _LEAST_MS
 
     def _make_room(self, more: int) -> None:
         if more > 0:
             self._positions.extend(repeat(_NEVER_SENT, more))
-            for column in (self._queues, self._digests, self._due, self._tags, self._given, self._processed):
+            for column in (self._queues, self._digests, self._due, self._sent_at, self._tags):
                 column.extend(repeat(0, more))
+            for bits in (self._given, self._processed):
+                bits.extend(repeat(0, more))
             self._keys.extend(repeat(_NO_KEY, more))
             self._found.extend(bytes(more))
             self._times_read.extend(bytes(more))
@@ -264,11 +270,17 @@ class _Sent:
                 if self._keys[slot] != name:
                     report.note("phantom", f"message {mid} was found by key {key}, which is not its own")
 
-    def report_lost(self, name: str, groups: Mapping[str, GroupFacts], report: QuickReport) -> None:
+    def report_lost(
+        self, name: str, groups: Mapping[str, GroupFacts], retention: Retention, report: QuickReport
+    ) -> None:
         """`groups`: those that must have processed everything."""
         names = list(self._names)
         for slot, position in enumerate(self._positions):
             is_read = self._times_read[slot]
+            log = names[self._queues[slot]] if position >= 0 else ""
+            if position >= 0 and not is_read and retention.lets_go(log, position, self._sent_at[slot]):
+                report.purged += 1
+                continue
             if (position >= 0 or position == _STORED_SOMEWHERE) and not is_read:
                 report.note("lost", f"message {self._first + slot} of {name}, acknowledged at {position}")
             if position >= 0 and self._keys[slot] in self._asked and not self._found[slot]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chaos.quick.retention import Retention
 from chaos.quick.trace import SHARE, QuickReport, events_of, log_of, position_of
 
 
@@ -44,7 +45,7 @@ class _Last(NamedTuple):
 
 
 def check_groups(
-    readers: Sequence[Path], clients: Collection[int], report: QuickReport
+    readers: Sequence[Path], clients: Collection[int], retention: Retention, report: QuickReport
 ) -> dict[str, GroupFacts]:
     """Name -> facts of all groups. Each file is about one place in one group, which members take in turn.
     `clients`: numbers of all who sent anything."""
@@ -62,7 +63,7 @@ def check_groups(
                     report.note("phantom", f"{where} is nobody's")
                 if not groups[event["group"]].receives:
                     key = (event["group"], log_of(event))
-                    last[key] = _follow(event, last.get(key), groups[event["group"]], report)
+                    last[key] = _follow(event, last.get(key), groups[event["group"]], retention, report)
     return groups
 
 
@@ -78,7 +79,9 @@ def _take_member(event: dict[str, Any], groups: dict[str, GroupFacts]) -> None:
         facts.gone.add(event["consumer"])
 
 
-def _follow(event: dict[str, Any], last: _Last | None, facts: GroupFacts, report: QuickReport) -> _Last:
+def _follow(
+    event: dict[str, Any], last: _Last | None, facts: GroupFacts, retention: Retention, report: QuickReport
+) -> _Last:
     now = _Last(event["consumer"], event["epoch"], position_of(event))
     if last is None or (last.consumer, last.epoch) != (now.consumer, now.epoch):
         return now
@@ -90,6 +93,6 @@ def _follow(event: dict[str, Any], last: _Last | None, facts: GroupFacts, report
         report.note("duplicated", f"{where}, which had not failed")
     elif now.at < last.at:
         report.note("reordered", where)
-    elif now.at > last.at + 1 and facts.tags is None:
+    elif now.at > last.at + 1 and facts.tags is None and not retention.has_passed(log_of(event), now.at):
         report.note("lost", f"{where}, and nothing in between")
     return now

@@ -22,7 +22,8 @@ class QuickReport:
     """Counts, and the first few of each kind in words, the worst kind first. `drained`: the final reading was
     complete, and all readers had come to the end. `consumed`, `redelivered`: by groups; what they were given
     again is no fault, unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`:
-    delivered before the time that they were delayed to."""
+    delivered before the time that they were delayed to. `purged`: acknowledged, and gone by
+    retention."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -31,6 +32,7 @@ class QuickReport:
     read: int = 0
     consumed: int = 0
     redelivered: int = 0
+    purged: int = 0
     lost: int = 0
     duplicated: int = 0
     reordered: int = 0

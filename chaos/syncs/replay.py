@@ -46,7 +46,16 @@ class VoteSynced(NamedTuple):
     vote: str
 
 
-Fact = Watched | Synced | VoteSynced
+class Removed(NamedTuple):
+    """At `mono` the files of the log below some place were gone: the log begins behind `entry` now. `kept`:
+    bytes of the log from there up to the end of what the node had written by then."""
+
+    mono: int
+    entry: int
+    kept: int
+
+
+Fact = Watched | Synced | VoteSynced | Removed
 
 
 @dataclass(slots=True)
@@ -140,6 +149,7 @@ class Replay:
         self._end: tuple[str, int, int] | None = None
         self._told = -1
         self._told_vote: tuple[int, str] | None = None
+        self._begins_at = 0  # the position of the lowest file that has had entries
 
     def life(self, lines: Iterable[Line]) -> Iterator[Fact]:
         """What follows from the journal of the next life, not in the order of its times. JournalDamaged."""
@@ -170,6 +180,24 @@ class Replay:
         if vote is not None and vote != self._told_vote:
             self._told_vote = vote
             yield VoteSynced(mono, *vote)
+        removed = self._removed()
+        if removed is not None:
+            yield Removed(mono, *removed)
+
+    def _removed(self) -> tuple[int, int] | None:
+        """If the log begins later than before: the last entry that is gone, and the bytes that stay. Not
+        while the first file has no entry: what is being begun anew may go on where it was."""
+        log = self._log()
+        if not log or _position(log[0]) <= self._begins_at:
+            return None
+        first = self._file(self._names[log[0]]).spans
+        if not first:
+            return None
+        self._begins_at = _position(log[0])
+        ends = [
+            _position(one) + spans[-1].end for one in log if (spans := self._file(self._names[one]).spans)
+        ]
+        return first[0].entry - 1, ends[-1] - self._begins_at
 
     # -- lines
 

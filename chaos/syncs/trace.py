@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chaos.syncs.journal import read_damage, read_lines
 from chaos.syncs.recorder import JOURNALS, ROOT
-from chaos.syncs.replay import Fact, Replay, Synced, VoteSynced
+from chaos.syncs.replay import Fact, Removed, Replay, Synced, VoteSynced
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import Clocks, TraceWriter
 
@@ -66,5 +66,8 @@ def _write(run_directory: Path, run: str, node_id: str, facts: Sequence[Fact]) -
                 case VoteSynced(_, term, vote):
                     about = {"vote": vote} if vote else {}
                     writer.write(Ev.DISK, {"e": "vote_synced", "node": node_id, "term": term, **about})
+                case Removed(_, entry, kept):
+                    gone = {"node": node_id, "ledger": LEDGER, "lidx": entry, "size": kept}
+                    writer.write(Ev.DISK, {"e": "removed", **gone})
                 case _:
                     writer.write(Ev.DISK, {"e": "watched", "node": node_id})

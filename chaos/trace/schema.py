@@ -92,7 +92,9 @@ _INT = _words(
     "term eterm last ended committed reput target barrier last_index last_term cand_last_index "
     "cand_last_term role_epoch size tag_hash "
     # Faults and the run.
-    "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes pid"
+    "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes pid "
+    # Retention.
+    "keep_ms keep_bytes purge_to"
 )
 _STR = _words(
     "run src host ev e type proc f "
@@ -280,10 +282,11 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # aim: "leader" if the plan wants changes of the leader. planned_faults: how many `begin` there must be.
     # flush_mode: SYNC_FLUSH or ASYNC_FLUSH.
     # While hostile clients work, good ones are served within window_ms, and no server takes more than
-    # most_bytes of memory.
+    # most_bytes of memory. Entries may be removed that are older than keep_ms, or have keep_bytes of the log
+    # behind them; without both, none.
     (Ev.META, "run_begin"): _event(
         "e nodes seed planned_faults",
-        "git config flush_mode aim max_attempts clock_bound_ns text window_ms most_bytes",
+        "git config flush_mode aim max_attempts clock_bound_ns text window_ms most_bytes keep_ms keep_bytes",
     ),
     # A server (node: its name) was found to have ended, for whatever reason (text); it had taken so many
     # bytes of memory at most (size). Both are written of runs with hostile clients.
@@ -319,9 +322,11 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # internal: no message of a client (no-op, session, metadata); it has no mid.
     # size, tag_hash: what its unit of a ConsumeQueue must say. indexed: the node's IndexFiles have it under
     # each of its keys; not said of a message without keys.
+    # purge_to: of an entry that lets the log begin behind this index.
     # is_committed: up to `settled`, or, without that, up to what the node had noted as committed.
     (Ev.DUMP, ""): _event(
-        "node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff size tag_hash indexed"
+        "node lidx eterm",
+        "ledger mid digest chain internal is_committed topic q qoff size tag_hash indexed purge_to",
     ),
     # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
@@ -329,6 +334,8 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.DISK, "watched"): _event("e node"),
     # From now on syncs that have returned cover all entries of this node up to lidx, and no others; -1: none.
     (Ev.DISK, "synced"): _event("e node ledger lidx"),
+    # The files of the node's log up to entry lidx were removed, when it had written size bytes behind them.
+    (Ev.DISK, "removed"): _event("e node ledger lidx size"),
     # The same of term and vote (without it: none).
     (Ev.DISK, "vote_synced"): _event("e node term", "vote"),
 }

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Status
 from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
@@ -170,11 +170,19 @@ class FinalReader:
             except BrokerError as error:
                 self._process.failed(error)
                 await asyncio.sleep(_PAUSE_S)
+                if error.status is Status.OFFSET_BELOW_MINIMUM:
+                    bounds = await self._bounds("min_off", consumer, topic, queue)
+                    at = at if bounds is None else max(at, bounds[0])
             else:
                 self._process.ok(count=seen, next_off=at)
 
     async def _end(self, consumer: PullConsumer, topic: str, queue: int) -> int | None:
-        self._process.invoke("max_off", topic=topic, q=queue)
+        bounds = await self._bounds("max_off", consumer, topic, queue)
+        return None if bounds is None else bounds[1]
+
+    async def _bounds(self, f: str, consumer: PullConsumer, topic: str, queue: int) -> tuple[int, int] | None:
+        """Where a queue begins, and one behind its last message; None: nobody could say."""
+        self._process.invoke(f, topic=topic, q=queue)
         try:
             where = queue_of(topic, queue)
             begin, end = await consumer.min_offset(where), await consumer.max_offset(where)
@@ -182,7 +190,7 @@ class FinalReader:
             self._process.failed(error)
             return None
         self._process.ok(max_off=end, min_off=begin)
-        return end
+        return begin, end
 
 
 async def make_topics(names: NameServers, queues: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from chaos.workloads.messages import digest, number_of, payload_of
 from chaos.workloads.pacing import Pace, while_running
 from chaos.workloads.spec import DrainTimeout, Setting
 from dledger.client import AsyncClient, Entry, TlsFiles
-from dledger.errors import DLedgerError
+from dledger.errors import Code, DLedgerError
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
@@ -61,7 +61,7 @@ class LogWorkload:
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")
         writer.write(Ev.META, {"e": "drain_begin"})
-        end: int | None = None
+        last: int | None = None
         try:
             async with asyncio.timeout(within_s), self._client() as client:
                 reader = _Reader(self._setting, client, Process(writer, numbers), is_last=True)
@@ -70,22 +70,24 @@ class LogWorkload:
                 writer.write(Ev.META, {"e": "drain_target", "ledger": LEDGER, "off": end})
                 at, whole = 0, False
                 while not whole:
-                    at, whole = await reader.read("drain", at, "linearizable")
-                while self._behind(end):
+                    at, whole = await reader.read("drain", at, "linearizable", end)
+                # Behind that there may be entries of the log itself, which nobody is given.
+                last = reader.reached - 1
+                while self._behind(last):
                     await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
-            behind = "" if end is None else self._behind(end)
+            behind = "" if last is None else self._behind(last)
             raise DrainTimeout(behind or "the final reader did not come to the end") from None
         writer.write(Ev.META, {"e": "drain_end"})
 
     async def close(self) -> None:
         return
 
-    def _behind(self, end: int) -> str:
-        """Which reader has not read entry `end`, in words; empty if all have."""
+    def _behind(self, last: int) -> str:
+        """Which reader has not read entry `last`, in words; empty if all have."""
         for number, reader in self._readers.items():
-            if reader.reached <= end:
-                return f"reader {number} has read up to {reader.reached - 1}, the log ends at {end}"
+            if reader.reached <= last:
+                return f"reader {number} has read up to {reader.reached - 1}, and there is entry {last}"
         return ""
 
     async def _append(self, number: int, stop: asyncio.Event) -> None:
@@ -137,14 +139,29 @@ class _Reader:
         self._process.ok(max_off=found + 1)
         return found
 
+    async def _begin(self, at: int, error: DLedgerError) -> int:
+        """Where to go on after a read from `at` failed: where the log begins now, if that was purged."""
+        if error.code is not Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+            return at
+        self._process.invoke("min_off", ledger=LEDGER)
+        try:
+            begin = (await self._client.leader()).ledger_begin_index
+        except DLedgerError as unanswered:
+            self._process.failed(unanswered)
+            return at
+        self._process.ok(min_off=begin)
+        return max(at, begin)
+
     async def read_tail(self, kind: ReaderKind) -> None:
         """The last entries, up to the end."""
         end = await self.end()
         if end is not None and end >= 0:
             await self.read("get", max(0, end - _TAIL), kind)
 
-    async def read(self, f: str, at: int, kind: ReaderKind) -> tuple[int, bool]:
-        """One read from `at` to the end: (where it stopped, whether it came to the end)."""
+    async def read(self, f: str, at: int, kind: ReaderKind, end: int = -1) -> tuple[int, bool]:
+        """One read from `at` to the end: (where it stopped, whether it came to the end). `end`: the log was
+        known to reach so far; who reads to the end is behind it, also if the last entries are the log's own,
+        which nobody is given."""
         mode: Literal["linearizable", "local"] = "local" if kind == "local" else "linearizable"
         self._process.invoke(f, ledger=LEDGER, from_off=at, stale=mode == "local")
         seen = 0
@@ -157,7 +174,8 @@ class _Reader:
         except DLedgerError as error:
             self._process.failed(error)
             await asyncio.sleep(_PAUSE_S)
-            return at, False
+            return await self._begin(at, error), False
+        at = max(at, end + 1)
         self._process.ok(count=seen, next_off=at)
         return at, True
 
@@ -177,6 +195,7 @@ class _Reader:
             except DLedgerError as error:
                 self._process.failed(error)
                 await asyncio.sleep(_PAUSE_S)
+                at = await self._begin(at, error)
 
     def _delivered(self, entries: Sequence[Entry], first: int) -> None:
         for i, entry in enumerate(entries, first):

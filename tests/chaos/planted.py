@@ -249,6 +249,53 @@ DELIVERY_BUGS = (
     ),
 )
 
+#: Entries go by size, or by age; files are small enough for many of them to go.
+BY_SIZE = 'data_file_size = 65536\n[settings.retention]\nmax_bytes = 400000\ncheck_interval = "300ms"\n'
+BY_AGE = 'data_file_size = 131072\n[settings.retention]\nmax_age = "5s"\ncheck_interval = "300ms"\n'
+
+#: What is purged too early, or too much of it.
+RETENTION_BUGS = (
+    Bug(
+        "purge-what-is-too-young",
+        "dledger/replica/retention.py",
+        "            and now_ms - border.stamp_ms >= policy.max_age_ms\n",
+        "            and now_ms - border.stamp_ms >= policy.max_age_ms // 2\n",
+        BY_AGE + fault("kill", "leader", 4, 0.5),
+        workload="broker",
+        seconds=9,
+        checks=("P10",),
+    ),
+    Bug(
+        "purge-what-has-too-little-behind-it",
+        "dledger/replica/retention.py",
+        "policy.max_bytes is not None and end_pos - border.base.pos >= policy.max_bytes\n",
+        "policy.max_bytes is not None and end_pos - border.base.pos >= policy.max_bytes // 2\n",
+        BY_SIZE + fault("kill", "leader", 4, 0.5),
+        seconds=8,
+        checks=("P10",),
+    ),
+    Bug(
+        "purge-beyond-the-committed-base",
+        "dledger/replica/replica.py",
+        "                self.purge_to = mark.base\n",
+        "                borders = self.store.borders()\n"
+        "                self.purge_to = [b for b in borders if b.index < self.core.committed_index][-1]\n",
+        BY_SIZE + fault("kill", "leader", 4, 0.5),
+        seconds=8,
+        checks=("B6",),
+    ),
+    Bug(
+        "queues-forget-more-than-the-log",
+        "broker_adapter/store/consume_queue.py",
+        "        return self._raise_minimum(self.min_offset + kept)\n",
+        "        return self._raise_minimum(min(self.max_offset, self.min_offset + kept + 40))\n",
+        BY_AGE + fault("kill", "leader", 4, 0.5),
+        workload="broker",
+        seconds=9,
+        checks=("B2", "L6b"),
+    ),
+)
+
 BUGS = (
     Bug(
         "acknowledge-before-quorum",
@@ -307,6 +354,7 @@ BUGS = (
     *SYNC_BUGS,
     *LOG_BUGS,
     *INDEX_BUGS,
+    *RETENTION_BUGS,
     Bug(
         "forget-acks",
         "broker_adapter/pop/service.py",

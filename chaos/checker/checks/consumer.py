@@ -36,7 +36,8 @@ LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, ma
   FROM ops WHERE f = 'commit_off' AND outcome = 'ok' GROUP BY run, grp, topic, q) stored
   ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
 ANTI JOIN through t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
-WHERE s.outcome = 'ok'
+LEFT JOIN kept_logs kept ON kept.run = s.run AND kept.log = s.log
+WHERE s.outcome = 'ok' AND coalesce(s.pos >= kept.pos, true)
   AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
   AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))
 """
@@ -68,10 +69,12 @@ FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off
   inc, seq
   FROM ops WHERE f = 'commit_off') c
 JOIN (
-  SELECT run, grp, log, pos, max(coalesce(at_ns, 9223372036854775807)) OVER (
+  SELECT run, grp, log, pos, max(at_ns) OVER (
     PARTITION BY run, grp, log ORDER BY pos ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS all_at
   FROM (
-    SELECT k.run, g.grp, k.log, k.pos, t.at_ns FROM known k
+    SELECT k.run, g.grp, k.log, k.pos,
+      coalesce(t.at_ns, CASE WHEN k.pos < e.pos THEN 0 ELSE 9223372036854775807 END) AS at_ns FROM known k
+    LEFT JOIN kept_logs e ON e.run = k.run AND e.log = k.log
     JOIN (SELECT run, grp, log, min(pos) AS low FROM dlv WHERE grp IS NOT NULL AND filter IS NULL
       GROUP BY run, grp, log) g ON g.run = k.run AND g.log = k.log AND g.low <= k.pos
     LEFT JOIN (SELECT run, grp, log, pos, min(mono) AS at_ns FROM through GROUP BY run, grp, log, pos) t
@@ -81,10 +84,12 @@ JOIN (
 JOIN runs r ON r.run = c.run
 """
 
-#: Where consumers began (k 1) beside the highest offset that was stored, or perhaps stored, before (k 0).
+#: Where consumers began (k 1) beside the highest offset that was stored, or perhaps stored, before (k 0), or,
+#: if what is there was removed, where the queue begins.
 _TAKEN_OVER = """
-SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq, coalesce(max(CASE WHEN k = 0 THEN pos END) OVER (
-  PARTITION BY run, grp, log ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stored
+SELECT t.run, t.grp, t.consumer, t.log, t.k, t.pos, t.rank, t.src, t.inc, t.seq,
+  greatest(coalesce(max(CASE WHEN t.k = 0 THEN t.pos END) OVER (PARTITION BY t.run, t.grp, t.log
+    ORDER BY t.mono, t.k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0), coalesce(e.pos, 0)) AS stored
 FROM (
   SELECT d.run, d.grp, d.consumer, d.log, 1 AS k, d.pos, d.rank, d.src, d.inc, d.seq, d.first_try AS mono
   FROM spells d
@@ -95,7 +100,8 @@ FROM (
   UNION ALL
   SELECT o.run, o.grp, o.consumer, 'q:' || o.topic || '/' || CAST(o.q AS STRING), 0, o.off_asked,
     o.off_asked, o.src, o.inc, o.seq, o.inv - r.bound
-  FROM ops o JOIN runs r ON r.run = o.run WHERE o.f = 'commit_off' AND o.outcome <> 'fail')
+  FROM ops o JOIN runs r ON r.run = o.run WHERE o.f = 'commit_off' AND o.outcome <> 'fail') t
+LEFT JOIN kept_logs e ON e.run = t.run AND e.log = t.log
 """
 
 _OVERLAPS = """

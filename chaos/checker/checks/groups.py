@@ -177,13 +177,14 @@ GROUP BY c.run, c.grp, c.log, c.consumer, c.op, c.off, c.src, c.inc, c.seq, c.as
 #: Where consumers were to begin, and where they began. Only where there is a message at that offset, and of
 #: groups that want every message.
 _BEGUN = """
-SELECT s.run, s.grp, s.consumer, s.log, s.pos, a.off, s.src, s.inc, s.seq FROM spells s
+SELECT s.run, s.grp, s.consumer, s.log, s.pos, greatest(a.off, coalesce(e.pos, 0)) AS off, s.src, s.inc, s.seq
+FROM spells s
 JOIN member a ON a.run = s.run AND a.grp = s.grp AND a.consumer = s.consumer AND a.log = s.log
   AND a.epoch = s.epoch AND a.e = 'assign'
 JOIN known k ON k.run = a.run AND k.log = a.log AND k.pos = a.off
 ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND coalesce(filter, '*') <> '*' GROUP BY run, grp) g
   ON g.run = s.run AND g.grp = s.grp
-ANTI JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = s.run
+LEFT JOIN kept_logs e ON e.run = s.run AND e.log = s.log
 WHERE s.first_try IS NOT NULL
 """
 

@@ -56,10 +56,11 @@ _CONTRADICTS = ("k = 0 AND lo_before > hi", "log, op, hi, lo_before, op_before, 
 
 #: Positions, and below which one of their log nothing need be.
 _POSITIONS = """
-SELECT k.*, coalesce(k.before, coalesce(m.low, 0) - 1) AS expected FROM known k
+SELECT k.*, coalesce(k.before, coalesce(m.low, 0) - 1) AS expected, coalesce(e.pos, -1) AS kept FROM known k
 LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' AND outcome = 'ok'
   GROUP BY run, log) m
   ON m.run = k.run AND m.log = k.log
+LEFT JOIN kept_logs e ON e.run = k.run AND e.log = k.log
 """
 
 #: Entries of nodes, each with the last before it that is there, or is known to be damaged.
@@ -113,8 +114,8 @@ WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key 
 """
 
 #: What reads were to bring, by the positions that are known, and what they brought. `until`: where a read
-#: says that it goes on, or one behind what it brought last. Not of groups that want only some, nor where
-#: something was purged.
+#: says that it goes on, or one behind what it brought last. Not of groups that want only some, nor of queues
+#: from where something was removed: who reads there is passed over it, where a reader of the log is refused.
 _BROUGHT = """
 SELECT b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, max(b.counted) - min(b.counted) AS there,
   max(k.last) AS last, b.src, b.inc, b.seq
@@ -136,10 +137,11 @@ FROM (
       ON d.run = r.run AND d.log = r.log AND d.op = r.op
     ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND coalesce(filter, '*') <> '*'
       GROUP BY run, grp) g ON g.run = r.run AND g.grp = r.grp
-    ANTI JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = r.run
+    LEFT JOIN kept_logs p ON p.run = r.run AND p.log = r.log
     CROSS JOIN (SELECT 0 AS ended UNION ALL SELECT 1 AS ended) e
     WHERE r.f IN ('get', 'pull', 'drain') AND r.from_off IS NOT NULL
       AND coalesce(CASE WHEN r.outcome = 'ok' THEN r.next_off END, d.top + 1) IS NOT NULL
+      AND (r.log LIKE 'ledger:%' OR r.from_off >= coalesce(p.pos, 0))
   )
 ) b
 LEFT JOIN (SELECT run, log, max(pos) AS last FROM known GROUP BY run, log) k
@@ -184,7 +186,9 @@ CHECKS: tuple[Check, ...] = (
         "positions have no holes",
         "seen",
         "{log}: nothing between {before} and {pos}",
-        Part(_POSITIONS, "log LIKE 'q:%' AND pos > expected + 1", "log, pos, expected AS before"),
+        Part(
+            _POSITIONS, "log LIKE 'q:%' AND pos > expected + 1 AND pos > kept", "log, pos, expected AS before"
+        ),
         Part(
             _STORED,
             "lidx > before + 1",
@@ -222,7 +226,8 @@ CHECKS: tuple[Check, ...] = (
         "{log}: message {mid} at {pos} was never read, though {bound} was",
         Part(
             PLACED,
-            "reads = 0 AND fails = 0 AND sent > 0 AND pos_max < bound AND pos_min >= start",
+            "reads = 0 AND fails = 0 AND sent > 0 AND pos_max < bound AND pos_min >= start "
+            "AND coalesce(lidx_min > purged, pos_min >= kept, true)",
             "log, mid, pos_max AS pos, bound",
         ),
         needs=WHOLE,
@@ -235,14 +240,15 @@ CHECKS: tuple[Check, ...] = (
         "{log}: message {mid} {what}",
         Part(
             PLACED,
-            "drained IS NOT NULL AND oks > 0 AND finals = 0 AND coalesce(lidx_min > purged, true)",
+            "drained IS NOT NULL AND oks > 0 AND finals = 0 "
+            "AND coalesce(lidx_min > purged, pos_min >= kept, true)",
             "log, mid, CASE WHEN reads = 0 THEN 'was acknowledged and never read' "
             "ELSE 'was acknowledged and read, and the final reads do not show it' END AS what",
         ),
         Part(
             PLACED,
             "drained IS NOT NULL AND oks = 0 AND fails = 0 AND sent > 0 AND dumps > 0 AND finals = 0 "
-            "AND pos_max <= target AND coalesce(lidx_min > purged, true)",
+            "AND pos_max <= target AND coalesce(lidx_min > purged, pos_min >= kept, true)",
             "log, mid, 'stands in files, and is not read in the end' AS what",
         ),
         needs=(*DRAINED, Need.LIVES),
@@ -296,7 +302,7 @@ CHECKS: tuple[Check, ...] = (
         Part(
             DELIVERIES,
             "counts AND (rank <= rank_in_read OR (rank > rank_in_read + 1 AND coalesce(filtered, '*') = "
-            "'*'))",
+            "'*' AND pos > coalesce(kept, -1)))",
             "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, "
             "inc, seq",
         ),
@@ -310,7 +316,8 @@ CHECKS: tuple[Check, ...] = (
         Part(
             DELIVERIES,
             "counts AND grp IS NOT NULL AND op <> op_before "
-            "AND (rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filtered, '*') = '*'))",
+            "AND (rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filtered, '*') = '*' "
+            "AND pos > coalesce(kept, -1)))",
             "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, "
             "inc, seq",
         ),

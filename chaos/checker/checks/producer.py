@@ -88,6 +88,31 @@ FROM sends s LEFT JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s
 WHERE s.f = 'send_batch' GROUP BY s.run, s.op, s.log
 """
 
+#: What was removed, beside how young it was: when the send of the youngest message in it began. Another node
+#: may have removed as much before: then a node that was away, or lost its log, begins there as well.
+_REMOVALS = """
+SELECT *, max(CASE WHEN may_go THEN lidx END) OVER (PARTITION BY run, ledger ORDER BY mono, lidx
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS gone_before
+FROM (
+  SELECT x.*, r.keep_ms, r.keep_bytes, CAST((x.mono - x.youngest) / 1000000 AS BIGINT) AS age_ms,
+    coalesce(x.size >= r.keep_bytes, false)
+      OR coalesce(x.mono - x.youngest + r.bound >= r.keep_ms * 999000, x.youngest IS NULL AND r.keep_ms > 0)
+      AS may_go
+  FROM (
+    SELECT *, max(sent) OVER (PARTITION BY run, ledger ORDER BY lidx, k
+      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS youngest
+    FROM (
+      SELECT run, coalesce(ledger, '') AS ledger, lidx, 0 AS k, inv AS sent, CAST(NULL AS STRING) AS node,
+        CAST(NULL AS BIGINT) AS size, CAST(NULL AS BIGINT) AS mono, CAST(NULL AS STRING) AS src,
+        CAST(NULL AS BIGINT) AS inc, CAST(NULL AS BIGINT) AS seq
+      FROM sends WHERE outcome = 'ok' AND lidx IS NOT NULL
+      UNION ALL
+      SELECT run, ledger, lidx, 1, NULL, node, size, mono, src, inc, seq FROM removed
+    )
+  ) x JOIN runs r ON r.run = x.run WHERE x.k = 1
+)
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "P1",
@@ -162,6 +187,21 @@ CHECKS: tuple[Check, ...] = (
         "index {lidx} was committed in term {term} when {held} of {nodes} nodes had written it",
         Part(_WRITERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
+    ),
+    hard(
+        "P10",
+        "nothing is removed that is younger, or has less behind it, than retention keeps",
+        "removals oks",
+        "{node} removed all entries up to {lidx}, the youngest of them {age_ms} ms old, when {size} bytes "
+        "stood behind them; to be kept are {keep_ms} ms, or {keep_bytes} bytes",
+        Part(
+            _REMOVALS,
+            "NOT may_go AND lidx > coalesce(gone_before, -1)",
+            "node, lidx, size, age_ms, coalesce(CAST(keep_ms AS STRING), 'all') AS keep_ms, "
+            "coalesce(CAST(keep_bytes AS STRING), 'all') AS keep_bytes, src, inc, seq",
+        ),
+        needs=(*NODES, Need.CLOCKS),
+        clear_needs=(*NODES, Need.SYNCS),
     ),
     hard(
         "P9",

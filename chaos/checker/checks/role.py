@@ -51,12 +51,13 @@ ON k.run = y.run AND k.begun <= y.since AND y.since <= k.ended + {AFTER_FAULT_NS
 WHERE y.since < y.until_before AND y.node <> y.node_before
 """
 
-#: Units, each with the one before it. `removed`: whether the node has removed entries, or never had some.
+#: Units, each with the one before it. `removed`: whether the node has removed entries; the units of these,
+#: the first of each queue, may stay, and point nowhere.
 _NUMBERED = """
 SELECT c.run, c.node, c.log, c.qoff, c.lidx, lag(c.qoff) OVER w AS before, lag(c.lidx) OVER w AS lidx_before,
   p.node IS NOT NULL AS removed
 FROM cq c
-LEFT JOIN (SELECT run, node FROM milestones WHERE e IN ('purge', 'install') GROUP BY run, node) p
+LEFT JOIN (SELECT run, node FROM removed GROUP BY run, node) p
   ON p.run = c.run AND p.node = c.node
 WINDOW w AS (PARTITION BY c.run, c.node, c.log ORDER BY c.lidx, c.qoff)
 """
@@ -167,7 +168,7 @@ CHECKS: tuple[Check, ...] = (
         "{node} {log}: offset {qoff} at index {lidx} follows offset {before} at index {lidx_before}",
         Part(
             _NUMBERED,
-            "qoff <> before + 1 OR lidx = lidx_before",
+            "qoff <> before + 1 OR (lidx = lidx_before AND NOT (removed AND lidx < 0))",
             "node, log, qoff, lidx, before, lidx_before",
         ),
         Part(

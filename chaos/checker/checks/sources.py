@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-#: Messages in their logs, beside how far their log was read, had to be read in the end, and what is purged.
+#: Messages in their logs, beside how far their log was read, had to be read in the end, and what was purged
+#: when the last final read of the log had ended. `kept`: where the log begins in the end; NULL if nothing was
+#: removed.
 PLACED = """
-SELECT p.*, b.bound, b.start, r.drained, t.target, coalesce(x.purged, -1) AS purged FROM placed p
+SELECT p.*, b.bound, b.start, r.drained, t.target, coalesce(x.purged, -1) AS purged, e.pos AS kept
+FROM placed p LEFT JOIN kept_logs e ON e.run = p.run AND e.log = p.log
 LEFT JOIN (SELECT run, log, max(read_min) AS bound, min(read_min) AS start FROM placed WHERE reads > 0
   GROUP BY run, log) b ON b.run = p.run AND b.log = p.log
 LEFT JOIN runs r ON r.run = p.run
 LEFT JOIN (SELECT run, log, max(off) AS target FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
   ON t.run = p.run AND t.log = p.log
-LEFT JOIN (SELECT run, max(lidx) AS purged FROM milestones WHERE e = 'purge' GROUP BY run) x
-  ON x.run = p.run
+LEFT JOIN (
+  SELECT q.run, q.log, max(x.lidx) AS purged FROM (
+    SELECT o.run, o.log, max(coalesce(o.ret, o.inv)) AS t FROM reads o
+    SEMI JOIN final_reads f ON f.op = o.op AND f.run = o.run GROUP BY o.run, o.log) q
+  JOIN runs r ON r.run = q.run
+  JOIN purges x ON x.run = q.run AND x.mono <= q.t + r.bound GROUP BY q.run, q.log) x
+  ON x.run = p.run AND x.log = p.log
 """
 
 #: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows
 #: need the rows in the same places: a read is one consumer's. Who receives messages one by one goes on
 #: nowhere: such deliveries do not count.
 DELIVERIES = """
-SELECT d.*, lag(pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
-  s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts
+SELECT d.*, lag(d.pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
+  s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts, e.pos AS kept
 FROM (
   SELECT *, lag(pos) OVER v AS before, lag(rank) OVER v AS rank_before, lag(op) OVER v AS op_before FROM (
     SELECT *, attempt = 0 AND rank IS NOT NULL AND NOT received AS counts FROM dlv)
@@ -27,6 +35,7 @@ FROM (
 ) d
 LEFT JOIN suspects s ON s.run = d.run AND s.log = d.log AND s.mid = d.mid
 LEFT JOIN runs r ON r.run = d.run
+LEFT JOIN kept_logs e ON e.run = d.run AND e.log = d.log
 WINDOW w AS (PARTITION BY d.run, d.log, d.grp, d.consumer, d.epoch, d.counts, d.op ORDER BY d.i)
 """
 
@@ -101,14 +110,14 @@ FROM (
 )
 """
 
-#: Stored messages beside their units in the ConsumeQueue of the same node. `purged`: up to where the node has
-#: removed entries, or never had them.
+#: Stored messages beside their units in the ConsumeQueue of the same node. `purged`: what lies up to there
+#: the node never had. What a node has removed is in neither.
 UNITS = """
 SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, coalesce(p.purged, -1) AS purged,
   c.lidx AS unit_lidx, d.size, d.tag_hash, d.indexed, c.size AS unit_size, c.tag_hash AS unit_tag_hash
 FROM dump d
 LEFT JOIN cq c ON c.qoff = d.qoff AND c.node = d.node AND c.log = d.log AND c.run = d.run
-LEFT JOIN (SELECT run, node, max(lidx) AS purged FROM milestones WHERE e IN ('purge', 'install')
+LEFT JOIN (SELECT run, node, max(lidx) AS purged FROM milestones WHERE e = 'install'
   GROUP BY run, node) p ON p.run = d.run AND p.node = d.node
 WHERE d.qoff IS NOT NULL
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from chaos.checker.readers.sources import Format, run_directories
@@ -15,6 +16,7 @@ from tests.chaos.checker import (
     more_mutations,
     receive_mutations,
     request_mutations,
+    retention_mutations,
     sync_mutations,
     whole_mutations,
 )
@@ -23,7 +25,8 @@ from tests.chaos.checker.mutations import MUTATIONS
 
 assert claim_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
-assert receive_mutations and request_mutations and sync_mutations and whole_mutations
+assert receive_mutations and request_mutations and retention_mutations
+assert sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Shorter traces have no room for some defects.
@@ -51,6 +54,11 @@ def write_mutations(folder: Path) -> list[Path]:
         ("clean_reset", group_mutations.reset_well),
         ("clean_again", receive_mutations.receive_again_with_reason),
         ("clean_kinds", kind_mutations.all_kinds_well),
+        (
+            "clean_removed_by_size",
+            partial(retention_mutations.remove_well, keep_bytes=retention_mutations.KEEP),
+        ),
+        ("clean_removed_by_age", partial(retention_mutations.remove_well, keep_ms=0)),
         ("clean_hostiles", hostile_mutations.hostile_well),
         ("clean_kill_beside_hostiles", hostile_mutations.killed_beside_hostiles),
     ):

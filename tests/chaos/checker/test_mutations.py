@@ -67,6 +67,14 @@ def test_clean_traces_are_valid(broker: bool, judged: dict[str, RunResult]) -> N
     assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
 
 
+@pytest.mark.parametrize("by", ["size", "age"])
+def test_what_is_removed_as_the_run_lets_is_no_fault(by: str, judged: dict[str, RunResult]) -> None:
+    result = judged[f"clean_removed_by_{by}"]
+    assert (result.verdict, fired(result)) == (Verdict.VALID, set()), result.reasons
+    population = {finding.check.id: finding.population for finding in result.findings}
+    assert population["P10"] == 3
+
+
 def test_what_is_received_again_for_a_reason_is_no_fault(judged: dict[str, RunResult]) -> None:
     result = judged["clean_receives"]
     assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.syncs.intervals import Intervals
 from chaos.syncs.journal import JournalDamaged, read_lines
-from chaos.syncs.replay import Fact, Replay, Synced, VoteSynced
+from chaos.syncs.replay import Fact, Removed, Replay, Synced, VoteSynced
 
 FIRST = "data/00000000000000000000"
 SECOND = "data/00000000000000001000"
@@ -195,3 +195,45 @@ def test_intervals_agree_with_a_set_of_numbers() -> None:
             assert all(b < c for (_, b), (c, _) in zip(list(intervals), list(intervals)[1:], strict=False))
             begin = rng.randrange(30)
             assert intervals.cover(begin, begin + 3) == ({begin, begin + 1, begin + 2} <= numbers)
+
+
+def removed(folder: Path, *lives: list[str]) -> list[tuple[int, int, int]]:
+    return [(fact.mono, fact.entry, fact.kept) for fact in facts(folder, *lives) if isinstance(fact, Removed)]
+
+
+#: Two files of a log: entries 0 and 1 fill the first one, 2 and 3 are 300 bytes in the second one.
+TWO_FILES = [
+    *BEGIN,
+    "write 10 7 0 1000 0:1:0:500,500",
+    f"made 11 8 {SECOND}",
+    "write 12 8 0 300 2:1:0:100,200",
+]
+
+
+def test_a_log_whose_first_file_goes_begins_later_and_keeps_what_is_behind_it(tmp_path: Path) -> None:
+    assert removed(tmp_path, TWO_FILES) == []
+    assert removed(tmp_path, [*TWO_FILES, f"gone 20 {FIRST}"]) == [(20, 1, 300)]
+
+
+def test_what_is_written_later_was_not_behind_it(tmp_path: Path) -> None:
+    lines = [*TWO_FILES, f"gone 20 {FIRST}", "write 30 8 300 100 4:1:300:100"]
+    assert removed(tmp_path, lines) == [(20, 1, 300)]
+
+
+def test_a_log_that_loses_its_end_begins_where_it_did(tmp_path: Path) -> None:
+    assert removed(tmp_path, [*TWO_FILES, f"gone 20 {SECOND}"]) == []
+
+
+def test_a_log_that_is_begun_anew_at_the_same_place_has_lost_nothing(tmp_path: Path) -> None:
+    again = [f"made 22 9 {FIRST}", "write 23 9 0 100 0:2:0:100"]
+    assert removed(tmp_path, [*TWO_FILES, f"gone 20 {SECOND}", f"gone 21 {FIRST}", *again]) == []
+
+
+def test_a_log_that_is_begun_anew_further_on_lacks_all_before(tmp_path: Path) -> None:
+    again = [f"made 22 9 {SECOND}", "write 23 9 0 100 7:2:0:100"]
+    assert removed(tmp_path, [*TWO_FILES, f"gone 20 {SECOND}", f"gone 21 {FIRST}", *again]) == [(23, 6, 100)]
+
+
+def test_a_file_that_was_removed_between_two_lives_is_missed(tmp_path: Path) -> None:
+    second = ["life 40 99 b", f"has 8 300 {SECOND}", "listed 41"]
+    assert removed(tmp_path, TWO_FILES, second) == [(41, 1, 300)]

@@ -1,0 +1,85 @@
+"""What may be gone in the end, by what the run was configured to keep, and what is lost nevertheless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from chaos.plans.scenario import Scenario
+from chaos.quick.check import quick_check
+from chaos.quick.trace import QuickReport
+from chaos.trace.operations import Numbers, Process
+from chaos.trace.schema import Ev
+from chaos.trace.writer import Clocks, TraceWriter
+
+MS = 1_000_000
+#: Each of three messages is sent so many ms after the run began, and the log's begin is told then.
+SENT_MS, TOLD_MS = (0, 1000, 2000), 5000
+
+
+def report(folder: Path, *, begin: int, first_read: int, **kept: int) -> QuickReport:
+    """Three messages at 10, 11, 12; the log begins at `begin`, and reads show those from `first_read` on."""
+    now = [0]
+    clocks = Clocks(mono_ns=lambda: now[0])
+    about = {"nodes": 3, "seed": 1, "planned_faults": 0}
+    with TraceWriter(folder, "r", "nemesis", clocks=clocks) as writer:
+        writer.write(Ev.META, {"e": "run_begin", **about, **kept})
+    with TraceWriter(folder, "r", "client:p0", clocks=clocks) as writer:
+        process = Process(writer, Numbers(0))
+        for mid, sent_ms in enumerate(SENT_MS, 1):
+            now[0] = sent_ms * MS
+            process.invoke("append", ledger="log", mid=mid, digest=f"{mid:016x}")
+            process.ok(lidx=9 + mid)
+    now[0] = TOLD_MS * MS
+    with TraceWriter(folder, "r", "client:drain", clocks=clocks) as writer:
+        writer.write(Ev.META, {"e": "drain_target", "ledger": "log", "off": 12})
+        process = Process(writer, Numbers(9))
+        process.invoke("min_off", ledger="log")
+        process.ok(min_off=begin)
+        process.invoke("drain", ledger="log", from_off=begin)
+        for i, lidx in enumerate(range(first_read, 13)):
+            process.delivered(i, lidx - 9, f"{lidx - 9:016x}", ledger="log", lidx=lidx)
+        process.ok(count=13 - first_read)
+        writer.write(Ev.META, {"e": "drain_end"})
+    return quick_check(folder)
+
+
+@pytest.mark.parametrize(
+    ("kept", "begin", "first_read", "purged", "lost"),
+    [
+        ({"keep_ms": 4500}, 11, 11, 1, 0),
+        ({"keep_bytes": 1}, 12, 12, 2, 0),
+        ({"keep_ms": 4500, "keep_bytes": 1}, 12, 12, 2, 0),
+        ({"keep_ms": 4500}, 12, 12, 1, 1),
+        ({"keep_ms": 60_000}, 12, 12, 0, 2),
+        ({}, 11, 11, 0, 1),
+        # The log is said to begin where it did before, and yet something is not there.
+        ({"keep_ms": 1}, 11, 12, 1, 1),
+        ({"keep_bytes": 1}, 10, 11, 0, 1),
+    ],
+    ids=str,
+)
+def test_gone_is_what_retention_lets_go_and_everything_else_is_lost(
+    tmp_path: Path, kept: dict[str, int], begin: int, first_read: int, purged: int, lost: int
+) -> None:
+    found = report(tmp_path, begin=begin, first_read=first_read, **kept)
+    assert (found.purged, found.lost, found.is_good) == (purged, lost, lost == 0), found.examples
+
+
+def scenario(**retention: object) -> Scenario:
+    return Scenario.model_validate({"name": "r", "title": "r", "settings": {"retention": retention}})
+
+
+def test_a_scenario_tells_what_it_lets_go() -> None:
+    assert scenario().kept == {}
+    assert scenario(max_age="5s", max_bytes=400_000).kept == {"keep_ms": 5000, "keep_bytes": 400_000}
+    assert scenario(max_age="300ms").kept == {"keep_ms": 300}
+    assert scenario(max_age="2m").kept == {"keep_ms": 120_000}
+
+
+@pytest.mark.parametrize("retention", [{"max_age": "soon"}, {"max_age": 5}, {"min_free_bytes": 1}], ids=str)
+def test_what_no_trace_can_tell_of_is_refused(retention: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"retention\.(max_age|min_free_bytes)"):
+        scenario(**retention)
