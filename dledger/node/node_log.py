@@ -33,11 +33,13 @@ def _refuse_append(
 
 class LogSurroundings(NamedTuple):
     """What the log asks of its node. `leader` gives a client of the node that is believed to lead, None if
-    there is none; `on_damage` is called on the loop with an index that cannot be read."""
+    there is none; `begin_index` is where the log begins, as the status tells; `on_damage` is called on the
+    loop with an index that cannot be read."""
 
     leader: Callable[[], LogClient | None]
     leads: Callable[[], bool]
     needs_image: Callable[[], bool]
+    begin_index: Callable[[], int]
     on_damage: Callable[[int], None]
 
 
@@ -85,7 +87,8 @@ class NodeLog:
 
     @property
     def begin_index(self) -> int:
-        return self._store.base.index + 1
+        # Not the store's: that follows when the disk thread has removed the files, which may be much later.
+        return self._around.begin_index()
 
     @property
     def readable_index(self) -> int:

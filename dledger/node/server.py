@@ -354,6 +354,7 @@ class NodeServer(OwnerFace):
                 leader=self._leader_client,
                 leads=lambda: replica.core.role is Role.LEADER,
                 needs_image=lambda: replica.admission.state.needs_image,
+                begin_index=lambda: replica.core.log.begin_index,
                 on_damage=self._suspect,
             ),
             max_waiting_reads=limits.max_waiting_reads,

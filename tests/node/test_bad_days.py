@@ -89,7 +89,6 @@ async def test_the_log_is_purged_by_size_on_all_nodes_and_readers_learn_the_new_
             await read_all(servers[0], 0)
         assert caught.value.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN
         told = re.search(r"the range is (\d+)\.\.", str(caught.value))
-        # The status knows of a purge a moment before its files are gone and readers are refused.
         assert told and 0 < int(told[1]) <= servers[0].node_status().ledger_begin_index
         bodies = await read_all(servers[0])
         assert bodies and bodies[-1].startswith(b"000399")
@@ -127,7 +126,7 @@ async def test_a_read_from_the_beginning_begins_where_a_purge_meanwhile_has_move
             asked.append(first_index)
             if len(asked) == 1:
                 await client.purge(indexes[100], 0, 5)
-                await until(lambda: node.log.begin_index > first_index)
+                await until(lambda: node.store.base.index >= first_index)
             return await load(first_index, *others, **named)
 
         monkeypatch.setattr(node.log, "load", load_late)
@@ -138,6 +137,35 @@ async def test_a_read_from_the_beginning_begins_where_a_purge_meanwhile_has_move
         monkeypatch.setattr(node.log, "load", load)
         with pytest.raises(ReadFailed, match="was purged"):
             await read_all(node, 0)  # an index that somebody names is that or nothing
+        await client.close()
+
+
+async def test_nobody_reads_what_lies_below_the_begin_that_a_node_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the disk thread, on a machine with much else to do, has not removed it yet."""
+    async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 200)
+        purge, may_purge = node.store.purge_to, threading.Event()
+
+        def purge_late(base: Base) -> None:
+            assert may_purge.wait(30)
+            purge(base)
+
+        monkeypatch.setattr(node.store, "purge_to", purge_late)
+        client = LogClient(node.address, GROUP)
+        try:
+            await client.purge(indexes[100], 0, 5)
+            await until(lambda: node.node_status().ledger_begin_index > 0)
+            begin = node.node_status().ledger_begin_index
+            assert node.store.base.index < 0
+            with pytest.raises(ReadFailed) as caught:
+                await read_all(node, 0)
+            assert caught.value.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN
+            assert f"the range is {begin}.." in str(caught.value)
+            assert len(await read_all(node)) == sum(index >= begin for index in indexes)
+        finally:
+            may_purge.set()
         await client.close()
 
 
