@@ -429,7 +429,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.CODE_UNKNOWN: Advice(
         "Nobody answers this request code here.",
         "A request for a broker came to a NameServer, or a command that is not offered.",
-        "docs/namesrv.md lists what NameServers answer. Brokers do not speak this protocol yet.",
+        "docs/namesrv.md lists what NameServers answer, docs/remoting.md what brokers do.",
     ),
     Status.ANSWER_MISSING: Advice(
         "A request was sent, and no answer came in time.",
@@ -478,5 +478,20 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "What was imported is not what the store has.",
         "Somebody else sent to the topic, or its messages were imported from another store.",
         "The message names the queues. Import into topics that were never used.",
+    ),
+    Status.NOT_AUTHENTICATED: Advice(
+        "A request of the remoting protocol was not signed by an account.",
+        "The client signs nothing, with an unknown access key, or with another secret.",
+        "Give the client access key and secret of an account of rocketmq_v2.access_control.",
+    ),
+    Status.NOT_PERMITTED: Advice(
+        "The account may not ask this over the remoting protocol.",
+        "It lacks a right in the topic or group, or comes from an address that is not its own.",
+        "docs/remoting.md says what each request code needs; change the accounts' file if it should.",
+    ),
+    Status.CLIENT_NOT_CONNECTED: Advice(
+        "The client that an answer is for is connected neither to this node nor to the master.",
+        "It has ended, or not told a node of itself that has just started.",
+        "Clients try other nodes by themselves; if it waits no more, nothing is to be done.",
     ),
 }

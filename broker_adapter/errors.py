@@ -52,6 +52,8 @@ class ResponseCode(IntEnum):
     SUBSCRIPTION_NOT_EXIST = 24
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     CONSUMER_NOT_ONLINE = 206
+    NO_MESSAGE = 208
+    POLLING_TIMEOUT = 210
 
 
 class Status(IntEnum):
@@ -155,6 +157,9 @@ class Status(IntEnum):
     IMPORT_OUT_OF_ORDER = 814
     QUEUE_NOT_NEW = 815
     IMPORT_DIFFERS = 816
+    NOT_AUTHENTICATED = 805
+    NOT_PERMITTED = 806
+    CLIENT_NOT_CONNECTED = 807
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -248,6 +253,9 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.IMPORT_OUT_OF_ORDER: ResponseCode.MESSAGE_ILLEGAL,
     Status.QUEUE_NOT_NEW: ResponseCode.MESSAGE_ILLEGAL,
     Status.IMPORT_DIFFERS: ResponseCode.SYSTEM_ERROR,
+    Status.NOT_AUTHENTICATED: ResponseCode.NO_PERMISSION,
+    Status.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
+    Status.CLIENT_NOT_CONNECTED: ResponseCode.SYSTEM_ERROR,
     Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
     Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
@@ -431,6 +439,9 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.IMPORT_OUT_OF_ORDER: PutRefused,
     Status.QUEUE_NOT_NEW: TopicRefused,
     Status.IMPORT_DIFFERS: StoredDataDamaged,
+    Status.NOT_AUTHENTICATED: RemotingRefused,
+    Status.NOT_PERMITTED: RemotingRefused,
+    Status.CLIENT_NOT_CONNECTED: RemotingRefused,
     Status.QUEUE_ORDER: StoredDataDamaged,
     Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

@@ -256,6 +256,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.store",
         "broker_adapter.pop",
         "broker_adapter.proxy.messages",
+        "broker_adapter.proxy.access",
         "broker_adapter.proxy.calls",
     },
     "broker_adapter.server": {

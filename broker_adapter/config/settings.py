@@ -129,11 +129,6 @@ class BrokerSettings(BaseModel):
             raise ValueError(
                 "remoting.listen needs rocketmq_v2.enabled: nodes pass both kinds of calls on so"
             )
-        if self.rocketmq_v2.access_control is not None:
-            raise ValueError(
-                "remoting.listen does not know the accounts of rocketmq_v2.access_control: everybody could "
-                "do everything there"
-            )
         return self
 
     @field_validator("name", "cluster")

@@ -126,6 +126,12 @@ def _queue(found: Mapping[str, Any]) -> QueueName:
     return QueueName(_text(found.get("topic")), _text(found.get("brokerName"), default=""), queue_id)
 
 
+def assignment_request(body: bytes) -> tuple[str, str, str]:
+    """Group, topic, client id. IllegalMessage (REQUEST_MALFORMED)."""
+    found = parse(body)
+    return _text(found.get("consumerGroup")), _text(found.get("topic")), _text(found.get("clientId"))
+
+
 def locked(queues: Iterable[QueueName]) -> bytes:
     return dump({"lockOKMQSet": [queue.to_json() for queue in queues]})
 

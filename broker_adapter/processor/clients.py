@@ -7,6 +7,7 @@ said ends with it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from broker_adapter.errors import Busy, Status
@@ -17,6 +18,7 @@ from broker_adapter.remoting.connection import RemotingConnection
 
 #: Groups that the clients of one connection may be in.
 _MAX_GROUPS = 1_024
+_MAX_SAME_ID = 4
 
 
 class Member(NamedTuple):
@@ -36,16 +38,26 @@ class RemotingClients:
         self.producers: dict[str, dict[str, RemotingConnection]] = {}  # likewise
         self._groups_of: dict[RemotingConnection, dict[tuple[str, str, bool], None]] = {}
         self._ids: dict[RemotingConnection, str] = {}
+        self._accounts: dict[RemotingConnection, str] = {}
+        self._of_id: dict[str, dict[RemotingConnection, None]] = {}  # the one that spoke last is the last
 
     def heard_of(
-        self, connection: RemotingConnection, beat: Heartbeat, language: int = 0, version: int = 0
+        self,
+        connection: RemotingConnection,
+        beat: Heartbeat,
+        language: int = 0,
+        version: int = 0,
+        account: str = "",
     ) -> None:
-        """Busy (TOO_MANY_MEMBERS) if one connection names too many groups."""
+        """`account`: that has signed it. Busy (TOO_MANY_MEMBERS) if one connection names too many groups."""
         known = self._groups_of.setdefault(connection, {})
         client_id = beat.client_id
         if len(known) + len(beat.consumers) + len(beat.producer_groups) > 2 * _MAX_GROUPS:
             raise Busy(Status.TOO_MANY_MEMBERS, f"one connection is of {_MAX_GROUPS} groups at most")
+        self._forget_id(connection)
         self._ids[connection] = client_id
+        self._of_id.setdefault(client_id, {})[connection] = None
+        self._accounts[connection] = account
         for group in beat.producer_groups:
             self.producers.setdefault(group, {})[client_id] = connection
             known[group, client_id, False] = None
@@ -60,6 +72,14 @@ class RemotingClients:
     def client_id(self, connection: RemotingConnection) -> str:
         """Of its last heartbeat; where it comes from, if there was none."""
         return self._ids.get(connection, connection.peer)
+
+    def connections(self, client_id: str) -> list[RemotingConnection]:
+        """Whose heartbeats have this id: the newest first, a few. Ids prove nothing."""
+        return list(islice(reversed(self._of_id.get(client_id, {})), _MAX_SAME_ID))
+
+    def account(self, connection: RemotingConnection) -> str:
+        """Who has signed its last heartbeat; "" without access control."""
+        return self._accounts.get(connection, "")
 
     def gone(self, connection: RemotingConnection, group: str, client_id: str, *, consumes: bool) -> None:
         """By its own word. Nothing, if it was not here."""
@@ -81,9 +101,17 @@ class RemotingClients:
         """Nothing is known of it yet."""
 
     def channel_closed(self, connection: RemotingConnection, reason: str) -> None:
-        self._ids.pop(connection, None)
+        self._forget_id(connection)
+        self._accounts.pop(connection, None)
         for key in self._groups_of.pop(connection, {}):
             self._remove(connection, *key)
+
+    def _forget_id(self, connection: RemotingConnection) -> None:
+        client_id = self._ids.pop(connection, None)
+        if client_id is not None:
+            del self._of_id[client_id][connection]
+            if not self._of_id[client_id]:
+                del self._of_id[client_id]
 
     def _remove(self, connection: RemotingConnection, group: str, client_id: str, consumes: bool) -> None:
         if consumes:

@@ -9,9 +9,11 @@ from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
+from broker_adapter.processor.access import access_key_of
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.fields import number, text
 from broker_adapter.processor.pulls import SUBSCRIPTION
+from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.messages.context import CallContext
@@ -44,7 +46,10 @@ CHANGES = (
     RequestCode.CONSUMER_SEND_MSG_BACK,
     RequestCode.UPDATE_CONSUMER_OFFSET,
     RequestCode.END_TRANSACTION,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
+REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 QUERIES = (
     RequestCode.QUERY_MESSAGE,
@@ -86,24 +91,31 @@ class RemotingDoor:
         settings: RemotingSettings,
         clients: RemotingClients,
         is_known: Callable[[str], bool],
+        replies: ReplyProcessor,
         *,
         check_operator: CheckOperator | None,
+        knows_accounts: bool = False,
     ) -> None:
         """`check_operator`: raises for certificates of clients that may not change what belongs to all; None:
-        nobody has to be known."""
+        nobody has to be known. `knows_accounts`: requests are signed, and were checked."""
         self._answering = answering
         self._clients = clients
         self._is_known = is_known
+        self._replies = replies
         self._check_operator = check_operator
+        self._knows_accounts = knows_accounts
         self._sends = Executor("sends", settings.max_sends, 0)
         self._pulls = Executor("pulls", settings.max_pulls, 0)
         self._queries = Executor("queries", settings.max_queries, settings.max_queries)
-        self._of_clients = Executor("clients", settings.max_queries, settings.max_queries)
+        self._pushes = Executor("replies", settings.max_queries, settings.max_queries)
+        self.of_clients = Executor("clients", settings.max_queries, settings.max_queries)
         self.admin = Executor("admin", settings.max_queries, settings.max_queries)
 
     def register_with(self, dispatch: Dispatch) -> None:
         dispatch.register((*SENDS, *CHANGES), self._pass_on, self._sends)
         dispatch.register(PULLS, self._pull, self._pulls)
+        dispatch.register([RequestCode.POP_MESSAGE], self._pass_on, self._pulls)
+        dispatch.register(REPLIES, self._reply, self._pushes)
         dispatch.register(QUERIES, self._pass_on, self._queries)
         dispatch.register(ADMIN_QUERIES, self._pass_on, self.admin)
         dispatch.register(ADMIN_CHANGES, self._change, self.admin)
@@ -114,7 +126,7 @@ class RemotingDoor:
             (RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._consumer_list),
             (RequestCode.CHECK_CLIENT_CONFIG, self._check_config),
         ):
-            dispatch.register([code], processor, self._of_clients)
+            dispatch.register([code], processor, self.of_clients)
 
     # -- passed on ----------------------------------------------------------------------------------------
 
@@ -123,6 +135,17 @@ class RemotingDoor:
         answer = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
         if not request.is_oneway:
             connection.send_encoded(answer)
+
+    async def _reply(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """To the client that waits for it: most are connected to each node. The master may know one that has
+        not found this node yet."""
+        wanted = RemotingRequest(request)
+        if self._replies.knows(wanted):
+            return await self._replies.reply(wanted, self._context(connection, request))
+        await self._pass_on(connection, request)
+        return None
 
     async def _pull(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand | None:
         """With what the client has said in its heartbeats that it wants, if it does not say so now."""
@@ -165,16 +188,18 @@ class RemotingDoor:
 
     def _context(self, connection: RemotingConnection, request: RemotingCommand) -> CallContext:
         client_id = self._clients.client_id(connection)
-        return CallContext(client_id, remote=connection.peer, timeout_s=_timeout_s(request))
+        account = access_key_of(request) if self._knows_accounts else ""
+        return CallContext(client_id, remote=connection.peer, timeout_s=_timeout_s(request), account=account)
 
     # -- clients ------------------------------------------------------------------------------------------
 
     async def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         """The master makes what consumers need, if it is not there."""
         beat = bodies.heartbeat(request.body)
-        self._clients.heard_of(connection, beat, request.language, request.version)
+        context = self._context(connection, request)
+        self._clients.heard_of(connection, beat, request.language, request.version, context.account)
         if not all(self._is_known(RETRY_PREFIX + one.group) for one in beat.consumers):
-            await self._answering.unary(RemotingRequest(request), self._context(connection, request))
+            await self._answering.unary(RemotingRequest(request), context)
         return request.answer(ResponseCode.SUCCESS)
 
     async def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
@@ -210,9 +235,10 @@ class RemotingDoor:
 def _timeout_s(request: RemotingCommand) -> float:
     """What a client waits for: no field says it."""
     code = request.code
-    if code in SENDS:
+    if code in SENDS or code in REPLIES:
         return _SEND_S
-    if code in PULLS:
-        suspend_ms = number(request.fields, "suspendTimeoutMillis", 0)
+    if code in PULLS or code == RequestCode.POP_MESSAGE:
+        name = "suspendTimeoutMillis" if code in PULLS else "pollTime"
+        suspend_ms = number(request.fields, name, 0)
         return min(max(0, suspend_ms), _MAX_SUSPEND_MS) / 1000 + _PULL_S
     return _CALL_S

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker_adapter.errors import IllegalMessage, Status
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
 
 #: What SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE call the fields of SEND_MESSAGE.
 V2_NAMES = {
@@ -23,7 +25,20 @@ V2_NAMES = {
     "m": "batch",
     "n": "brokerName",
 }
+_V2 = (
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
 _MAX_DIGITS = 19
+
+
+def long_names(command: RemotingCommand) -> dict[str, str]:
+    """Its fields, as SEND_MESSAGE names them."""
+    found = command.fields
+    return (
+        {V2_NAMES.get(name, name): value for name, value in found.items()} if command.code in _V2 else found
+    )
 
 
 def text(fields: Mapping[str, str], name: str, default: str | None = None) -> str:

@@ -29,6 +29,8 @@ class RemotingPort:
         self._settings = settings
         #: Requests by (code, code of the answer).
         self.counts = dispatch.counts
+        #: Request codes that are answered.
+        self.codes = dispatch.codes
         self._host = member_address.rpartition(":")[0]
         self._tls: ServerTls | None = None
         self.server: RemotingServer | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import ResponseCode
@@ -30,6 +31,8 @@ _MAX_SUSPEND_MS = 60_000
 _SYS_FLAG_AT, _RECONSUME_AT, _V6_MORE = 36, 72, 12
 _INT = struct.Struct(">i")
 
+CheckRead: TypeAlias = Callable[[CallContext, str], None]
+
 _CODES = {
     PullStatus.FOUND: ResponseCode.SUCCESS,
     PullStatus.NO_NEW_MESSAGE: ResponseCode.PULL_NOT_FOUND,
@@ -39,8 +42,10 @@ _CODES = {
 
 
 class PullProcessor:
-    def __init__(self, broker: BrokerApi) -> None:
+    def __init__(self, broker: BrokerApi, check_read: CheckRead) -> None:
+        """`check_read`: raises BrokerError for a topic that the caller may not read."""
         self._broker = broker
+        self._check_read = check_read
 
     async def pull(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields, command = request.fields, request.command
@@ -71,6 +76,7 @@ class PullProcessor:
     async def view(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """By the physical offset in a message id."""
         record = await self._broker.message_at(read.number(request.fields, "offset"))
+        self._check_read(context, decode(record, verify_body=False).topic)
         return request.command.answer(ResponseCode.SUCCESS, body=body_of([record]))
 
     async def query(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -121,9 +127,14 @@ def with_reconsume_times(record: bytes) -> bytes:
     times = split_properties(message.properties).get(RECONSUME_TIME, "")
     if not (times.isascii() and times.isdecimal() and len(times) < 10):
         return record
+    return with_times(record, int(times))
+
+
+def with_times(record: bytes, times: int) -> bytes:
+    """With this in the record's own field for how often it was consumed before."""
     (sys_flag,) = _INT.unpack_from(record, _SYS_FLAG_AT)
     at = _RECONSUME_AT + _V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
-    return record[:at] + _INT.pack(int(times)) + record[at + _INT.size :]
+    return record[:at] + _INT.pack(times) + record[at + _INT.size :]
 
 
 def reconsume_times(record: bytes) -> int:

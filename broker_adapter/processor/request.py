@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker_adapter.errors import BrokerError, ResponseCode
-from broker_adapter.processor.fields import V2_NAMES
+from broker_adapter.processor.fields import long_names
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import PREFIX, RemotingCommand, decode, encode
@@ -18,7 +18,13 @@ REMOTING: Final = "Remoting"
 _LENGTH_BYTES = PREFIX.size // 2
 _SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2})
 #: Done twice they change something: what stands behind no id.
-_ONCE = frozenset({RequestCode.SEND_BATCH_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK})
+_ONCE = frozenset(
+    {
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    }
+)
 _HAS_UNIQ_KEY = "UNIQ_KEY\x01"
 
 
@@ -62,10 +68,7 @@ class RemotingRequest(Request):
     @property
     def fields(self) -> dict[str, str]:
         """Under their long names."""
-        found = self.command.fields
-        if self.command.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
-            return {V2_NAMES.get(name, name): value for name, value in found.items()}
-        return found
+        return long_names(self.command)
 
 
 def request_of(name: str, data: bytes) -> Request:

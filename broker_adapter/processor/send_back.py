@@ -20,7 +20,7 @@ from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.delays import DELAYS, level_ms
-from broker_adapter.processor.pulls import reconsume_times
+from broker_adapter.processor.pulls import CheckRead, reconsume_times
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.sends import RECONSUME_TIME
 from broker_adapter.proxy.messages.context import CallContext
@@ -33,7 +33,8 @@ _FIRST_LEVEL = 3
 
 
 class SendBackProcessor:
-    """`make_topic` makes one of the broker's own, if there is none; `max_times` of a group."""
+    """`make_topic` makes one of the broker's own, if there is none; `max_times` of a group; `check_read`
+    as of PullProcessor."""
 
     def __init__(
         self,
@@ -41,17 +42,20 @@ class SendBackProcessor:
         delivery: DeliveryApi,
         make_topic: Callable[[str], Awaitable[None]],
         max_times: Callable[[str], int],
+        check_read: CheckRead,
     ) -> None:
         self._broker = broker
         self._delivery = delivery
         self._make_topic = make_topic
         self._max_times = max_times
+        self._check_read = check_read
 
     async def send_back(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields = request.fields
         group, level = read.text(fields, "group"), read.number(fields, "delayLevel", 0)
         record = await self._broker.message_at(read.number(fields, "offset"))
         message = decode(record, verify_body=False)
+        self._check_read(context, message.topic)
         times = reconsume_times(record)
         most = read.number(fields, "maxReconsumeTimes", -1)
         is_dead = level < 0 or times >= (most if most >= 0 else self._max_times(group))

@@ -18,6 +18,7 @@ from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.delays import delivery_ms, seconds_ms
+from broker_adapter.processor.replies import REPLY_TO_CLIENT
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.transactions import told_id
 from broker_adapter.proxy.messages.context import CallContext
@@ -30,6 +31,7 @@ _MAX_ID_LENGTH = 255
 _MAX_BATCH = 1_024
 _PREPARED = "TRAN_MSG"
 _CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_CLUSTER = "CLUSTER"
 RECONSUME_TIME = "RECONSUME_TIME"
 _ITEM = struct.Struct(">iiiii")  # total, magic, crc, flag, size of the body
 _SHORT = struct.Struct(">h")
@@ -39,9 +41,16 @@ class SendProcessor:
     """On the master. `store_host` is in the ids of messages that this node stores."""
 
     def __init__(
-        self, broker: BrokerApi, delivery: DeliveryApi, store_host: Host, max_body_bytes: int, node_id: str
+        self,
+        broker: BrokerApi,
+        delivery: DeliveryApi,
+        store_host: Host,
+        max_body_bytes: int,
+        node_id: str,
+        cluster: str,
     ) -> None:
         self._node_id = node_id
+        self._cluster = cluster
         self._broker = broker
         self._delivery = delivery
         self._store_host = store_host
@@ -53,6 +62,8 @@ class SendProcessor:
         is_batch = request.command.code == RequestCode.SEND_BATCH_MESSAGE or read.flag(found, "batch")
         if is_batch:
             return await self._send_batch(request, found, topic, context)
+        if f"{REPLY_TO_CLIENT}\x01" in found.get("properties", ""):  # whoever answers needs to know it
+            found = {**found, "properties": _and(found["properties"], _CLUSTER, self._cluster)}
         message = outgoing(found, request.command.body, self._max_body_bytes)
         stored = await self.store(topic, message, max(-1, queue_id), found, context)
         return request.command.answer(ResponseCode.SUCCESS, fields=stored.fields())

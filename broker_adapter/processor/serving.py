@@ -13,16 +13,20 @@ from broker_adapter.format.host import Host
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import bodies
+from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.admin import AdminProcessor
+from broker_adapter.processor.assignments import Assignments
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.door import PULLS, SENDS, CheckOperator, RemotingDoor
+from broker_adapter.processor.door import PULLS, REPLIES, SENDS, CheckOperator, RemotingDoor
 from broker_adapter.processor.handlers import BothProtocols, Handler
 from broker_adapter.processor.imports import ImportProcessor
 from broker_adapter.processor.locks import LockProcessor
 from broker_adapter.processor.node_queries import NodeQueries
 from broker_adapter.processor.offsets import OffsetProcessor
+from broker_adapter.processor.pops import PopProcessor
 from broker_adapter.processor.port import RemotingPort
 from broker_adapter.processor.pulls import PullProcessor
+from broker_adapter.processor.replies import ReplyProcessor, reply_topic
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.send_back import SendBackProcessor
 from broker_adapter.processor.sends import SendProcessor
@@ -62,17 +66,26 @@ def both_protocols(
     max_body_bytes: int,
     node_id: str,
     lock_live_s: float,
+    cluster: str,
+    replies: ReplyProcessor,
+    access: RemotingAccess | None = None,
 ) -> BothProtocols:
-    """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message."""
-    sends = SendProcessor(broker, delivery, store_host, max_body_bytes, node_id)
-    pulls, offsets = PullProcessor(broker), OffsetProcessor(broker)
+    """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `access`: who
+    may see what was found."""
+
+    def check_read(context: CallContext, topic: str) -> None:
+        if access is not None:
+            access.check_read(context.account, topic)
+
+    sends = SendProcessor(broker, delivery, store_host, max_body_bytes, node_id, cluster)
+    pulls, offsets = PullProcessor(broker, check_read), OffsetProcessor(broker)
     locks = LockProcessor(time.monotonic, lock_live_s)
 
     def max_times(group: str) -> int:
         found = directory.group(group)
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
-    back = SendBackProcessor(broker, delivery, making.topic, max_times)
+    back = SendBackProcessor(broker, delivery, making.topic, max_times, check_read)
     admin, imported = AdminProcessor(broker, broker_name), ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -82,9 +95,14 @@ def both_protocols(
             await making.topic(RETRY_PREFIX + data.group)
         return request.command.answer(ResponseCode.SUCCESS)
 
+    pops = PopProcessor(delivery, directory, broker_name)
     table: dict[int, Handler] = {
+        RequestCode.POP_MESSAGE: pops.pop,
+        RequestCode.ACK_MESSAGE: pops.ack,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pops.change_invisible,
         **dict.fromkeys(SENDS, sends.send),
         **dict.fromkeys(PULLS, pulls.pull),
+        **dict.fromkeys(REPLIES, replies.reply),
         RequestCode.CONSUMER_SEND_MSG_BACK: back.send_back,
         RequestCode.HEART_BEAT: heartbeat,
         RequestCode.QUERY_MESSAGE: pulls.query,
@@ -117,12 +135,15 @@ def both_protocols(
 
 
 def default_topics(settings: BrokerSettings) -> list[TopicConfig]:
-    """What NameServers are told beside the topics that there are: producers send to a topic that nobody has
-    created as the route of this one says."""
-    if not (settings.remoting.listen and settings.auto_create_topics):
+    """What NameServers are told beside the topics that there are: answers are sent as the route of one says,
+    and messages of a topic that nobody has created as that of the other."""
+    if not settings.remoting.listen:
         return []
-    queues = settings.default_queues
-    return [TopicConfig(_DEFAULT_TOPIC, queues, queues, PERM_READ | PERM_WRITE | _PERM_INHERIT)]
+    found, queues = [TopicConfig(reply_topic(settings.cluster), 1, 1)], settings.default_queues
+    if settings.auto_create_topics:
+        permission = PERM_READ | PERM_WRITE | _PERM_INHERIT
+        found.append(TopicConfig(_DEFAULT_TOPIC, queues, queues, permission))
+    return found
 
 
 def remoting_port(
@@ -131,20 +152,25 @@ def remoting_port(
     answering: Answering,
     directory: Directory,
     clients: RemotingClients,
+    replies: ReplyProcessor,
     node_files: TlsFiles | None,
     broker_id: Callable[[], int],
     *,
     check_operator: CheckOperator | None,
+    access: RemotingAccess | None = None,
 ) -> RemotingPort:
     """`answering`: who has what this node does not answer itself; `check_operator`: as
-    RemotingDoor has it. ConfigError as from RemotingPort."""
-    dispatch, boot_ms = Dispatch(), time.time_ns() // 1_000_000
+    RemotingDoor has it; `access`: who may ask what, which then decides alone. ConfigError as from
+    RemotingPort."""
+    dispatch, boot_ms = Dispatch([] if access is None else [access]), time.time_ns() // 1_000_000
     door = RemotingDoor(
         answering,
         settings.remoting,
         clients,
         lambda topic: directory.topic(topic) is not None,
-        check_operator=check_operator,
+        replies,
+        check_operator=check_operator if access is None else None,
+        knows_accounts=access is not None,
     )
 
     def shown() -> dict[str, str]:
@@ -163,6 +189,7 @@ def remoting_port(
         return {"brokerVersionDesc": _VERSION, "brokerVersion": "479", "bootTimestamp": str(boot_ms)}
 
     door.register_with(dispatch)
+    Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)
     NodeQueries(clients, shown, runtime).register_with(dispatch, door.admin)
     return RemotingPort(
         settings.remoting,

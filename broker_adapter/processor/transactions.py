@@ -27,16 +27,24 @@ def told_id(transaction_id: str, topic: str) -> str:
     return f"{transaction_id}{_AT}{topic}"
 
 
+def topic_of(told: str) -> str:
+    """Of such an id. IllegalMessage (MESSAGE_ID_INVALID)."""
+    _, at, topic = told.partition(_AT)
+    if not at:
+        raise IllegalMessage(
+            Status.MESSAGE_ID_INVALID, f"transaction {told[:255]!r} is none of this broker's"
+        )
+    return topic
+
+
 class TransactionProcessor:
     def __init__(self, delivery: DeliveryApi) -> None:
         self._delivery = delivery
 
     async def end(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields = request.fields
-        transaction_id, at, topic = read.text(fields, "transactionId").partition(_AT)
-        if not at:
-            text = f"transaction {transaction_id[:255]!r} is none of this broker's"
-            raise IllegalMessage(Status.MESSAGE_ID_INVALID, text)
+        told = read.text(fields, "transactionId")
+        transaction_id, topic = told.partition(_AT)[0], topic_of(told)
         resolution = _RESOLUTIONS.get(read.number(fields, "commitOrRollback", 0), Resolution.UNKNOWN)
         try:
             await self._delivery.end_transaction(topic, transaction_id, resolution)
@@ -48,13 +56,18 @@ class TransactionProcessor:
 
 
 def ask_producer(
-    clients: RemotingClients, half: OrphanedHalf, otherwise: Callable[[OrphanedHalf], None]
+    clients: RemotingClients,
+    half: OrphanedHalf,
+    otherwise: Callable[[OrphanedHalf], None],
+    may_end: Callable[[str, str], bool],
 ) -> None:
     """The producer that has sent it, or another one of its group; `otherwise` if none is connected here:
-    producers tell every node of themselves."""
+    producers tell every node of themselves. `may_end`: whether an account may end transactions in a topic;
+    who may not is not shown the message."""
     message = decode(half.record, verify_body=False)
     properties = split_properties(message.properties)
-    producers = clients.producers.get(properties.get(_PRODUCER_GROUP, ""), {})
+    named = clients.producers.get(properties.get(_PRODUCER_GROUP, ""), {})
+    producers = {one: at for one, at in named.items() if may_end(clients.account(at), half.topic)}
     if not producers:
         otherwise(half)
         return

@@ -87,6 +87,11 @@ class Dispatch:
             self._table[code] = processor, executor
 
     @property
+    def codes(self) -> frozenset[int]:
+        """That have a processor."""
+        return frozenset(self._table)
+
+    @property
     def executors(self) -> list[Executor]:
         return list({id(executor): executor for _, executor in self._table.values()}.values())
 

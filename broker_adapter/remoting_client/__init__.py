@@ -1,5 +1,6 @@
 """The client of RocketMQ's remoting protocol, in Python only: for brokers of RocketMQ 4.x, 5.x and ours."""
 
+from broker_adapter.remoting.signing import Credentials
 from broker_adapter.remoting_client.admin import Admin
 from broker_adapter.remoting_client.blocking import (
     BlockingAdmin,
@@ -44,6 +45,7 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeSettings",
     "ConsumeStatus",
+    "Credentials",
     "FlowLimits",
     "LocalTransactionState",
     "Message",

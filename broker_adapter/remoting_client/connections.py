@@ -11,6 +11,7 @@ from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting.signing import sign
 from broker_adapter.remoting_client.options import ClientOptions
 
 
@@ -52,7 +53,7 @@ class Connections:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise PutRefused(Status.NOT_CONNECTED, f"{address}: not connected within {timeout_s:g} s")
-            return await connection.invoke(request, left)
+            return await connection.invoke(self._signed(request), left)
         finally:
             self._in_flight.release()
             self._bytes.give_back(size)
@@ -60,14 +61,14 @@ class Connections:
     async def invoke_long(self, address: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """As `invoke`, for requests that brokers keep waiting: they would take the room of all others. The
         caller bounds how many there are."""
-        return await (await self.get(address)).invoke(request, timeout_s)
+        return await (await self.get(address)).invoke(self._signed(request), timeout_s)
 
     async def notify(self, address: str, request: RemotingCommand) -> None:
         """Send a one-way request. PutRefused (NOT_CONNECTED), Busy (TOO_MANY_PENDING_BYTES)."""
         connection = await self.get(address)
         if connection.unsent_bytes > self._options.max_in_flight_bytes // 2:
             raise Busy(Status.TOO_MANY_PENDING_BYTES, f"{address}: it does not read what was sent")
-        connection.notify(request)
+        connection.notify(self._signed(request))
 
     async def get(self, address: str) -> RemotingConnection:
         """PutRefused (NOT_CONNECTED) if nobody takes the connection in time."""
@@ -101,6 +102,11 @@ class Connections:
         for connection in list(self._open.values()):
             connection.close("the client is closed")
         await self._dispatch.stop()
+
+    def _signed(self, request: RemotingCommand) -> RemotingCommand:
+        if self._options.credentials is not None:
+            sign(request, self._options.credentials)
+        return request
 
     async def _connect(self, address: str) -> RemotingConnection:
         connection = await connect(

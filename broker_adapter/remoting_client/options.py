@@ -1,8 +1,10 @@
-"""Limits and times of a client."""
+"""Limits and times of a client, and who it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from broker_adapter.remoting.signing import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +25,4 @@ class ClientOptions:
     least_body_bytes: int = 1  # brokers of RocketMQ fail at empty bodies
     compress_above_bytes: int = 4096  # RocketMQ's compressMsgBodyOverHowmuch
     default_topic_queues: int = 4  # of a topic that is created by use
+    credentials: Credentials | None = None  # every request is signed with them

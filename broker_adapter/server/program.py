@@ -36,7 +36,9 @@ from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.pop.service import DeliveryService, Topics
 from broker_adapter.pop.state import DeliveryState
+from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import request_of
 from broker_adapter.processor.serving import Making, both_protocols, default_topics, remoting_port
 from broker_adapter.processor.transactions import ask_producer
@@ -121,10 +123,12 @@ class BrokerProgram:
         self._looking: asyncio.Task[None] | None = None
         self._complaints: dict[str, str] = {}  # of work that comes round again: what was logged last
         self._guard: Guard | None = None
+        self._access: RemotingAccess | None = None
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
         self.remoting_clients = RemotingClients()
+        self._replies = ReplyProcessor(self.remoting_clients, settings.remoting.told_address(config.address))
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
@@ -272,7 +276,12 @@ class BrokerProgram:
                 self.settings.namesrv, self._tls_files(), by_remoting=self.settings.remoting.namesrv
             )
         self.delivery.on_orphan(
-            partial(ask_producer, self.remoting_clients, otherwise=self.clients.ask_producer)
+            partial(
+                ask_producer,
+                self.remoting_clients,
+                otherwise=self.clients.ask_producer,
+                may_end=self._may_end,
+            )
         )
         if self.settings.rocketmq_v2.enabled:
             self.writer.on_change = self._writable_changed
@@ -355,9 +364,11 @@ class BrokerProgram:
             self.forwarder,
             self.directory,
             self.remoting_clients,
+            self._replies,
             self._tls_files(),
             lambda: self.adapter.broker_id,
             check_operator=None if operators is None else operators.check,
+            access=self._access,
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -368,6 +379,7 @@ class BrokerProgram:
         self.directory = ReplicatedDirectory(self.metadata, broker.ensure_topic, broker.topic_or_default)
         if settings.rocketmq_v2.access_control is not None:
             self._guard = Guard(settings.rocketmq_v2.access_control, time.time)
+            self._access = RemotingAccess(self._guard)
         return client_service(
             settings.name,
             self.config.members,
@@ -399,11 +411,17 @@ class BrokerProgram:
             max_body_bytes=max_body_bytes,
             node_id=node_id,
             lock_live_s=self.settings.remoting.lock_live_ms / 1000,
+            cluster=self.settings.cluster,
+            replies=self._replies,
+            access=self._access,
         )
         self.forwarder = Forwarder(
             node_id, Members(self.config), self.answering, streams, settings, self._is_writable
         )
         return self.forwarder
+
+    def _may_end(self, account: str, topic: str) -> bool:
+        return self._guard is None or self._guard.may_end(account, topic)
 
     def _is_writable(self) -> bool:
         return self.writer.expected is not None

@@ -210,6 +210,9 @@ BROKER_INFOS = frozenset(
         Status.CODE_UNKNOWN,
         Status.ANSWER_MISSING,
         Status.REQUEST_FAILED,
+        Status.NOT_AUTHENTICATED,
+        Status.NOT_PERMITTED,
+        Status.CLIENT_NOT_CONNECTED,
     }
 )
 

@@ -2,6 +2,8 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -9,6 +11,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -17,6 +20,7 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** What an application does with RocketMQ's Java client, by its first argument. Each fact is a line of words. */
 public final class Client {
@@ -41,13 +45,19 @@ public final class Client {
         System.exit(0);
     }
 
+    /** Signs what is asked, if the environment says as whom: access key and secret with a colon. */
+    private static RPCHook signing() {
+        String[] account = System.getenv().getOrDefault("ROCKETMQ_ACCOUNT", "").split(":");
+        return account.length < 2 ? null : new AclClientRPCHook(new SessionCredentials(account[0], account[1]));
+    }
+
     private static synchronized void say(String line) {
         System.out.println("@ " + line);
         System.out.flush();
     }
 
     private static DefaultMQProducer producer() throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("producers");
+        DefaultMQProducer producer = new DefaultMQProducer("producers", signing());
         producer.setNamesrvAddr(servers);
         producer.setInstanceName("producer" + System.nanoTime());
         // An election takes longer than the default of 3 s on a machine that has too much to do.
@@ -83,7 +93,8 @@ public final class Client {
     }
 
     private static String text(Exception error) {
-        return String.valueOf(error.getMessage()).replace('\n', ' ');
+        String why = error.getCause() == null ? "" : " " + error.getCause().getMessage();
+        return (error.getMessage() + why).replace('\n', ' ');
     }
 
     /** One of each kind of sending. */
@@ -114,7 +125,7 @@ public final class Client {
     }
 
     private static DefaultMQPushConsumer consumer(String group) {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, signing(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(servers);
         consumer.setInstanceName("consumer" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -195,8 +206,9 @@ public final class Client {
 
     /** Three of them: one commits, one rolls back, one says nothing until it is asked. */
     private static void transactions(String topic) throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer("transactions" + topic);
+        TransactionMQProducer producer = new TransactionMQProducer("transactions" + topic, signing());
         producer.setNamesrvAddr(servers);
+        producer.setSendMsgTimeout(10_000);
         boolean[] asked = {false};
         producer.setTransactionListener(new TransactionListener() {
             @Override
@@ -224,7 +236,7 @@ public final class Client {
     }
 
     private static void lite(String topic, String group, int count) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, signing());
         consumer.setNamesrvAddr(servers);
         consumer.setInstanceName("lite" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

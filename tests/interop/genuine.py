@@ -116,9 +116,12 @@ def name_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def mqadmin(home: Path, name_servers: str, *arguments: str) -> str:
-    """What the command prints. AssertionError if it fails; it says so on stdout only, so words count."""
+def mqadmin(home: Path, name_servers: str, *arguments: str, account: str = "") -> str:
+    """What the command prints. AssertionError if it fails; it says so on stdout only, so words count.
+    `account`: access key and secret with a colon; "": nothing is signed."""
     command, environment = _command(home, "tools.command.MQAdminStartup", *arguments, "-n", name_servers)
+    key, _, secret = account.partition(":")
+    (home / "conf" / "tools.yml").write_text(f"accessKey: {key}\nsecretKey: {secret}\n" if account else "")
     done = subprocess.run(
         command, env=environment, cwd=home, capture_output=True, text=True, timeout=_ADMIN_S, check=False
     )
@@ -152,13 +155,14 @@ class Client:
         """Its name as part of that of a topic or group."""
         return "".join(character for character in self.name if character.isalnum())
 
-    def run(self, *arguments: str) -> list[str]:
+    def run(self, *arguments: str, account: str = "") -> list[str]:
         """What it says, when it has done all."""
-        with self.begin(*arguments) as process:
+        with self.begin(*arguments, account=account) as process:
             return process.finish()
 
     @contextmanager
-    def begin(self, *arguments: str) -> Iterator[ClientProcess]:
+    def begin(self, *arguments: str, account: str = "") -> Iterator[ClientProcess]:
+        """`account`: access key and secret with a colon; "": nothing is signed."""
         with (
             (self._folder / f"errors-{time.monotonic_ns()}").open("wb") as errors,
             subprocess.Popen(
@@ -167,7 +171,7 @@ class Client:
                 stderr=errors,
                 text=True,
                 cwd=self._folder,
-                env=self._environment,
+                env={**self._environment, "ROCKETMQ_ACCOUNT": account},
             ) as process,
         ):
             try:

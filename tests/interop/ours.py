@@ -13,14 +13,20 @@ _WITHIN_S = 60
 
 
 @contextmanager
-def cluster(home: Path, genuine_name_server: str = "") -> Iterator[LocalCluster]:
-    """Three nodes with a broker, and a NameServer of ours; or registered with that one alone."""
+def cluster(
+    home: Path, genuine_name_server: str = "", accounts: Path | None = None
+) -> Iterator[LocalCluster]:
+    """Three nodes with a broker, and a NameServer of ours; or registered with that one alone. `accounts`: the
+    file with those that may do something."""
     additions = BROKER_KIND.prepare(0)
     settings, companions = additions.settings, additions.companions
     if genuine_name_server:
         remoting = {"listen": REMOTING_ADDRESS, "namesrv": [genuine_name_server]}
         settings = {"program": {**settings["program"], "settings": {"remoting": remoting}}}
         companions = []
+    if accounts is not None:
+        known = {**settings["program"]["settings"], "rocketmq_v2": {"access_control": str(accounts)}}
+        settings = {"program": {**settings["program"], "settings": known}}
     with LocalCluster.create(
         home,
         base_port=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.proxy.access.accounts import Account, Right
@@ -107,10 +107,16 @@ def check(account: Account, method: str, request: Any, namespace: str) -> None:
     """Rejected (FORBIDDEN) if the account may not; for names that are none, as the call itself would be."""
     if account.admin:
         return
-    for need in NEEDS[method](request, namespace):
+    if problem := missing(account, NEEDS[method](request, namespace)):
+        raise Rejected(Code.FORBIDDEN, problem)
+
+
+def missing(account: Account, needs: Iterable[Need]) -> str:
+    """The first of these that the account has not, as a sentence; "" if it has all."""
+    for need in needs:
         right = account.group_right(need.name) if need.is_group else account.topic_right(need.name)
         if not right & need.rights:
             wanted = " or ".join(one.name or "" for one in need.rights)
             what = "group" if need.is_group else "topic"
-            text = f"account {account.access_key} may not {wanted} in {what} {need.name}"
-            raise Rejected(Code.FORBIDDEN, text)
+            return f"account {account.access_key} may not {wanted} in {what} {need.name}"
+    return ""

@@ -16,6 +16,7 @@ from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.door import ADMIN_CHANGES, ADMIN_QUERIES, RemotingDoor
 from broker_adapter.processor.port import RemotingPort
+from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.remoting.client import connect
@@ -199,6 +200,7 @@ async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
             settings,
             RemotingClients(),
             lambda topic: True,
+            ReplyProcessor(RemotingClients(), ""),
             check_operator=check,
         )
         door.register_with(dispatch)

@@ -95,7 +95,6 @@ def test_a_topic_that_takes_nothing_has_no_name_to_write_to() -> None:
     ("settings", "why"),
     [
         ({"remoting": {"listen": "h:1"}, "rocketmq_v2": {"enabled": False}}, "rocketmq_v2.enabled"),
-        ({"remoting": {"listen": "h:1"}, "rocketmq_v2": {"access_control": "/a"}}, "accounts"),
         ({"remoting": {"listen": "nonsense"}}, "listen"),
     ],
 )

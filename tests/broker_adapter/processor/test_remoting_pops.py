@@ -1,0 +1,176 @@
+"""POP over the remoting protocol, at any node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.errors import ResponseCode
+from broker_adapter.format.message import Message, decode
+from broker_adapter.format.properties import split_properties
+from broker_adapter.pop.api import Delivery
+from broker_adapter.processor.assignments import share
+from broker_adapter.processor.pops import POP_CK
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
+from tests.broker_adapter.processor.test_remoting_consumers import beat, records
+from tests.node.local import until
+
+OK, NOTHING = ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    async with brokers(tmp_path, 2, LISTEN) as cluster:
+        await cluster.master()
+        yield cluster
+
+
+@pytest.fixture
+async def asker(cluster: BrokerCluster) -> AsyncIterator[Asker]:
+    slave = next(one for one in cluster.programs.values() if one.writer.expected is None)
+    async with asking(slave.remoting.address) as asker:
+        await asker.send("t", b"0", 0, TAGS="a", mine="x")
+        await asker.get(RequestCode.HEART_BEAT, beat("c", "g", "t"))
+        yield asker
+
+
+async def pop(asker: Asker, **more: object) -> RemotingCommand:
+    fields: dict[str, object] = {
+        "consumerGroup": "g",
+        "topic": "t",
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 0,
+        "bornTime": 0,
+        "initMode": 0,
+        "expType": "TAG",
+        "exp": "*",
+        "order": "false",
+    }
+    return await asker.ask(RequestCode.POP_MESSAGE, **(fields | more))
+
+
+def receipt(message: Message) -> str:
+    return split_properties(message.properties)[POP_CK]
+
+
+def receipt_fields(extra: str) -> dict[str, object]:
+    """As the Java client takes them from the receipt."""
+    words = extra.split(" ")
+    return {
+        "consumerGroup": "g",
+        "topic": "t",
+        "queueId": words[6],
+        "offset": words[7],
+        "extraInfo": extra,
+    }
+
+
+async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker) -> None:
+    answer = await pop(asker)
+    assert answer.code == OK
+    (message,) = records(answer.body)
+    assert (message.body, message.reconsume_times) == (b"0", 0)
+    properties = split_properties(message.properties)
+    assert (properties["TAGS"], properties["mine"]) == ("a", "x")
+    words = receipt(message).split(" ")
+    assert words[1:3] == [answer.fields["popTime"], "60000"]
+    assert words[4:] == ["0", "broker-a", "0", "0"]
+    assert answer.fields["startOffsetInfo"] == f"0 0 {words[0]}"
+    assert answer.fields["msgOffsetInfo"] == "0 0 0"
+    hidden = await pop(asker)
+    assert hidden.code == NOTHING
+    # Java reads these of every answer.
+    assert {"popTime", "invisibleTime", "reviveQid", "restNum"} <= hidden.fields.keys()
+    acked = receipt_fields(receipt(message))
+    assert (await asker.ask(RequestCode.ACK_MESSAGE, **acked)).code == OK
+    again = await asker.ask(RequestCode.ACK_MESSAGE, **acked)
+    assert again.code == ResponseCode.NO_MESSAGE
+
+
+async def test_a_message_that_failed_comes_again_with_the_number_of_its_attempts(asker: Asker) -> None:
+    (message,) = records((await pop(asker)).body)
+    changed = await asker.ask(
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME, **receipt_fields(receipt(message)), invisibleTime=1000
+    )
+    assert changed.code == OK
+    old = await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(receipt(message)))
+    assert old.code == ResponseCode.NO_MESSAGE
+    (again,) = records((await pop(asker, pollTime=20_000)).body)
+    assert (again.body, again.reconsume_times) == (b"0", 1)
+    assert split_properties(again.properties).keys() == {"TAGS", "mine", POP_CK}
+    assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(receipt(again)))).code == OK
+
+
+async def test_the_receipt_that_java_makes_after_a_change_acknowledges(asker: Asker) -> None:
+    (message,) = records((await pop(asker)).body)
+    fields = receipt_fields(receipt(message))
+    told = await asker.get(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, **fields, invisibleTime=50_000)
+    made = f"{fields['offset']} {told['popTime']} {told['invisibleTime']} {told['reviveQid']} 0 broker-a 0 0"
+    assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(made))).code == OK
+
+
+async def test_one_engine_serves_both_protocols(cluster: BrokerCluster, asker: Asker) -> None:
+    """What one client has popped the other does not get, and what it acknowledged nobody."""
+    (message,) = records((await pop(asker)).body)
+    delivery = (await cluster.master()).delivery
+
+    async def by_v2() -> list[Delivery]:
+        return await delivery.receive("g", "t", client_id="v2", invisible_ms=60_000)
+
+    assert await by_v2() == []
+    await asker.send("t", b"1", 0)
+    (other,) = await by_v2()
+    assert decode(other.record).body == b"1"
+    assert (await pop(asker)).code == NOTHING
+    assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(receipt(message)))).code == OK
+
+
+async def test_filters_and_bounds_of_a_pop(asker: Asker) -> None:
+    assert (await pop(asker, exp="(", expType="SQL92")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    ordered = await pop(asker, order="true")
+    assert "consumeMessageOrderly" in (ordered.remark or "")
+    assert (await pop(asker, exp="b")).code == NOTHING
+    await asker.send("t", b"1", 0, TAGS="b")
+    assert [one.body for one in records((await pop(asker, exp="b")).body)] == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "extra", ["", "1 2 3", "x 0 0 0 0 b 0 0", f"{1 << 62}9 0 0 0 0 b 0 0", "1 0 0 0 0 b 0 5"]
+)
+async def test_a_receipt_that_is_none_is_refused(asker: Asker, extra: str) -> None:
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": extra}
+    for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+        answer = await asker.ask(code, invisibleTime=60_000, **fields)
+        assert answer.code in (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL)
+
+
+async def test_the_broker_assigns_all_queues_to_each_member(cluster: BrokerCluster, asker: Asker) -> None:
+    wanted = {"topic": "t", "consumerGroup": "g", "clientId": "c", "messageModel": "CLUSTERING"}
+    found = await asker.body(RequestCode.QUERY_ASSIGNMENT, json.dumps(wanted).encode())
+    queue = {"topic": "t", "brokerName": "broker-a", "queueId": -1}
+    assert found == {"messageQueueAssignments": [{"messageQueue": queue, "mode": "POP"}]}
+    wanted["topic"] = "%RETRY%g"
+    slave = next(one for one in cluster.programs.values() if one.writer.expected is None)
+    await until(lambda: slave.metadata.topic("%RETRY%g") is not None)
+    found = await asker.body(RequestCode.QUERY_ASSIGNMENT, json.dumps(wanted).encode())
+    assert [(one["messageQueue"]["queueId"], one["mode"]) for one in found["messageQueueAssignments"]] == [
+        (0, "PULL")
+    ]
+    mode = {"topic": "t", "consumerGroup": "g", "popShareQueueNum": 0}
+    for name, code in (("POP", OK), ("PULL", ResponseCode.MESSAGE_ILLEGAL)):
+        body = json.dumps(mode | {"mode": name}).encode()
+        assert (await asker.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body)).code == code
+
+
+def test_each_queue_has_one_member() -> None:
+    members = ["a", "b", "c"]
+    assert sorted(queue for one in members for queue in share(range(8), members, one)) == list(range(8))
+    assert share(range(8), members, "d") == []
