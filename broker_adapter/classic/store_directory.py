@@ -107,12 +107,16 @@ class StoreDirectory:
         begin = recovery_begin(self.files, is_clean=self.is_clean, checkpoint_ms=self._checkpoint_ms())
         return LogScan(self.files, begin)
 
+    def queue_files(self) -> QueueFiles:
+        """The ConsumeQueues. Close it."""
+        return QueueFiles(self.root / "consumequeue")
+
     def survey(self, progress: Callable[[int, int], None] = lambda messages, offset: None) -> Contents:
         """Reads all. `progress` is told (messages, physical offset) now and then."""
         scan = self.scan()
         runs: dict[QueueKey, _Run] = {}
         deleted = count = 0
-        units = QueueFiles(self.root / "consumequeue")
+        units = self.queue_files()
         try:
             for found in in_queues(scan.messages()):
                 message = found.message

@@ -91,6 +91,7 @@ def _show(directory: StoreDirectory, contents: Contents, plan: Plan, *, as_json:
                 "units": {"compared": contents.units_compared, "missing": contents.units_missing},
                 "messages": plan.messages,
                 "deleted": contents.deleted,
+                "delayed": plan.delayed,
                 "left": dict(sorted(plan.left.items())),
                 "topics": sorted(plan.topics),
                 "queues": [{**one._asdict(), "messages": one.messages} for one in plan.queues.values()],
@@ -104,4 +105,5 @@ def _show(directory: StoreDirectory, contents: Contents, plan: Plan, *, as_json:
     print_table(("topic", "queue", "begin", "end", "digest"), rows)
     for topic, count in sorted(plan.left.items()):
         click.echo(f"left: {count} messages of {topic}")
-    click.echo(f"{len(plan.topics)} topics, {len(plan.groups)} groups, {plan.messages} messages to import")
+    what = f"{plan.messages} messages, {plan.delayed} that wait for their time"
+    click.echo(f"{len(plan.topics)} topics, {len(plan.groups)} groups, {what} to import")

@@ -17,8 +17,9 @@ from broker_adapter.classic.store_directory import (
     QueueKey,
     StoreDirectory,
 )
-from broker_adapter.classic.system_names import is_system_group, is_system_topic
+from broker_adapter.classic.system_names import SCHEDULE_TOPIC, is_system_group, is_system_topic
 from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.moving.delayed import move_delayed, pending
 from broker_adapter.moving.target import ImportTarget, pause
 
 #: Of one request: what the put pipeline takes at once without holding up anybody.
@@ -29,13 +30,14 @@ _SHOWN_QUEUES = 5
 
 class Plan(NamedTuple):
     """What is imported, and what is left: messages by topic. `groups` with their offsets, none of which is
-    beyond its queue; `clamped` were."""
+    beyond its queue; `clamped` were. `delayed`: messages that wait for their time."""
 
     topics: Mapping[str, TopicConfig]
     queues: Mapping[QueueKey, QueueContents]
     groups: Mapping[str, GroupConfig]
     offsets: Mapping[str, list[QueueOffset]]
     clamped: int
+    delayed: int
     left: Mapping[str, int]
 
     @property
@@ -49,7 +51,7 @@ def plan_of(store: StoreDirectory, contents: Contents) -> Plan:
     queues = {key: queue for key, queue in contents.queues.items() if key[0] in topics}
     left: dict[str, int] = {}
     for key, queue in contents.queues.items():
-        if key[0] not in topics:
+        if key[0] not in topics and key[0] != SCHEDULE_TOPIC:
             left[key[0]] = left.get(key[0], 0) + queue.messages
     groups = {name: config for name, config in store.groups.items() if not is_system_group(name)}
     offsets: dict[str, list[QueueOffset]] = {}
@@ -66,7 +68,8 @@ def plan_of(store: StoreDirectory, contents: Contents) -> Plan:
             clamped += one.offset > end
             offsets.setdefault(group, []).append(one._replace(offset=min(one.offset, end)))
             groups.setdefault(group, GroupConfig(group))
-    return Plan(topics, queues, groups, offsets, clamped, left)
+    waiting = sum(end - begin for begin, end in pending(store, contents).values())
+    return Plan(topics, queues, groups, offsets, clamped, waiting, left)
 
 
 class Importer:
@@ -102,6 +105,9 @@ class Importer:
         for name, offsets in plan.offsets.items():
             for offset in offsets:
                 await self._target.commit(name, offset)
+        if plan.delayed:
+            sent = await move_delayed(self._store, contents, self._target, plan.topics)
+            self._say(f"{sent} of {plan.delayed} delayed messages were sent now, to wait here")
         for config in plan.topics.values():
             await self._target.put_topic(config)
         self._say(f"{len(plan.topics)} topics, {len(plan.groups)} groups and their offsets are there")

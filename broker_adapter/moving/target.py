@@ -9,7 +9,7 @@ from typing import Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, ReadFailed, ResponseCode, Status, TopicRefused
-from broker_adapter.format.message import record_size_at
+from broker_adapter.format.message import Message, record_size_at
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
@@ -87,6 +87,35 @@ class ImportTarget:
     async def store(self, records: Iterable[bytes]) -> None:
         """Once: it may have been done though it fails."""
         await self._ask(RemotingCommand(RequestCode.IMPORT_MESSAGES, {}, b"".join(records)))
+
+    async def store_again(self, record: bytes, topic: str, queue_id: int, offset: int) -> None:
+        """One record, until it is there, at this offset."""
+        deadline, attempt = asyncio.get_running_loop().time() + self._timeout_s, 0
+        while True:
+            try:
+                await self.store([record])
+                return
+            except BrokerError as error:
+                if error.status in _FINAL or asyncio.get_running_loop().time() > deadline:
+                    raise
+            await pause(attempt)
+            attempt += 1
+            if (await self.bounds(topic, queue_id))[1] > offset:
+                return
+
+    async def send(self, topic: str, queue_id: int, message: Message, properties: str) -> None:
+        """As a producer does, with these properties. If an answer is lost it may be there twice, unless it
+        has a UNIQ_KEY and its topic is none of retries."""
+        fields = {
+            "topic": topic,
+            "queueId": str(queue_id),
+            "sysFlag": str(message.sys_flag),
+            "bornTimestamp": str(message.born_timestamp),
+            "flag": str(message.flag),
+            "properties": properties,
+            "reconsumeTimes": str(message.reconsume_times),
+        }
+        await self._call(RemotingCommand(RequestCode.SEND_MESSAGE, fields, message.body))
 
     async def pull(self, topic: str, queue_id: int, offset: int) -> list[bytes]:
         """Some records from an offset on; none at the end of the queue."""

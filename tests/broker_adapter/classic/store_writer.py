@@ -45,7 +45,7 @@ class StoreWriter:
         """What retention has removed is not there."""
         self.next[topic, queue_id] = offset
 
-    def put(self, topic: str, body: bytes, queue_id: int = 0, **fields: Any) -> Message:
+    def put(self, topic: str, body: bytes, queue_id: int = 0, *, tag_code: int = 0, **fields: Any) -> Message:
         key = topic, queue_id
         offset = self.next.get(key, 0)
         message = Message(
@@ -66,7 +66,7 @@ class StoreWriter:
         self.log += encode(message)
         if message.sys_flag & 12 not in (4, 12):
             self.next[key] = offset + 1
-            self.units.setdefault(key, []).append((message.physical_offset, size, 0))
+            self.units.setdefault(key, []).append((message.physical_offset, size, tag_code))
         return message
 
     def finish(self, *, clean: bool = True, checkpoint_ms: int = 0, config: bool = True) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from broker_adapter.remoting.codes import RequestCode
 from tests.broker_adapter.classic.store_writer import StoreWriter
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, asking
+from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, pull, records
+from tests.node.local import until
 
 PROPERTIES = "UNIQ_KEY\x01%d\x02KEYS\x01k%d\x02"
 
@@ -66,7 +69,8 @@ def writer(tmp_path: Path) -> StoreWriter:
 async def imported(cluster: BrokerCluster, store: Path, said: list[str] | None = None) -> Plan:
     async with OneTarget((await cluster.master()).remoting.address) as target:
         directory = StoreDirectory(store)
-        return await Importer(directory, target, (said or []).append).run(directory.survey())
+        say = print if said is None else said.append
+        return await Importer(directory, target, say).run(directory.survey())
 
 
 async def test_all_of_a_message_stays_and_groups_go_on_where_they_were(
@@ -189,3 +193,35 @@ async def test_only_the_next_offset_is_taken(cluster: BrokerCluster, writer: Sto
         assert stored["stored"] == "2"
         answer = await asker.ask(RequestCode.IMPORT_MESSAGES, records[3])
         assert "814 IMPORT_OUT_OF_ORDER" in (answer.remark or "")
+
+
+async def test_delayed_messages_wait_here_each_once(cluster: BrokerCluster, tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "store")
+    for name in ("t", "%RETRY%g"):
+        writer.topic(name)
+    writer.groups["g"] = {"groupName": "g"}
+    schedule, far_ms = "SCHEDULE_TOPIC_XXXX", time.time_ns() // 1_000_000 + 3_600_000
+    text = "UNIQ_KEY\x01%s\x02DELAY\x012\x02REAL_TOPIC\x01%s\x02REAL_QID\x010\x02"
+    for body, topic, due_ms, times in (
+        (b"was delivered", "t", 5, 0),
+        (b"is late", "t", 5, 0),
+        (b"comes again", "%RETRY%g", 6, 2),
+        (b"of a deleted topic", "gone", 7, 0),
+        (b"waits", "t", far_ms, 0),
+    ):
+        properties = text % (body.hex(), topic)
+        writer.put(schedule, body, 1, tag_code=due_ms, properties=properties, reconsume_times=times)
+    writer.delays = {2: 1}
+    root, said = writer.finish(), list[str]()
+    program = await cluster.master()
+    for _ in range(2):
+        plan = await imported(cluster, root, said)
+        assert plan.delayed == 4 and not plan.messages
+    assert [one.split()[0] for one in said if "delayed" in one] == ["3", "0"]
+    await until(lambda: program.files.bounds("t", 0)[1] == 1 == program.files.bounds("%RETRY%g", 0)[1])
+    async with asking(program.remoting.address) as asker:
+        (late,) = records((await pull(asker, "t", 0, sysFlag=SUBSCRIPTION)).body)
+        assert late.body == b"is late" and "REAL_TOPIC" not in late.properties
+        (again,) = records((await pull(asker, "%RETRY%g", 0, sysFlag=SUBSCRIPTION)).body)
+        assert (again.body, again.reconsume_times) == (b"comes again", 2)
+    assert program.delivery.figures().held_messages == 1

@@ -1,0 +1,99 @@
+"""Messages of a RocketMQ broker that wait for their time: each is sent to wait here, once.
+
+SCHEDULE_TOPIC_XXXX has a queue for each level; delayOffset.json says how much of each was delivered, and the
+unit of a message in the ConsumeQueue when it is due. What has been taken over goes into a topic of that name
+here, at its queue offset: an import that is run again begins behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from broker_adapter.api import PERM_READ, TopicConfig
+from broker_adapter.classic.queue_files import QueueFiles
+from broker_adapter.classic.store_directory import Contents, StoreDirectory
+from broker_adapter.classic.system_names import SCHEDULE_TOPIC
+from broker_adapter.format.message import Message
+from broker_adapter.format.properties import join_properties, split_properties
+from broker_adapter.moving.target import ImportTarget
+
+_REAL_TOPIC, _REAL_QUEUE, _LEVEL, _DELIVER_MS = "REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_DELIVER_MS"
+_QUEUES = 18
+
+
+class Delayed(NamedTuple):
+    """Where a message goes, with which properties. `topic` "": what RocketMQ would not deliver either."""
+
+    topic: str
+    queue_id: int
+    properties: str
+
+
+def pending(store: StoreDirectory, contents: Contents) -> dict[int, tuple[int, int]]:
+    """By queue of SCHEDULE_TOPIC_XXXX, (the first offset that was not delivered, the end)."""
+    found = {}
+    for (topic, queue_id), queue in contents.queues.items():
+        if topic == SCHEDULE_TOPIC:
+            begin = max(queue.begin, min(store.delays.get(queue_id + 1, 0), queue.end))
+            if begin < queue.end:
+                found[queue_id] = begin, queue.end
+    return found
+
+
+def delayed(message: Message, due_ms: int) -> Delayed:
+    """`due_ms` 0: not known; the message waits from now on for as long as its level says."""
+    properties = split_properties(message.properties)
+    topic, queue_id = properties.pop(_REAL_TOPIC, ""), properties.pop(_REAL_QUEUE, "")
+    is_number = queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10
+    if due_ms > 0:
+        properties.pop(_LEVEL, None)
+        properties[_DELIVER_MS] = str(due_ms)
+    return Delayed(topic, int(queue_id) if is_number else -1, join_properties(properties))
+
+
+async def move_delayed(
+    store: StoreDirectory, contents: Contents, target: ImportTarget, topics: Collection[str]
+) -> int:
+    """How many were sent now, to `topics`."""
+    waiting = pending(store, contents)
+    if not waiting:
+        return 0
+    queues = max(_QUEUES, *(queue_id + 1 for queue_id in waiting))
+    await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
+    ends = {}
+    for queue_id, (begin, _) in waiting.items():
+        _, ends[queue_id] = await target.bounds(SCHEDULE_TOPIC, queue_id)
+        if not ends[queue_id]:
+            await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
+            ends[queue_id] = begin
+    units = store.queue_files()
+    try:
+        return await _send_all(store, contents, target, topics, ends, units)
+    finally:
+        units.close()
+
+
+async def _send_all(
+    store: StoreDirectory,
+    contents: Contents,
+    target: ImportTarget,
+    topics: Collection[str],
+    ends: dict[int, int],
+    units: QueueFiles,
+) -> int:
+    """`ends`: of the queues here."""
+    sent = 0
+    for found in store.messages(contents):
+        message = found.message
+        queue_id, offset = message.queue_id, message.queue_offset
+        if message.topic != SCHEDULE_TOPIC or queue_id not in ends or offset < ends[queue_id]:
+            continue
+        unit = units.unit(SCHEDULE_TOPIC, queue_id, offset)
+        wanted = delayed(message, 0 if unit is None else unit.tag_code)
+        if wanted.topic in topics:
+            await target.send(wanted.topic, wanted.queue_id, message, wanted.properties)
+            sent += 1
+        await target.store_again(found.record, SCHEDULE_TOPIC, queue_id, offset)
+        ends[queue_id] = offset + 1
+    return sent
