@@ -25,6 +25,8 @@ _log = structlog.get_logger(part="delivery")
 
 #: Of messages that are read, and appended again, at once.
 _STEP_BYTES, _STEP_MESSAGES = 1 << 20, 200
+#: In one turn of the loop: 2 ms.
+_LOOKED_AT = 2_000
 
 
 class KeptLog(Protocol):
@@ -86,15 +88,34 @@ class Carrier:
         begin, wanted = self._log.begin_pos, self._log.wanted_begin_pos
         if wanted <= begin:
             return
+        numbers = await self._in_the_way(wanted, (wanted - begin) // 2)
+        for at in range(0, len(numbers), _STEP_MESSAGES):
+            step, deferred = numbers[at : at + _STEP_MESSAGES], self._state.deferred
+            with self._state.lock:
+                found = [(number, deferred.get(number)) for number in step]
+            messages = [(number, one) for number, one in found if one is not None and one.is_in_log]
+            while messages:
+                count = _step(messages)
+                await self._carry(messages[:count])
+                del messages[:count]
+
+    async def _in_the_way(self, wanted: int, most_bytes: int) -> list[int]:
+        """Numbers of those that the log has before a position; none if they have more bytes than that. Looks
+        at some in each turn of the loop."""
         with self._state.lock:
-            messages = self._state.deferred.in_log_before(wanted, (wanted - begin) // 2)
-        while messages:
-            count = _step(messages)
-            await self._carry(messages[:count])
-            del messages[:count]
+            numbers, places = self._state.deferred.in_log(), self._state.deferred.places_in_log()
+        for count, (pos, size) in enumerate(places):
+            most_bytes -= size
+            if pos >= wanted:
+                return numbers[:count]
+            if most_bytes < 0:
+                return []
+            if count % _LOOKED_AT == _LOOKED_AT - 1:
+                await asyncio.sleep(0)
+        return numbers
 
     async def _carry(self, messages: Sequence[Numbered]) -> None:
-        """One that cannot be read deferred up none of the others. BrokerError: there is no room, say."""
+        """One that cannot be read holds up none of the others. BrokerError: there is no room, say."""
         try:
             deferred = await self._whole(messages)
         except Exception as error:
@@ -115,7 +136,7 @@ class Carrier:
                 self.carried += bool(outcome.outcomes[0])
 
     def _is_deferred(self, deferred_id: int) -> bool:
-        return deferred_id in self._state.deferred.all
+        return deferred_id in self._state.deferred
 
 
 def _step(messages: Sequence[Numbered]) -> int:

@@ -42,6 +42,8 @@ TRANSACTION_ID = "__transactionId__"
 _RETRY_MS = 1_000
 #: In one step of the loop, so many are looked at, and so many met: a client decides how many are due at once.
 _LOOKED_AT, _MET = 2_000, 100
+#: What is due is listed so long before, at least.
+_AHEAD_MS = 300_000
 #: Of delayed messages that are on their way from the log into their queues.
 _MOVING_BYTES = 8 << 20
 #: What cannot be read is tried again after this: it may be repaired.
@@ -74,7 +76,8 @@ class DeferredDelivery:
         self._ask: Callable[[OrphanedHalf], None] = lambda _: None
         self._is_leading = False
         self._due = Timetable()
-        self._unlisted: list[int] = []  # numbers of messages that a new leadership has not looked at
+        self._unlisted: list[int] = []  # numbers of messages that have still to be looked at
+        self._horizon_ms = 0  # what is due later is looked at later
         self._ending: dict[int, Request] = {}
         self._ending_bytes = 0
         self._moving: asyncio.Task[None] | None = None
@@ -89,8 +92,7 @@ class DeferredDelivery:
     def start(self) -> None:
         self._is_leading = True
         self._not_before_ms = 0
-        with self._state.lock:
-            self._unlisted = list(self._state.deferred.all)
+        self._list_all()
         self._arm()
 
     def stop(self) -> None:
@@ -252,7 +254,7 @@ class DeferredDelivery:
         while (request := self._ending.get(deferred_id)) is not None:
             await within(timeout_ms, asyncio.shield(request.done))
         with self._state.lock:
-            message = self._state.deferred.all.get(deferred_id)
+            message = self._state.deferred.get(deferred_id)
         return message if message is not None and message.topic == topic else None
 
     async def whole(self, messages: Sequence[Numbered]) -> list[Defer]:
@@ -269,7 +271,7 @@ class DeferredDelivery:
                 return (await self.whole([(deferred_id, message)]))[0]
             except BrokerError:
                 with self._state.lock:
-                    current = self._state.deferred.all.get(deferred_id)
+                    current = self._state.deferred.get(deferred_id)
                 if current is None or current.place == message.place:
                     raise
                 message = current
@@ -285,7 +287,7 @@ class DeferredDelivery:
             queued=queued,
             elements=[End(deferred_id, ending)],
             release=partial(self._released, deferred_id),
-            is_due=lambda: deferred_id in self._state.deferred.all,
+            is_due=lambda: deferred_id in self._state.deferred,
         )
         self._committer.submit(request)
         self._ending[deferred_id] = request
@@ -297,7 +299,7 @@ class DeferredDelivery:
         if (request := self._ending.pop(deferred_id, None)) is not None:
             self._ending_bytes -= request.size
         with self._state.lock:
-            message = self._state.deferred.all.get(deferred_id)
+            message = self._state.deferred.get(deferred_id)
         if message is not None and self._is_leading:
             self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
         if was_full and not self._is_full():
@@ -323,18 +325,21 @@ class DeferredDelivery:
     # -- time ---------------------------------------------------------------------------------------------
 
     def _watch(self, due_ms: int, deferred_id: int) -> None:
-        self._due.put(deferred_id, due_ms)
-        if self._due.first() == due_ms:
-            self._arm()
+        if due_ms <= self._horizon_ms:
+            self._due.put(deferred_id, due_ms)
+            if self._due.first() == due_ms:
+                self._arm()
 
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        first_ms = self._now_ms() if self._unlisted else self._due.first()
         if self._moving is not None or self._is_full():
             return  # what is under way arms it
-        if first_ms is not None and self._is_leading:
+        if self._is_leading:
+            first_ms = self._now_ms() if self._unlisted else self._horizon_ms - _AHEAD_MS
+            if (due_ms := self._due.first()) is not None:
+                first_ms = min(first_ms, due_ms)
             delay = max(0, max(first_ms, self._not_before_ms) - self._now_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._look)
 
@@ -354,7 +359,7 @@ class DeferredDelivery:
             if message is None:
                 continue  # it ends otherwise, or is watched again if it does not
             if message.due_ms > now_ms:
-                self._due.put(deferred_id, message.due_ms)
+                self._watch(message.due_ms, deferred_id)
                 continue
             met += 1
             if message.is_in_log:
@@ -371,11 +376,11 @@ class DeferredDelivery:
     def _free(self, deferred_id: int) -> DeferredMessage | None:
         """A deferred message that nothing is under way for."""
         with self._state.lock:
-            message = self._state.deferred.all.get(deferred_id)
+            message = self._state.deferred.get(deferred_id)
         return None if deferred_id in self._ending or deferred_id in self._checking else message
 
     async def _move(self, messages: list[Numbered]) -> None:
-        """Those that are due, out of the log. One that cannot be read deferred up none of the others."""
+        """Those that are due, out of the log. One that cannot be read holds up none of the others."""
         try:
             await self._try_to_move(messages)
         finally:
@@ -407,13 +412,21 @@ class DeferredDelivery:
             else:
                 self._try_to_meet(deferred_id, message, self._now_ms(), defer)
 
+    def _list_all(self) -> None:
+        """Times that come soon are in memory, and others are not: there may be many."""
+        self._horizon_ms = self._now_ms() + 2 * _AHEAD_MS
+        with self._state.lock:
+            self._unlisted = list(self._state.deferred)
+
     def _list_some(self) -> None:
+        if not self._unlisted and self._now_ms() >= self._horizon_ms - _AHEAD_MS:
+            self._list_all()
         numbers = self._unlisted[-_LOOKED_AT:]
         del self._unlisted[-_LOOKED_AT:]
         with self._state.lock:
-            found = [(number, self._state.deferred.all.get(number)) for number in numbers]
+            found = [(number, self._state.deferred.get(number)) for number in numbers]
         for number, message in found:
-            if message is not None and number not in self._ending:
+            if message is not None and number not in self._ending and message.due_ms <= self._horizon_ms:
                 self._due.put(number, message.due_ms)
 
     def _try_to_meet(
@@ -451,7 +464,7 @@ class DeferredDelivery:
     def _checked(self, deferred_id: int) -> None:
         self._checking.discard(deferred_id)
         with self._state.lock:
-            message = self._state.deferred.all.get(deferred_id)
+            message = self._state.deferred.get(deferred_id)
         if message is not None and self._is_leading:
             self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
 

@@ -21,12 +21,13 @@ messages 4, and of each what a segment has, with places of the texts of all.
 from __future__ import annotations
 
 import struct
+from operator import itemgetter
 
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.pop.commands import Defer, DeferredKind, Ending, QueueKey
-from broker_adapter.pop.deferred_messages import DeferredMessage, Ended, LogPosition
+from broker_adapter.pop.deferred_messages import DeferredMessage, DeferredMessages, Ended, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.queue_state import PENDING, PoppedMessage, QueueDelivery
 from broker_adapter.pop.records import decode
@@ -54,12 +55,8 @@ def save(state: DeliveryState) -> bytes:
     """On the applying thread."""
     texts: dict[str, int] = {}
     queues = [_queue(queue, texts) for queue in state.sorted_queues()]
-    deferred, in_log = [], []
-    for deferred_id, message in sorted(state.deferred.all.items()):
-        if not message.is_in_log:
-            deferred.append(_deferred(deferred_id, message))
-    for deferred_id in state.deferred.in_log():
-        in_log.append(_in_log(deferred_id, state.deferred.all[deferred_id], texts))
+    deferred = [_deferred(deferred_id, message) for deferred_id, message in state.deferred.whole()]
+    in_log = _in_log(state.deferred, texts)
     ends = [_ended(ended, texts) for ended in state.deferred.ends()]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
@@ -119,9 +116,18 @@ def _deferred(deferred_id: int, message: DeferredMessage) -> bytes:
     return _DEFERRED.pack(deferred_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
-def _in_log(deferred_id: int, message: DeferredMessage, texts: dict[str, int]) -> bytes:
-    topic = texts.setdefault(message.topic, len(texts))
-    return _IN_LOG.pack(deferred_id, message.due_ms, topic, *message.place, message.element)
+def _in_log(messages: DeferredMessages, texts: dict[str, int]) -> list[bytes]:
+    """There may be many, and every checkpoint has them: 0.4 us each."""
+    names = messages.topics_in_log()
+    place_of = {
+        number: texts.setdefault(name, len(texts))
+        for number, name in sorted(names.items(), key=itemgetter(1))
+    }
+    pack = _IN_LOG.pack
+    return [
+        pack(deferred_id, due_ms, place_of[topic], pos, size, element)
+        for deferred_id, (due_ms, pos, size, element, topic, _) in messages.fields_in_log()
+    ]
 
 
 def _ended(ended: Ended, texts: dict[str, int]) -> bytes:

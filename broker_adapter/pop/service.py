@@ -204,7 +204,7 @@ class DeliveryService:
         state = self._state
         return DeliveryFigures(
             state.pending_count,
-            len(state.deferred.all),
+            len(state.deferred),
             state.deferred.bytes,
             self._carrier.kept_bytes,
             self._carrier.carried,

@@ -67,7 +67,7 @@ def look_at_delivery(state: DeliveryState) -> DeliveryLook:
             for queue in state.sorted_queues()
             for offset, popped in sorted(queue.pending.items())
         ),
-        tuple((number, one.due_ms, one.checks) for number, one in sorted(state.deferred.all.items())),
+        tuple((number, one.due_ms, one.checks) for number, one in sorted(state.deferred.items())),
         tuple(
             sorted(
                 (one[:16], int.from_bytes(one[16:20], "big", signed=True), int.from_bytes(one[20:28], "big"))

@@ -146,7 +146,7 @@ async def test_a_delayed_one_outlives_the_log_that_held_it(tmp_path: Path) -> No
         await cluster.stop()
         await cluster.start()
         master = await cluster.master()
-        assert len(master.delivery_state.held.all) == 1
+        assert len(master.delivery_state.deferred) == 1
         recall = calls.RecallMessageRequest(topic=resource("t"), recall_handle=handle)
         answer = await client.call("RecallMessage", recall, 10)
         assert answer.status.code == Code.OK and answer.message_id == "1"

@@ -126,7 +126,7 @@ class Twins:
             return Change(key, offset, pop, rng.choice((0, 10, 500)), rng.choice(list(ChangeKind)))
         if dice < 0.85:
             return Sent(tuple(SentId(self.digest(), rng.randint(0, 3), rng.randint(0, 99)) for _ in range(2)))
-        deferred = [number for number in self.state.deferred.all if number not in self._ended]
+        deferred = [number for number in self.state.deferred if number not in self._ended]
         if dice < 0.9 or not deferred:
             kind = rng.choice(list(DeferredKind))
             return Defer(kind, key.topic, 0, 7, self.digest(), "i", "c", 1, 2, 3, b"", "p", b"body")

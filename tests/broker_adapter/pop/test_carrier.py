@@ -26,19 +26,19 @@ async def test_what_stands_between_the_log_and_its_purge_is_carried_along_and_no
     world = World()
     handles = await delayed(world, 6)  # the first ones at 1000, 2000 and so on
     carrier = carrier_of(world, 0, 4000)
-    before = dict(world.state.deferred.all)
+    before = dict(world.state.deferred)
     await carrier.look()
     assert [one.deferred_id for one in world.elements if isinstance(one, Carried)] == list(before)[:3]
     assert carrier.carried == 3 and carrier.kept_bytes == 4000
     assert world.state.deferred.first_pos() == 4000
     assert world.state.deferred.in_log() == [*list(before)[3:], *list(before)[:3]]
-    assert {n: one.due_ms for n, one in world.state.deferred.all.items()} == {
+    assert {n: one.due_ms for n, one in world.state.deferred.items()} == {
         n: one.due_ms for n, one in before.items()
     }
     assert await world.deferred.recall("t", handles[0], 1000) == ""  # the handle is that of the message
     world.now_ms += 1000
     await world.look()
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     ends = [one.deferred_id for one in world.elements if isinstance(one, End)]
     assert sorted(ends) == sorted(before)
     world.deferred.stop()
@@ -47,7 +47,7 @@ async def test_what_stands_between_the_log_and_its_purge_is_carried_along_and_no
 async def test_a_stretch_of_the_log_that_is_mostly_waited_for_stays() -> None:
     world = World()
     await delayed(world, 3, 300)
-    size = sum(one.place.size for one in world.state.deferred.all.values())
+    size = sum(one.place.size for one in world.state.deferred.values())
     carrier = carrier_of(world, 4000 - 2 * size + 1, 4000)
     await carrier.look()
     assert not any(isinstance(one, Carried) for one in world.elements)
@@ -64,12 +64,12 @@ async def test_what_ends_meanwhile_is_not_carried(monkeypatch: pytest.MonkeyPatc
     settle, world.settle = world.settle, under_way.append  # type: ignore[method-assign,assignment]
     carrying = asyncio.ensure_future(carrier_of(world, 0, 9000).look())
     await until(lambda: len(under_way) == 2)
-    world.apply([End(next(iter(world.state.deferred.all)), Ending.MOVED)])
+    world.apply([End(next(iter(world.state.deferred)), Ending.MOVED)])
     assert [request.is_due is not None and request.is_due() for request in under_way] == [False, True]
     for request in under_way:
         settle(request)
     await carrying
-    assert len(world.state.deferred.all) == 1
+    assert len(world.state.deferred) == 1
     world.deferred.stop()
 
 
@@ -105,7 +105,7 @@ async def test_a_message_that_is_carried_while_it_is_read_is_read_where_it_is_th
     world.unreadable.add(1000)
     recalling = asyncio.ensure_future(world.deferred.recall("t", handle, 1000))
     await asyncio.sleep(0)
-    number, message = next(iter(world.state.deferred.all.items()))
+    number, message = next(iter(world.state.deferred.items()))
     world.unreadable.clear()
     world.apply([Carried(number, (await world.deferred.whole([(number, message)]))[0])])
     world.unreadable.add(1000)
@@ -113,5 +113,5 @@ async def test_a_message_that_is_carried_while_it_is_read_is_read_where_it_is_th
         assert await recalling == ""
     except ReadFailed:
         pytest.fail("it was looked for where it was before")
-    assert not world.state.deferred.all
+    assert not world.state.deferred
     world.deferred.stop()

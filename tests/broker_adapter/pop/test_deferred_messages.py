@@ -168,11 +168,11 @@ async def test_a_message_whose_end_was_refused_is_ended_later() -> None:
     world.refuses = End
     world.now_ms += 1000
     await world.look()
-    assert len(world.state.deferred.all) == 1
+    assert len(world.state.deferred) == 1
     world.refuses = None
     world.now_ms += 1000
     await world.look()
-    assert not world.state.deferred.all
+    assert not world.state.deferred
     world.deferred.stop()
 
 
@@ -198,7 +198,7 @@ async def test_what_an_earlier_version_took_in_with_bits_of_transactions_is_move
     world.index = 1
     world.state.apply(1, START, encode([defer], ID))
     world.deferred.start()
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     assert [one.sys_flag for one in world.outgoing] == [COMPRESSED]
     world.deferred.stop()
 
@@ -258,13 +258,13 @@ async def test_the_ends_of_transactions_go_with_their_topic() -> None:
 async def test_delayed_messages_are_read_from_the_log_when_they_are_due_and_many_at_once() -> None:
     world = World()
     await delayed(world, 30, 5000)
-    assert all(not one.command for one in world.state.deferred.all.values())
+    assert all(not one.command for one in world.state.deferred.values())
     assert world.state.deferred.first_pos() == 1000 and world.state.deferred.bytes < 30 * 500
     await world.look()
     assert not world.reads
     world.now_ms += 1000
     await world.look()
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     assert [len(places) for places in world.reads] == [30]
     assert world.state.deferred.first_pos() is None
     world.deferred.stop()
@@ -286,7 +286,7 @@ async def test_no_more_of_delayed_messages_is_in_memory_than_may_be(monkeypatch:
     world.settle = settle  # type: ignore[method-assign]
     for request in under_way:
         settle(request)
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     assert max(map(len, world.reads)) == 4 and len(world.reads) == 8
     world.deferred.stop()
 
@@ -297,7 +297,7 @@ async def test_a_delayed_message_that_cannot_be_read_holds_up_no_other() -> None
     world.unreadable.add(3000)
     world.now_ms += 1000
     await world.look()
-    await until(lambda: len(world.state.deferred.all) == 1)
+    await until(lambda: len(world.state.deferred) == 1)
     with pytest.raises(ReadFailed) as error:
         await world.deferred.recall("t", handles[2], 1000)
     assert error.value.status is Status.BEING_REPAIRED
@@ -307,7 +307,7 @@ async def test_a_delayed_message_that_cannot_be_read_holds_up_no_other() -> None
     world.unreadable.clear()
     world.now_ms += 60_000
     await world.look()
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     world.deferred.stop()
 
 
@@ -332,6 +332,6 @@ async def test_a_message_that_was_taken_in_before_the_log_was_read_is_moved_from
     world.state.apply(1, START, encode([defer], ID))
     assert world.state.deferred.first_pos() is None
     world.deferred.start()
-    await until(lambda: not world.state.deferred.all)
+    await until(lambda: not world.state.deferred)
     assert [one.body for one in world.outgoing] == [b"x"] and not world.reads
     world.deferred.stop()

@@ -23,7 +23,7 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.metadata.state import MAX_GROUPS, MAX_TOPICS
 from broker_adapter.metadata.values import Group
 from broker_adapter.pop.commands import DeferredKind, Ending, QueueKey
-from broker_adapter.pop.deferred_messages import MAX_ENDS, DeferredMessage, Ended
+from broker_adapter.pop.deferred_messages import MAX_ENDS, DeferredMessage, Ended, LogPosition
 from broker_adapter.pop.duplicate_filter import MAX_IDS
 from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.server.broker_status import BrokerStatus
@@ -81,7 +81,8 @@ def fill_metadata(program: BrokerProgram) -> None:
 
 def fill_delivery(program: BrokerProgram) -> None:
     state, now_ms = program.delivery_state, program.node.cluster_time_ms()
-    delayed = DeferredMessage(bytes(300), DeferredKind.DELAYED, "t", now_ms + 600_000, b"")
+    place = LogPosition(5, 300)
+    delayed = DeferredMessage(b"", DeferredKind.DELAYED, "t", now_ms + 600_000, b"", 0, place)
     with state.lock:
         for number in range(PENDING // OF_A_QUEUE):
             owners = ["all"] if number == 0 else [f"c{client}" for client in range(CLIENTS)]
@@ -122,6 +123,7 @@ def calls(program: BrokerProgram) -> dict[str, Callable[[], Awaitable[Any]]]:
         "heard_of": lambda: now(lambda: delivery.heard_of("all")),
         "renew": lambda: now(delivery._renewals.renew),
         "upkeep": lambda: now(delivery._upkeep.look),
+        "carry": lambda: delivery._carrier._in_the_way(1 << 62, 1 << 62),
         "release": lambda: delivery.release("all"),
         "put_topic": lambda: broker.put_topic(TopicConfig("x1", 2, 2)),
         "one topic too many": lambda: broker.put_topic(TopicConfig("more", 1, 1)),

@@ -76,7 +76,7 @@ async def test_an_id_is_stored_once_and_each_handle_has_a_status_of_its_own(tmp_
         delivery = (await cluster.master()).delivery
         first = await delivery.send("t", message("first"), message_id="first")  # which makes the topic
         again = await delivery.send("t", message("first"), message_id="first")
-        assert again == first._replace(is_repeated=True, physical_offset=-1)
+        assert again == first._replace(is_repeated=True, physical_offset=-1, log_index=-1, term=-1)
         sent = await delivery.send("t", message("m"), message_id="m", queue_id=first.queue_id)
         assert sent[:2] == (first.queue_id, first.queue_offset + 1)
         found = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
@@ -204,14 +204,14 @@ async def test_nobody_ends_what_is_held_for_another_topic(tmp_path: Path) -> Non
         due_ms = program.node.cluster_time_ms() + 60_000
         await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=due_ms)
         half = await delivery.send_half("t", message("h"), message_id="h", client_id="p")
-        kinds = {one.kind: number for number, one in program.delivery_state.deferred.all.items()}
+        kinds = {one.kind: number for number, one in program.delivery_state.deferred.items()}
         with pytest.raises(ReadFailed):
             await delivery.recall("u", deferred_handle("u", kinds[DeferredKind.DELAYED]))
         made_up = deferred_handle("u", kinds[DeferredKind.HALF])
         for resolution in Resolution:
             with pytest.raises(ReadFailed):
                 await delivery.end_transaction("u", made_up, resolution)
-        assert len(program.delivery_state.deferred.all) == 2
+        assert len(program.delivery_state.deferred) == 2
         await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
 
 
@@ -567,7 +567,7 @@ async def test_delayed_messages_of_one_client_leave_room_for_those_of_others(tmp
                 count += 1
 
         greedy = await taken("10.0.0.1:1")
-        assert 40 <= greedy <= 44
+        assert 70 <= greedy <= 80
         assert await taken("10.0.0.1:2") == 0  # another connection is no other client
         await cluster.stop(next(n for n, p in cluster.programs.items() if p is master))
         assert await taken("10.0.0.1:3") == 0  # the next master knows it, too

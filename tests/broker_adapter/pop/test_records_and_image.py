@@ -132,7 +132,7 @@ def test_an_image_holds_everything() -> None:
     assert (queue.cursor, sorted(queue.pending), state.pending_count) == (3, [0, 2], 2)
     assert queue.pending[2] == (4 << 16, 1050, 1, "c", "a", True, 1000)
     assert state.deferred.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
-    assert [one.defer().body for one in state.deferred.all.values()] == [b"b"]
+    assert [one.defer().body for one in state.deferred.values()] == [b"b"]
     assert state.ids.find(b"d" * 16) == (-1, (4 << 16) + 1)
 
 
@@ -207,17 +207,17 @@ def test_an_image_has_of_a_delayed_message_where_the_log_has_it_and_no_more() ->
     image.load(other, saved)
     assert image.save(other) == saved
     assert other.deferred.in_log() == [second, third, first]
-    assert [other.deferred.all[n].place for n in (second, third, first)] == [
+    assert [other.deferred[n].place for n in (second, third, first)] == [
         (700, 200_300),
         (300_000, 100_200),
         (500_000, 200_400),
     ]
-    assert [other.deferred.all[n].element for n in (second, third, first)] == [1, 0, 0]
+    assert [other.deferred[n].element for n in (second, third, first)] == [1, 0, 0]
     assert other.is_awaited("late") and other.first_pos() == 700
     other.apply(8, 1001, encode([End(first, Ending.MOVED), End(second, Ending.RECALLED)]))
     assert other.first_pos() == 300_000
     other.topic_cut("late")
-    assert other.first_pos() is None and len(other.deferred.all) == 1
+    assert other.first_pos() is None and len(other.deferred) == 1
 
 
 def test_a_delayed_message_that_an_older_image_holds_is_in_the_log_once_it_was_carried() -> None:
@@ -227,7 +227,7 @@ def test_a_delayed_message_that_an_older_image_holds_is_in_the_log_once_it_was_c
     state.apply(
         5, 1000, encode([Carried(number, DEFER._replace(kind=DeferredKind.DELAYED))]), LogPosition(70, 300)
     )
-    message = state.deferred.all[number]
+    message = state.deferred[number]
     assert (message.command, message.place, message.due_ms) == (b"", (70, 300), 77)
 
 
@@ -270,7 +270,7 @@ def test_ids_are_forgotten_by_age_and_a_newer_one_is_kept() -> None:
 
 def test_ends_are_forgotten_by_age() -> None:
     state = filled()
-    number = next(iter(state.deferred.all))
+    number = next(iter(state.deferred))
     state.apply(9, 1001 + MAX_END_AGE_MS + 1, encode([End(number, Ending.ROLLED_BACK)]))
     assert state.deferred.ending_of_half("t", (4 << 16) + 1) is None
     assert state.deferred.ending_of_half("t", number) is Ending.ROLLED_BACK

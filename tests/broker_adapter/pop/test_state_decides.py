@@ -163,7 +163,7 @@ def test_only_a_half_message_is_checked() -> None:
         assert isinstance(outcome, Deferred)
         number = outcome.deferred_id
         assert log.apply(Checked(number, 5000)) == [is_checked]
-        assert log.delivery.deferred.all[number].checks == int(is_checked)
+        assert log.delivery.deferred[number].checks == int(is_checked)
 
 
 def test_a_message_whose_move_ended_half_way_is_given_again() -> None:
@@ -233,8 +233,8 @@ def test_ids_and_delayed_messages_of_a_deleted_topic_are_not_of_one_with_its_nam
     send("after")
     log.change(PutTopic(TopicConfig("t")))
     assert {one for one in ids if log.delivery.ids.find(digests[one])} == {("u", "before"), ("u", "after")}
-    assert [one.topic for one in log.delivery.deferred.all.values()] == ["u", "u"]
-    assert log.delivery.deferred.bytes == sum(one.size for one in log.delivery.deferred.all.values())
+    assert [one.topic for one in log.delivery.deferred.values()] == ["u", "u"]
+    assert log.delivery.deferred.bytes == sum(one.size for one in log.delivery.deferred.values())
 
 
 def test_what_has_not_changed_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

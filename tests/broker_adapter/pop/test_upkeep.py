@@ -124,7 +124,7 @@ class _Lock:
         return self._lock.acquire()
 
     def release(self) -> None:
-        self.pending.append(self._state.pending_count + len(self._state.deferred.all))
+        self.pending.append(self._state.pending_count + len(self._state.deferred))
         self._lock.release()
 
     def __enter__(self) -> None:

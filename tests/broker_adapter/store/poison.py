@@ -118,7 +118,7 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
     queue = state.queues.get(key) or QueueDelivery(key, 0)
     offset = rng.choice(list(queue.pending) or [1])
     pop = queue.pending[offset].pop if offset in queue.pending else 7
-    deferred = rng.choice(list(state.deferred.all) or [7])
+    deferred = rng.choice(list(state.deferred) or [7])
     kind, begin = rng.choice(list(DeferredKind)), min(queue.cursor, 1 << 62)
     defer = Defer(kind, "T", 0, 10**12, b"d" * 16, "id", "c", 0, 0, 5, b"\0" * 8, "p\1v", b"b")
     fresh = (begin, begin + 1, begin + 3)

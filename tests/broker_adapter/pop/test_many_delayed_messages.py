@@ -1,0 +1,117 @@
+"""However many messages are delayed, and however long, what they take of memory is some bytes each."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.pop import image
+from broker_adapter.pop.commands import Defer, DeferredKind, Element, End, Ending
+from broker_adapter.pop.deferred_messages import IN_LOG_BYTES, LogPosition
+from broker_adapter.pop.records import encode
+from broker_adapter.pop.state import DeliveryState
+from tests.broker_adapter.pop.deferred_world import ID, START, World
+from tests.node.local import until
+
+DAY_MS = 86_400_000
+BODY = 1024
+HOSTS = [b"\x0a\0\0" + bytes((number,)) + b"\0\0\1\xbb" for number in range(50)]
+
+
+class FileWorld(World):
+    """The log is a file: what is in memory is what deferred delivery keeps there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.file = path.open("w+b")
+        self.ended = 0
+
+    def apply(self, elements: Sequence[Element]) -> None:
+        self.index += 1
+        self.elements.clear()
+        self.ended += sum(isinstance(one, End) and one.ending is Ending.MOVED for one in elements)
+        body = encode(elements, ID)
+        pos = self.file.seek(0, 2)
+        self.file.write(body)
+        self.state.apply(self.index, self.now_ms, body, LogPosition(pos, len(body)))
+
+    async def read(self, places: Sequence[LogPosition]) -> list[bytes]:
+        await asyncio.sleep(0)
+        return [self._at(place) for place in places]
+
+    def _at(self, place: LogPosition) -> bytes:
+        self.file.seek(place.pos)
+        return self.file.read(place.size)
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+def delayed(number: int, count: int) -> Defer:
+    """One of so many, which are due all through 40 days, in any order."""
+    due_ms = START + DAY_MS + (number * 7_919 % count) * 39 * DAY_MS // count
+    host, topic = HOSTS[number % len(HOSTS)], f"orders-{number % 10}"
+    body = b"%8d" % number + bytes(BODY - 8)
+    return Defer(DeferredKind.DELAYED, topic, 0, due_ms, b"", "", "", 0, 0, START, host, "", body)
+
+
+@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_of_many_delayed_messages_some_bytes_each_are_in_memory(tmp_path: Path, count: int) -> None:
+    world = FileWorld(tmp_path / "log")
+    world.deferred.stop()
+    with traced():
+        for number in range(count):
+            world.apply([delayed(number, count)])
+        each = tracemalloc.get_traced_memory()[0] / count
+        assert 0.5 * IN_LOG_BYTES < each < IN_LOG_BYTES
+        assert world.state.deferred.bytes == IN_LOG_BYTES * count
+        world.deferred.start()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10 * (1 + count // 2_000)):
+            await world.look()
+        listing = tracemalloc.get_traced_memory()[1] - before
+        assert listing < 20 * count + (1 << 20), listing  # numbers, for a moment
+        assert len(world.deferred._due) < count / 20  # the rest is due later
+    saved = image.save(world.state)
+    assert len(saved) < 40 * count
+    other = DeliveryState()
+    image.load(other, saved)
+    assert list(other.deferred) == list(world.state.deferred)
+    world.deferred.stop()
+    world.file.close()
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_each_is_moved_once_within_forty_days_and_never_early(tmp_path: Path, count: int) -> None:
+    world = FileWorld(tmp_path / "log")
+    for number in range(count):
+        world.apply([delayed(number, count)])
+    world.deferred.stop()
+    world.deferred.start()
+    dues = sorted(one.due_ms for one in world.state.deferred.values())
+    with traced():
+        before = tracemalloc.get_traced_memory()[0]
+        for day in range(42):
+            world.now_ms = START + day * DAY_MS
+            due = bisect_right(dues, world.now_ms)
+            world.deferred._look()
+            await until(lambda due=due: world.ended >= due)  # type: ignore[misc]
+            assert world.ended == due
+        grown = tracemalloc.get_traced_memory()[1] - before
+        assert grown < (12 << 20) + 300 * count, grown
+    assert world.ended == count and not world.state.deferred and not world.deferred._due
+    world.deferred.stop()
+    world.file.close()
