@@ -28,6 +28,7 @@ from broker_adapter.remoting_client.producer import Producer, Selector
 from broker_adapter.remoting_client.pull_consumer import PullConsumer
 from broker_adapter.remoting_client.push_consumer import PushConsumer
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus
+from broker_adapter.remoting_client.request_reply import reply_to
 from broker_adapter.remoting_client.transactions import (
     LocalTransactionState,
     TransactionProducer,
@@ -67,5 +68,6 @@ __all__ = [
     "TransactionSendResult",
     "allocate_averagely",
     "allocate_averagely_by_circle",
+    "reply_to",
     "select_by_hash",
 ]

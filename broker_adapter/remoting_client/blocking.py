@@ -81,6 +81,10 @@ class BlockingProducer(_Blocking[Producer]):
         """See `Producer.send_batch`."""
         return self._run(self._client.send_batch(messages, **options))
 
+    def request(self, message: Message, **options: Any) -> MessageExt:
+        """See `Producer.request`."""
+        return self._run(self._client.request(message, **options))
+
     def send_oneway(self, message: Message, **options: Any) -> None:
         """See `Producer.send_oneway`."""
         self._run(self._client.send_oneway(message, **options))

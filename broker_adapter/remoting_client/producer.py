@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 import zlib
@@ -22,13 +23,30 @@ from broker_adapter.errors import (
 from broker_adapter.format.properties import UNIQ_KEY, join_properties
 from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB
 from broker_adapter.format.topic_names import check_topic_name
+from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.executors import Executor
+from broker_adapter.remoting_client import group_requests
 from broker_adapter.remoting_client.core import outcomes, requests
 from broker_adapter.remoting_client.core.queue_choice import QueueChoice
 from broker_adapter.remoting_client.core.requests import OutgoingMessage
-from broker_adapter.remoting_client.core.values import Message, MessageQueue, SendResult, SendStatus
+from broker_adapter.remoting_client.core.values import (
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendResult,
+    SendStatus,
+)
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
+from broker_adapter.remoting_client.request_reply import (
+    CORRELATION_ID,
+    REPLY_TO_CLIENT,
+    TTL,
+    PendingRequests,
+)
+
+_log = logging.getLogger(__name__)
 
 #: Chooses the queue of a message: queues of the topic, the message, the argument of `send`.
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
@@ -60,6 +78,12 @@ class Producer:
         self._client = ClientInstance(name_servers, options, tls)
         self._options = self._client.options
         self._create_topics = create_topics
+        self._greeted: set[str] = set()  # addresses of brokers that know this producer
+        self._is_greeting = False
+        self._requests = PendingRequests()
+        replies = Executor("replies", running=64, waiting=1000)
+        push = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+        self._client.dispatch.register([push], self._requests.answered, replies)
         self._choice = QueueChoice(self._options.avoid_broker_s, random.randrange(1 << 16))
 
     async def start(self) -> None:
@@ -140,7 +164,66 @@ class Producer:
         request.flag = RemotingCommand.oneway(request.code).flag
         await self._client.connections.notify(await self._address(chosen), request)
 
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        timeout_s: float = 3.0,
+    ) -> MessageExt:
+        """Send one message and wait for the answer of whoever consumes it (`reply_to`).
+
+        AnswerMissing (ANSWER_MISSING): none came in time, and the message may have been consumed. Errors of
+        `send`.
+        """
+        with self._requests.one() as (correlation_id, answer):
+            own = {
+                CORRELATION_ID: correlation_id,
+                REPLY_TO_CLIENT: self._client.client_id,
+                TTL: str(int(timeout_s * 1000)),
+            }
+            asked = replace(message, properties={**message.properties, **own})
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            await self._greet(message.topic)
+            await self.send(asked, queue=queue, selector=selector, arg=arg, timeout_s=timeout_s)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await answer
+            except TimeoutError:
+                text = f"{message.topic}: no answer within {timeout_s:g} s"
+                raise AnswerMissing(Status.ANSWER_MISSING, text) from None
+
     # -- inside
+
+    async def _keep_greeting(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.heartbeat_broker_s)
+            self._greeted.clear()
+            for topic in self._client.routes.known:
+                await self._greet(topic)
+
+    async def _greet(self, topic: str) -> None:
+        """Brokers ask the producers that they know, and pass answers on to them."""
+        if not self._is_greeting:
+            self._is_greeting = True
+            self._client.run(self._keep_greeting())
+        route = self._client.routes.known.get(topic)
+        if route is None:
+            await self._write_queues(topic)
+            route = self._client.routes.known.get(topic)
+        masters = {broker.master for broker in route.brokers.values()} if route is not None else set()
+        for address in masters - self._greeted:
+            if address is None:
+                continue
+            try:
+                await self._client.call(
+                    address, group_requests.heartbeat(self._client.client_id, producers=[self.group])
+                )
+                self._greeted.add(address)
+            except BrokerError as error:
+                _log.info("a broker was not greeted: address %s, %s", address, error)
 
     async def _send(
         self,

@@ -23,7 +23,6 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Executor
-from broker_adapter.remoting_client import group_requests
 from broker_adapter.remoting_client.core.values import (
     Message,
     MessageExt,
@@ -67,13 +66,11 @@ class TransactionProducer(Producer):
         """`options`: those of `Producer`."""
         super().__init__(group, name_servers, **options)
         self._check = check
-        self._greeted: set[str] = set()  # addresses of brokers that know this producer
 
     async def start(self) -> None:
         await super().start()
         checks = Executor("transaction checks", running=8, waiting=1000)
         self._client.dispatch.register([RequestCode.CHECK_TRANSACTION_STATE], self._checked, checks)
-        self._client.run(self._keep_greeting())
 
     async def send_in_transaction(self, message: Message, execute: Execute) -> TransactionSendResult:
         """Send the message so that nobody sees it, run `execute`, and tell the broker how that ended.
@@ -133,31 +130,6 @@ class TransactionProducer(Producer):
         )
         end.fields["fromTransactionCheck"] = "true"
         await connection.invoke(end, self._options.request_timeout_s)
-
-    async def _keep_greeting(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.heartbeat_broker_s)
-            self._greeted.clear()
-            for topic in self._client.routes.known:
-                await self._greet(topic)
-
-    async def _greet(self, topic: str) -> None:
-        """Brokers ask the producers that they know."""
-        route = self._client.routes.known.get(topic)
-        if route is None:
-            await self._write_queues(topic)
-            route = self._client.routes.known.get(topic)
-        masters = {broker.master for broker in route.brokers.values()} if route is not None else set()
-        for address in masters - self._greeted:
-            if address is None:
-                continue
-            try:
-                await self._client.call(
-                    address, group_requests.heartbeat(self._client.client_id, producers=[self.group])
-                )
-                self._greeted.add(address)
-            except BrokerError as error:
-                _log.info("a broker was not greeted: address %s, %s", address, error)
 
 
 async def _state_of(function: Callable[[Any], Any], argument: Message | MessageExt) -> LocalTransactionState:

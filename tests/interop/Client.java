@@ -17,6 +17,7 @@ import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -39,6 +40,9 @@ public final class Client {
             case "orderly" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), true);
             case "retry" -> retry(topic, arguments[3]);
             case "transactions" -> transactions(topic);
+            case "request" -> request(topic, arguments[3]);
+            case "reply" -> reply(topic, arguments[3]);
+            case "pop" -> pop(topic, arguments[3], Integer.parseInt(arguments[4]));
             case "lite" -> lite(topic, arguments[3], Integer.parseInt(arguments[4]));
             default -> throw new IllegalArgumentException(arguments[0]);
         }
@@ -198,6 +202,66 @@ public final class Client {
         consumer.start();
         say("ready");
         while (!done[0]) {
+            Thread.sleep(20);
+        }
+        Thread.sleep(1000);
+        consumer.shutdown();
+    }
+
+    /** Asks and waits for the answer. */
+    private static void request(String topic, String body) throws Exception {
+        DefaultMQProducer producer = producer();
+        Message answer = producer.request(new Message(topic, body.getBytes(StandardCharsets.UTF_8)), 20_000);
+        say("answer " + new String(answer.getBody(), StandardCharsets.UTF_8));
+        producer.shutdown();
+    }
+
+    /** Answers one message. */
+    private static void reply(String topic, String group) throws Exception {
+        DefaultMQProducer producer = producer();
+        DefaultMQPushConsumer consumer = consumer(group);
+        consumer.subscribe(topic, "*");
+        boolean[] done = {false};
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            try {
+                byte[] body = ("re: " + new String(messages.get(0).getBody(), StandardCharsets.UTF_8)).getBytes(StandardCharsets.UTF_8);
+                say("replied " + producer.send(MessageUtil.createReplyMessage(messages.get(0), body)).getSendStatus());
+                done[0] = true;
+            } catch (Exception error) {
+                say("failed " + text(error));
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        say("ready");
+        while (!done[0]) {
+            Thread.sleep(20);
+        }
+        consumer.shutdown();
+        producer.shutdown();
+    }
+
+    /** The broker assigns, and messages are popped; the first one fails once. For clients of RocketMQ 5. */
+    private static void pop(String topic, String group, int count) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group);
+        DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        consumer.subscribe(topic, "*");
+        ConcurrentHashMap<String, Boolean> seen = new ConcurrentHashMap<>();
+        boolean[] failed = {false};
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            say("got " + line(message) + " " + (message.getProperty("POP_CK") != null));
+            if (new String(message.getBody(), StandardCharsets.UTF_8).equals("0") && !failed[0]) {
+                failed[0] = true;
+                context.setDelayLevelWhenNextConsume(1);
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            }
+            seen.put(new String(message.getBody(), StandardCharsets.UTF_8), true);
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        say("ready");
+        while (seen.size() < count) {
             Thread.sleep(20);
         }
         Thread.sleep(1000);

@@ -7,13 +7,21 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from broker_adapter.errors import FrameRefused, IllegalMessage, Status
-from broker_adapter.format.properties import encode_properties, join_properties
+from broker_adapter.format.properties import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    encode_properties,
+    join_properties,
+)
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core.values import MessageQueue
 
 #: The topic whose route new topics get.
 DEFAULT_TOPIC: Final = "TBW102"
+#: The property of an answer to a message, and its value: such a message is not stored.
+MESSAGE_TYPE: Final = "MSG_TYPE"
+REPLY: Final = "reply"
 _BATCH_ITEM = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 
@@ -49,6 +57,8 @@ def send_message(
         "n": queue.broker_name,
     }
     code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
+    if f"{MESSAGE_TYPE}{NAME_VALUE_SEPARATOR}{REPLY}{PROPERTY_SEPARATOR}" in message.properties:
+        code = RequestCode.SEND_REPLY_MESSAGE_V2
     return RemotingCommand(code, fields, message.body)
 
 

@@ -12,7 +12,7 @@ from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.format import message as record
 from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, split_properties
 from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
-from broker_adapter.remoting.command import MAX_FRAME
+from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 
 DELAY: Final = "DELAY"
 WAIT: Final = "WAIT"
@@ -161,6 +161,33 @@ def _received(found: record.Message, broker_name: str) -> MessageExt:
         sys_flag=sys_flag,
         prepared_transaction_offset=found.prepared_transaction_offset,
         size=max(size, len(body)),
+    )
+
+
+def decode_reply(request: RemotingCommand) -> MessageExt:
+    """The answer in PUSH_REPLY_MESSAGE_TO_CLIENT. It has no place in a queue. StoredDataDamaged likewise."""
+    fields, body = request.fields, request.body
+
+    def number(name: str) -> int:
+        text = fields.get(name, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+    sys_flag = number("sysFlag")
+    if sys_flag & COMPRESSED:
+        body, sys_flag = _inflated(body, sys_flag), sys_flag & ~COMPRESSED & ~COMPRESSION_MASK
+    topic = fields.get("topic", "")
+    return MessageExt(
+        topic=topic,
+        body=body,
+        queue=MessageQueue(topic, "", number("queueId")),
+        queue_offset=0,
+        physical_offset=0,
+        offset_message_id="",
+        properties=split_properties(fields.get("properties", "")),
+        born_timestamp=number("bornTimestamp"),
+        store_timestamp=number("storeTimestamp"),
+        flag=number("flag"),
+        sys_flag=sys_flag,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.errors import GroupRefused, TopicRefused
+from broker_adapter.errors import AnswerMissing, GroupRefused, IllegalMessage, TopicRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client import (
@@ -26,6 +26,7 @@ from broker_adapter.remoting_client import (
     PushConsumer,
     SendStatus,
     TransactionProducer,
+    reply_to,
     select_by_hash,
 )
 from tests.broker_adapter.cluster import BrokerCluster, brokers
@@ -185,3 +186,32 @@ async def test_who_stored_a_message_and_where(names: str) -> None:
     assert single.term == batch.term >= 1
     assert 0 <= single.log_index < batch.log_index
     assert told == [(1, 1), (2, 1)]
+
+
+async def test_a_request_is_answered(names: str) -> None:
+    """By whoever consumes it, compressed or not; nobody answers in time: 803."""
+    await sent(names, "questions")
+    asked: list[str] = []
+    async with Producer("answers", names) as replier:
+
+        async def listener(messages: Sequence[MessageExt]) -> None:
+            for message in messages:
+                asked.append(message.message_id)
+                if "CORRELATION_ID" in message.properties and message.body != b"silence":
+                    await replier.send(reply_to(message, message.body * 1000))
+
+        consumer = PushConsumer("g", names, listener, consume_from=FIRST)
+        consumer.subscribe("questions")
+        async with consumer, Producer("p", names) as producer:
+            await until(lambda: len(asked) >= MESSAGES)
+            answer = await producer.request(Message("questions", b"sixty"), timeout_s=30)
+            assert answer.body == b"sixty" * 1000
+            assert answer.topic == "DefaultCluster_REPLY_TOPIC"
+            with pytest.raises(AnswerMissing):
+                await producer.request(Message("questions", b"silence"), timeout_s=0.5)
+
+
+def test_what_is_no_request_has_no_answer() -> None:
+    message = MessageExt("t", b"", MessageQueue("t", "a", 0), 0, 0, "", {"CLUSTER": "c"}, 0, 0)
+    with pytest.raises(IllegalMessage, match="CORRELATION_ID"):
+        reply_to(message, b"x")
