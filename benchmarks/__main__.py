@@ -89,7 +89,7 @@ def main(
             if name == "catchup" and long_run:
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
             if name == "broker-restart" and long_run:
-                figure = partial(broker_restart.run, body=BODY, keyed=True)
+                figure = partial(broker_restart.run, body=BODY)
             if name == "checker" and (long_run or sizes):
                 figure = partial(checker.run, sizes=sizes or checker.LONG_SIZES)
             if name == "memory":

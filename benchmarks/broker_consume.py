@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack
 from benchmarks import brokers, ours
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from benchmarks.reads import read_all
-from broker_adapter.client import PullConsumer
-from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting_client import Message, PullConsumer, QueueNumber
 
 LEAST_RATE = 100_000
 _MESSAGES = 200_000
 _QUEUE = 0
-_FILLERS = 4  # of one queue: their calls gather into batches
+_FILLERS = 4
+#: Messages of one pull, up to a frame's size.
+_BATCH = 1024
 
 
 async def run(seconds: float) -> list[Row]:
@@ -31,9 +32,9 @@ async def run(seconds: float) -> list[Row]:
         say(f"broker-consume: {_MESSAGES:,} messages and entries first")
         await log.fill(_MESSAGES)
         await _fill(system)
-        names = [companion.address for companion in system.cluster.plan.companions]
-        source = await stack.enter_async_context(NameServerClient(names))
-        consumer = await stack.enter_async_context(PullConsumer(source, timeout=30))
+        names = brokers.names_of(system.cluster)
+        reader = PullConsumer("bench", names, options=brokers.OPTIONS)
+        consumer = await stack.enter_async_context(reader)
         address = log.cluster.plan.node(log.leader_id).address
         await _consume(consumer)
         until = time.perf_counter() + seconds
@@ -68,11 +69,11 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def _fill(system: brokers.Brokers) -> None:
-    batch = [BODY] * ours.BATCH
+    batch = [Message(brokers.TOPIC, BODY, tags=brokers.TAG)] * ours.BATCH
 
     async def loop(number: int) -> None:
         for _ in range(-(-_MESSAGES // (_FILLERS * ours.BATCH))):
-            await system.producer.send_many(brokers.TOPIC, batch, tag=brokers.TAG, queue_id=_QUEUE)
+            await system.producer.send_batch(batch, selector=QueueNumber(_QUEUE))
 
     await asyncio.gather(*map(loop, range(_FILLERS)))
     await asyncio.to_thread(system.wait_in_step)
@@ -80,10 +81,13 @@ async def _fill(system: brokers.Brokers) -> None:
 
 async def _consume(consumer: PullConsumer) -> tuple[int, float]:
     """(messages, seconds) from the first offset to the present end."""
-    messages = 0
+    messages = at = 0
+    queue = brokers.queue_of(_QUEUE)
+    end = await consumer.max_offset(queue)
     began = time.perf_counter()
-    async for batch in consumer.reader(brokers.TOPIC, _QUEUE, 0).batches():
-        messages += len(batch)
+    while at < end:
+        result = await consumer.pull(queue, at, max_messages=_BATCH)
+        messages, at = messages + len(result.messages), result.next_offset
     took = time.perf_counter() - began
     assert messages >= _MESSAGES, f"{messages} messages came back"
     return messages, took

@@ -8,7 +8,7 @@ import time
 from benchmarks import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.message_id import parse_offset_id
+from broker_adapter.remoting_client import Message
 
 KILLS = 30
 MOST_P50_MS = 600.0
@@ -27,19 +27,19 @@ class _Watch:
         self.acknowledged = 0
         self.unknown = 0
         self.ended = False
-        self._killed_port = -1
+        self._killed = ""
         self._acknowledged: asyncio.Future[float] | None = None
 
-    def next_master(self, killed_port: int) -> asyncio.Future[float]:
-        """When the first message was acknowledged that is not in the killed broker's name."""
-        self._killed_port = killed_port
+    def next_master(self, killed: str) -> asyncio.Future[float]:
+        """When the first message was acknowledged that another node than the killed one has stored."""
+        self._killed = killed
         self._acknowledged = asyncio.get_running_loop().create_future()
         return self._acknowledged
 
     async def loop(self) -> None:
         while not self.ended:
             try:
-                receipt = await self._producer.send(brokers.TOPIC, BODY, tag=brokers.TAG)
+                result = await self._producer.send(Message(brokers.TOPIC, BODY, tags=brokers.TAG))
             except BrokerError:
                 self.unknown += 1  # what was under way as the master died
                 continue
@@ -47,8 +47,8 @@ class _Watch:
             waited = self._acknowledged
             if waited is None or waited.done():
                 continue
-            # Answers of the dead may still lie in our socket: the id names the broker that stored it.
-            if parse_offset_id(receipt.offset_id).store_host.port != self._killed_port:
+            # Answers of the dead may still lie in our socket; one to a duplicate names nobody.
+            if result.node_id not in ("", self._killed):
                 waited.set_result(time.perf_counter())
 
 
@@ -96,7 +96,7 @@ async def _kill_once(system: brokers.Brokers, watch: _Watch) -> tuple[float, flo
     """(ms to the next acknowledgement, ms from elected to writable); all three are in step again after it."""
     cluster = system.cluster
     leader = await asyncio.to_thread(cluster.wait_for_leader)
-    acknowledged = watch.next_master(int(leader.address.rpartition(":")[2]))
+    acknowledged = watch.next_master(leader.node_id)
     began = time.perf_counter()
     await asyncio.to_thread(cluster.kill, leader.node_id)
     gap = 1000 * (await asyncio.wait_for(acknowledged, _SETTLE_SECONDS) - began)

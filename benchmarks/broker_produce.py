@@ -61,7 +61,7 @@ async def run(seconds: float) -> list[Row]:
         level = await asyncio.to_thread(system.wait_in_step)
     loads = {name: Load.joined(one) for name, one in rounds.items()}
     return [
-        _row("batches of messages with a tag", loads, _TAG, cpu, watch, level, judged=True),
+        _row("batches of messages with a tag and UNIQ_KEY", loads, _TAG, cpu, watch, level, judged=True),
         _row("... with a tag, UNIQ_KEY and a key", loads, _KEYED, cpu, watch, level, judged=False),
     ]
 

@@ -8,27 +8,26 @@ from itertools import count
 
 from benchmarks import brokers
 from benchmarks.common import BODY_SIZE, BenchError, Row, percentile, say, scratch
-from broker_adapter.client import Producer
 from broker_adapter.errors import BrokerError
-from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting_client import Message, Producer, QueueNumber
 
 MESSAGES = 5_000_000
 MOST_SECONDS = 5.0
 SMALL_BODY = b"0123456789abcdef"
-_BATCH = 2048
+_BATCH = 1024  # the largest that brokers take
 _TIMES = 3
 _GIVE_UP_SECONDS = 60.0
 
 
-async def run(seconds: float, *, body: bytes = SMALL_BODY, keyed: bool = False) -> list[Row]:
-    """`seconds` means nothing here. `keyed`: each message has a UNIQ_KEY, and the IndexFile an item of it."""
+async def run(seconds: float, *, body: bytes = SMALL_BODY) -> list[Row]:
+    """`seconds` means nothing here. Each message has a UNIQ_KEY, and the IndexFile an item of it."""
     times: list[float] = []
     cpu: list[float] = []
     with scratch("broker-restart") as folder:
         async with brokers.running(folder) as system:
             say(f"broker-restart: producing {MESSAGES:,} messages of {len(body)} bytes first")
             began = time.perf_counter()
-            await _fill(system.keyed_producer if keyed else system.producer, body)
+            await _fill(system.producer, body)
             filled = time.perf_counter() - began
             for _ in range(_TIMES):
                 took, used = await _restart_once(system)
@@ -45,20 +44,21 @@ async def run(seconds: float, *, body: bytes = SMALL_BODY, keyed: bool = False) 
             max(times) <= MOST_SECONDS,
             f"{_TIMES} times SIGKILL of all nodes and start, {min(times):.2f} to {max(times):.2f} s from the "
             f"start of the processes to the first acknowledgement, {percentile(cpu, 0.5):.1f} s of CPU; "
-            f"produced at {MESSAGES / filled:,.0f} messages/s, with a tag "
-            f"{'and UNIQ_KEY' if keyed else 'and no key'}",
+            f"produced at {MESSAGES / filled:,.0f} messages/s, with a tag and UNIQ_KEY",
             {"median_s": median, "times_s": times, "cpu_s": cpu, "fill_rate": MESSAGES / filled},
         )
     ]
 
 
 async def _fill(producer: Producer, body: bytes) -> None:
-    bodies = [body] * max(1, min(_BATCH, (700 << 10) // (len(body) + 256)))
-    left = count(0, len(bodies))
+    messages = [Message(brokers.TOPIC, body, tags=brokers.TAG)] * max(
+        1, min(_BATCH, (700 << 10) // (len(body) + 256))
+    )
+    left = count(0, len(messages))
 
     async def loop(queue_id: int) -> None:
         while next(left) < MESSAGES:
-            await producer.send_many(brokers.TOPIC, bodies, tag=brokers.TAG, queue_id=queue_id, timeout=60)
+            await producer.send_batch(messages, selector=QueueNumber(queue_id), timeout_s=60)
 
     await asyncio.gather(*(loop(queue_id) for queue_id in range(brokers.QUEUES)))
 
@@ -67,14 +67,13 @@ async def _restart_once(system: brokers.Brokers) -> tuple[float, float]:
     """(seconds from the start of the processes to the first acknowledged message, their CPU seconds)."""
     cluster = system.cluster
     await asyncio.gather(*(asyncio.to_thread(cluster.kill, node) for node in cluster.node_ids))
-    names = [companion.address for companion in cluster.plan.companions]
     began = time.perf_counter()
     for node in cluster.node_ids:
         await asyncio.to_thread(cluster.start_node, node)
-    async with NameServerClient(names) as source, Producer(source, unique_keys=False) as producer:
+    async with Producer("bench", brokers.names_of(cluster), options=brokers.OPTIONS) as producer:
         while time.perf_counter() - began < _GIVE_UP_SECONDS:
             try:
-                await producer.send(brokers.TOPIC, b"first", timeout=1.0)
+                await producer.send(Message(brokers.TOPIC, b"first"), timeout_s=1.0)
                 took = time.perf_counter() - began
                 used = sum(system.node_cpu_seconds().values())
                 await asyncio.to_thread(system.wait_in_step)

@@ -14,11 +14,15 @@ from typing import Any
 
 from benchmarks.common import BODY, BenchError, Operation, cpu_seconds
 from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
-from broker_adapter.api import TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND
-from broker_adapter.client import Admin, Producer, StaticRoutes
-from broker_adapter.errors import TopicRefused
-from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting_client import (
+    Admin,
+    ClientOptions,
+    Message,
+    MessageQueue,
+    Producer,
+    QueueNumber,
+)
 from dledger.cli.local.local_cluster import LocalCluster
 
 TOPIC = "BenchTopic"
@@ -26,6 +30,9 @@ TAG = "TagA"
 QUEUES = BATCHES_IN_FLIGHT
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 60.0
+#: Name of the one broker that all nodes are together.
+BROKER = "broker-a"
+OPTIONS = ClientOptions(timeout_s=30.0, request_timeout_s=30.0, poll_name_server_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +45,20 @@ class Dispatch:
 
 
 class Brokers:
-    """Produces through one client with one stream. Batches of one queue follow each other, so that as many
-    queues are written to as batches are in flight."""
+    """Produces through one client of the remoting protocol. Batches of one queue follow each other, so that
+    as many queues are written to as batches are in flight."""
 
-    def __init__(
-        self, cluster: LocalCluster, admin: Admin, producer: Producer, keyed: Producer, master_id: str
-    ) -> None:
+    def __init__(self, cluster: LocalCluster, producer: Producer, master_id: str) -> None:
         self.cluster = cluster
-        self.admin = admin
         self.producer = producer
-        self.keyed_producer = keyed
         self.master_id = master_id
-        self._batch = [BODY] * BATCH
+        self._batch = [Message(TOPIC, BODY, tags=TAG)] * BATCH
         self._free_queues = deque(range(QUEUES))
         self._numbers = count()
 
     @property
     def bulk(self) -> Operation:
-        """One batch with a tag and no key."""
+        """One batch with a tag and a UNIQ_KEY for each message, and no key."""
         return self._send_batch
 
     @property
@@ -63,19 +66,27 @@ class Brokers:
         """One batch with a tag, a UNIQ_KEY for each message and one key."""
         return self._send_keyed_batch
 
+    @property
+    def single(self) -> Operation:
+        """One message with a tag and a UNIQ_KEY, in the next queue at the next node."""
+        return self._send_one
+
+    async def _send_one(self) -> int:
+        await self.producer.send(Message(TOPIC, BODY, tags=TAG))
+        return 1
+
     async def _send_batch(self) -> int:
-        queue_id = self._free_queues.popleft()
-        await self.producer.send_many(TOPIC, self._batch, tag=TAG, queue_id=queue_id)
-        self._free_queues.append(queue_id)
-        return BATCH
+        return await self._send(self._batch)
 
     async def _send_keyed_batch(self) -> int:
+        message = Message(TOPIC, BODY, tags=TAG, keys=[f"order-{next(self._numbers)}"])
+        return await self._send([message] * BATCH)
+
+    async def _send(self, messages: list[Message]) -> int:
         queue_id = self._free_queues.popleft()
-        await self.keyed_producer.send_many(
-            TOPIC, self._batch, tag=TAG, keys=f"order-{next(self._numbers)}", queue_id=queue_id
-        )
+        await self.producer.send_batch(messages, selector=QueueNumber(queue_id))
         self._free_queues.append(queue_id)
-        return BATCH
+        return len(messages)
 
     def node_cpu_seconds(self) -> dict[str, float]:
         """What each node that runs has used so far."""
@@ -151,15 +162,14 @@ def _wait_for_master(cluster: LocalCluster) -> str:
     raise BenchError(f"no broker is writable after {_SETTLE_SECONDS:g} s")
 
 
-async def _wait_for_route(source: NameServerClient) -> None:
-    """The NameServer hears of a new topic after it was created."""
-    async with asyncio.timeout(_SETTLE_SECONDS):
-        while True:
-            try:
-                await source.route(TOPIC)
-                return
-            except TopicRefused:
-                await asyncio.sleep(_POLL_SECONDS)
+def names_of(cluster: LocalCluster) -> list[str]:
+    """Addresses of the NameServers, for clients."""
+    return [companion.remoting_address for companion in cluster.plan.companions]
+
+
+def queue_of(queue_id: int) -> MessageQueue:
+    """To read."""
+    return MessageQueue(TOPIC, BROKER, queue_id)
 
 
 @asynccontextmanager
@@ -173,20 +183,16 @@ async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> Asyn
         data_file_size=data_file_size,
         settings=additions.settings,
         companions=additions.companions,
+        remoting=additions.remoting,
     ) as cluster:
         await asyncio.to_thread(cluster.start)
         master = await asyncio.to_thread(_wait_for_master, cluster)
-        routes = StaticRoutes(cluster.addresses)
-        names = [companion.address for companion in cluster.plan.companions]
+        names = names_of(cluster)
         async with (
-            NameServerClient(names) as source,
-            Admin(routes, timeout=30) as admin,
-            Producer(source, timeout=30, unique_keys=False) as producer,
-            Producer(source, timeout=30) as keyed,
+            Admin(names, options=OPTIONS) as admin,
+            Producer("bench", names, options=OPTIONS) as producer,
         ):
-            await admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
-            await _wait_for_route(source)
-            for one in (producer, keyed):
-                await one.send(TOPIC, BODY)
-            yield Brokers(cluster, admin, producer, keyed, master)
-        await routes.close()
+            await admin.create_topic(TOPIC, queues=QUEUES)
+            for _ in range(3 * QUEUES):  # each node is connected with
+                await producer.send(Message(TOPIC, BODY))
+            yield Brokers(cluster, producer, master)

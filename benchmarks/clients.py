@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count, cycle
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
@@ -32,6 +33,8 @@ LEAST_RATE = 3000
 _MOST_RECEIVED = 6000
 #: Where calls come to.
 _MASTER, _SPREAD, _FOLLOWER = "all at the master", "in turn at all nodes", "all at one follower"
+#: By our client of the remoting protocol, whose own code is measured too.
+_REMOTING = "by the remoting client, in turn at all nodes"
 _WAYS = 3
 _ECHO = "echo"
 #: What released clients ask for at most, unless told otherwise; so many acks of one consumer are under way at
@@ -153,7 +156,8 @@ async def send(seconds: float) -> list[Row]:
         await client.send()
 
     figure = f"{yardsticks.UNARY_IN_FLIGHT} concurrent SendMessage of 1 KiB"
-    return await _rows(figure, "clients-send", seconds, ready, _sending)
+    remoting = {_REMOTING: (lambda system: system.single, yardsticks.UNARY_IN_FLIGHT)}
+    return await _rows(figure, "clients-send", seconds, ready, _sending, remoting)
 
 
 async def receive(seconds: float) -> list[Row]:
@@ -181,8 +185,9 @@ async def _rows(
     seconds: float,
     ready: Callable[[brokers.Brokers, Client], Awaitable[None]],
     load_of: Callable[[Client], tuple[Operation, int]],
+    others: Mapping[str, tuple[Callable[[brokers.Brokers], Operation], int]] = MappingProxyType({}),
 ) -> list[Row]:
-    """One for each way, in turns with each other and the echo."""
+    """One for each way, in turns with each other and the echo. `others`: further ways, not by gRPC."""
     with scratch(folder_name) as folder:
         async with (
             brokers.running(folder) as system,
@@ -198,11 +203,13 @@ async def _rows(
             ways = {_MASTER: [master], _SPREAD: list(channels.values()), _FOLLOWER: [follower]}
             await ready(system, Client([master]))
             operations = {way: load_of(Client(nodes)) for way, nodes in ways.items()}
+            operations |= {way: (operation(system), at_once) for way, (operation, at_once) in others.items()}
             operations[_ECHO] = (yardsticks.unary_echo(echo), yardsticks.UNARY_IN_FLIGHT)
             spent = {name: Spent(system) for name in operations}
             rounds = await interleaved(operations, seconds, rounds_for(seconds), spent)
     loads = {name: Load.joined(one) for name, one in rounds.items()}
-    return [_row(f"{figure}, {way}", way, loads, spent, system.master_id) for way in ways]
+    found = (*ways, *others)
+    return [_row(f"{figure}, {way}", way, loads, spent, system.master_id) for way in found]
 
 
 def _row(figure: str, way: str, loads: Mapping[str, Load], spent: Mapping[str, Spent], master_id: str) -> Row:

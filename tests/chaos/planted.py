@@ -179,7 +179,7 @@ LOG_BUGS = (
         fault("kill", "leader", 1, 0.5),
         workload="broker",
         seconds=6,
-        checks=("S9", "C16"),
+        checks=("S9",),
     ),
     Bug(
         "lower-offset-wins",
@@ -189,17 +189,7 @@ LOG_BUGS = (
         fault("kill", "leader", 1, 0.5),
         workload="broker",
         seconds=6,
-        checks=("S9", "C16"),
-    ),
-    Bug(
-        "any-generation-commits",
-        "broker_adapter/metadata/state.py",
-        "        self._check_generation(group, command.generation)\n",
-        "",
-        fault("stop", "leader", 1, 2),
-        workload="broker",
-        seconds=6,
-        checks=("C14", "C17"),
+        checks=("S9",),
     ),
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
-from broker_adapter.client import Admin, NameServerRoutes
+from broker_adapter.remoting_client import Admin, ClientOptions
 from dledger import Client, DLedgerError
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 
@@ -62,14 +62,20 @@ class ClientCluster:
         asyncio.run(self._put(configs))
 
     async def _put(self, configs: tuple[TopicConfig | GroupConfig, ...]) -> None:
-        routes = NameServerRoutes([self.local.plan.companions[0].address])
-        async with Admin(routes, timeout=30) as admin:
+        names = self.local.plan.companions[0].remoting_address
+        async with Admin(names, options=ClientOptions(timeout_s=30.0)) as admin:
             for config in configs:
                 if isinstance(config, TopicConfig):
-                    await admin.put_topic(config)
+                    assert config.read_queues == config.write_queues
+                    message_type = {"+message.type": config.message_type} if config.message_type else {}
+                    await admin.create_topic(
+                        config.name,
+                        queues=config.write_queues,
+                        permission=config.perm,
+                        attributes=message_type,
+                    )
                 else:
                     await admin.put_group(config)
-        await routes.close()
 
     def lead_with(self, node: str) -> None:
         """Until this node's broker takes messages."""
@@ -104,6 +110,7 @@ def client_cluster(
         data_file_size=16 << 20,
         settings=settings,
         companions=additions.companions,
+        remoting=additions.remoting,
     ) as local:
         cluster = ClientCluster(local)
         prepare(local)
