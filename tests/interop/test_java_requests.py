@@ -29,7 +29,7 @@ def test_a_request_is_answered(cluster: LocalCluster, java: genuine.Client) -> N
     java.run("send", server, topic, "1", "1")  # the topic is there
     with java.begin("reply", server, topic, f"repliers{java.slug}") as replying:
         replying.wait_for("ready")
-        assert java.run("request", server, topic, "how") == ["answer re: how"]
+        assert "answer re: how" in java.run("request", server, topic, "how")
         assert "replied SEND_OK" in replying.finish()
 
 
