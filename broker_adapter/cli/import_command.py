@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from broker_adapter.classic.store_directory import Contents, StoreDirectory
+from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
 from broker_adapter.moving.importer import Importer, Plan, plan_of
 from broker_adapter.moving.target import ImportTarget
@@ -41,12 +42,13 @@ def import_(
     """Import the store directory of a stopped RocketMQ broker.
 
     Messages keep their queue offsets, groups theirs. Run it again if it was interrupted: it goes on. Nobody
-    may send to the topics meanwhile. The node needs [broker.remoting] with `listen`.
+    may send to the topics meanwhile. Nodes and NameServers have to
+    speak the remoting protocol.
 
     \b
     Examples:
       dledger broker import --from /var/rocketmq/store --check
-      dledger broker import --from /var/rocketmq/store --namesrv 127.0.0.1:9876
+      dledger broker import --from /var/rocketmq/store --namesrv 127.0.0.1:21111
     """
     if not check and not namesrv:
         raise click.UsageError(f"where is the group? Give --namesrv ({NAMESRV_VARIABLE}), or --check")
@@ -58,7 +60,8 @@ def import_(
     click.echo(_found(directory, contents))
 
     async def run() -> Plan:
-        async with ImportTarget(namesrv, broker_name, timeout_s=timeout) as target:
+        names = await Target(namesrv, [], None, timeout).name_servers()
+        async with ImportTarget(names, broker_name, timeout_s=timeout) as target:
             return await Importer(directory, target, click.echo, timeout_s=timeout).run(contents)
 
     plan = asyncio.run(run())

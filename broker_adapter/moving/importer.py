@@ -131,12 +131,13 @@ class Importer:
             if end == 0 and queue.begin:
                 await self._target.begin_queue(topic, queue_id, queue.begin)
                 end = queue.begin
-            if not queue.begin <= end <= queue.end:
+            if end < queue.begin:
                 text = (
                     f"queue {queue_id} of {topic} ends at {end}; the store has {queue.begin} to {queue.end}"
                 )
                 raise error_for(Status.IMPORT_DIFFERS, text)
-            self._next[topic, queue_id] = end
+            # What came due meanwhile, or was sent since, is behind it.
+            self._next[topic, queue_id] = min(end, queue.end)
 
     async def _copy(self, plan: Plan, contents: Contents) -> None:
         missing = sum(queue.end - self._next[key] for key, queue in plan.queues.items())

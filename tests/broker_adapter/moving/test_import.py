@@ -94,6 +94,7 @@ async def test_all_of_a_message_stays_and_groups_go_on_where_they_were(
     async with asking((await cluster.master()).remoting.address) as asker:
         assert (await asker.send("t", b"new", 0))["queueOffset"] == "200020"
         assert (await asker.send("t", b"new", 2))["queueOffset"] == "0"
+    assert (await imported(cluster, writer.root)).messages == 41  # all of it is there, and more behind it
 
 
 async def test_an_import_goes_on_where_it_was(cluster: BrokerCluster, writer: StoreWriter) -> None:
