@@ -77,6 +77,25 @@ class Topics(NamedTuple):
     used_group: Callable[[str], object] = lambda _: None  # told each group that a client says it is of
 
 
+class Runtime(NamedTuple):
+    """What the process of the node lends it."""
+
+    now_ms: Callable[[], int]  # cluster time
+    wall_ms: Callable[[], int]  # what clients go by
+    run: Callable[[Callable[[], Any]], Awaitable[Any]]  # what blocks, on a reader's thread
+    new_request_id: Callable[[], bytes]  # 16 bytes that are never given twice, on any node
+
+
+class RoundLimits(NamedTuple):
+    """The most that one append of commands and messages takes."""
+
+    bytes: int = ROUND_BYTES
+    entries: int = ROUND_ENTRIES
+
+
+_ROUNDS = RoundLimits()
+
+
 class DeliveryService:
     """Implements `broker_adapter.pop.api.DeliveryApi`, and `broker_adapter.role.broker_role.MasterService`;
     one for all times as master."""
@@ -91,31 +110,24 @@ class DeliveryService:
         files: Bounds,
         topics: Topics,
         log: KeptLog,
-        *,
-        now_ms: Callable[[], int],
-        wall_ms: Callable[[], int],
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
-        new_request_id: Callable[[], bytes],
-        max_round_bytes: int = ROUND_BYTES,
-        max_round_entries: int = ROUND_ENTRIES,
+        runtime: Runtime,
+        rounds: RoundLimits = _ROUNDS,
     ) -> None:
-        """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's
-        thread; `new_request_id` gives 16 bytes that are never given twice, on any node."""
         self._settings = settings
         self._state = state
         self._metadata = metadata
         self._writer = writer
         self._topics = topics
-        self._now_ms = now_ms
-        self._wall_ms = wall_ms
+        self._now_ms = now_ms = runtime.now_ms
+        self._wall_ms = runtime.wall_ms
         delivery = settings.delivery
         self._committer = committer = Committer(
             writer,
-            new_request_id=new_request_id,
+            new_request_id=runtime.new_request_id,
             max_waiting_bytes=delivery.max_waiting_bytes,
             when_idle=when_idle,
-            max_round_bytes=max_round_bytes,
-            max_round_entries=max_round_entries,
+            max_round_bytes=rounds.bytes,
+            max_round_entries=rounds.entries,
         )
         self._receive_queues = ReceiveQueues()
         self._sender = Sender(state, committer, writer)
@@ -134,7 +146,7 @@ class DeliveryService:
             self._receive_queues,
             self._dead_letters,
             now_ms=now_ms,
-            run=run,
+            run=runtime.run,
             limits=limits,
         )
         self._deferred = DeferredDelivery(
@@ -142,7 +154,7 @@ class DeliveryService:
             committer,
             writer,
             self._sender,
-            read=lambda places: run(partial(reader.bodies_at, places)),
+            read=lambda places: runtime.run(partial(reader.bodies_at, places)),
             now_ms=now_ms,
             settings=delivery,
         )

@@ -34,7 +34,7 @@ from broker_adapter.namesrv.registration import Registrar
 from broker_adapter.namesrv.values import Registration
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
-from broker_adapter.pop.service import DeliveryService, Topics
+from broker_adapter.pop.service import DeliveryService, RoundLimits, Runtime, Topics
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.clients import RemotingClients
@@ -259,12 +259,8 @@ class BrokerProgram:
                 groups.known,
             ),
             node,
-            now_ms=node.cluster_time_ms,
-            wall_ms=_wall_ms,
-            run=self._read,
-            new_request_id=lambda: os.urandom(16),
-            max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
-            max_round_entries=min(ROUND_ENTRIES, max_entries),
+            Runtime(node.cluster_time_ms, _wall_ms, self._read, lambda: os.urandom(16)),
+            RoundLimits(min(ROUND_BYTES, node.max_batch_bytes // 2), min(ROUND_ENTRIES, max_entries)),
         )
 
     async def start(self) -> None:

@@ -25,7 +25,7 @@ from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
-from broker_adapter.pop.service import DeliveryService, Topics
+from broker_adapter.pop.service import DeliveryService, RoundLimits, Runtime, Topics
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
@@ -191,27 +191,7 @@ class SimBroker:
             self.topic_use.touch,
         )
         self._make_expiries()
-        self.delivery = DeliveryService(
-            SETTINGS,
-            self.delivery_state,
-            self.metadata,
-            self.writer,
-            self.reader,
-            files,
-            Topics(
-                self.broker.topic_to_write,
-                self.broker.make_topic,
-                self.groups.make_known,
-                self.topic_use.touch,
-                self.groups.known,
-            ),
-            node,
-            now_ms=self.node.cluster_time_ms,
-            wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
-            run=lambda work: self.loop.run_in_executor(None, work),
-            new_request_id=lambda: self._rng.randbytes(16),
-            max_round_bytes=_MAX_ROUND_BYTES,
-        )
+        self.delivery = self._make_delivery()
         self.adapter = BrokerRoleAdapter(
             self.writer,
             files,
@@ -220,6 +200,31 @@ class SimBroker:
             on_change=self._on_change,
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
+
+    def _make_delivery(self) -> DeliveryService:
+        return DeliveryService(
+            SETTINGS,
+            self.delivery_state,
+            self.metadata,
+            self.writer,
+            self.reader,
+            self.files,
+            Topics(
+                self.broker.topic_to_write,
+                self.broker.make_topic,
+                self.groups.make_known,
+                self.topic_use.touch,
+                self.groups.known,
+            ),
+            cast(NodeServer, self.node),
+            Runtime(
+                now_ms=self.node.cluster_time_ms,
+                wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
+                run=lambda work: self.loop.run_in_executor(None, work),
+                new_request_id=lambda: self._rng.randbytes(16),
+            ),
+            RoundLimits(bytes=_MAX_ROUND_BYTES),
+        )
 
     def _make_expiries(self) -> None:
         self.group_expiry = GroupExpiry(

@@ -120,7 +120,7 @@ class BrokerSimulation(Simulation):
         def arrive() -> None:
             process = self.nodes[node_id].process
             if process is None:
-                settle(None, NoAnswer(f"{node_id} is down"))
+                _settle(future, None, NoAnswer(f"{node_id} is down"))
             elif rng.random() >= network.loss:
                 process.post(lambda: serve(owner_of(process)))
 
@@ -141,31 +141,14 @@ class BrokerSimulation(Simulation):
             error = task.exception()
             result = None if error is not None else task.result()
             if rng.random() < network.loss or rng.random() < self.answer_loss:
-                became(broker, result, error, False)
+                self._tell_fate(passed_on, broker, result, error, False)
                 return
             self.clock.after(network.delay_ms(), lambda: arrives(broker, result, error))
 
         def arrives(broker: SimBroker, result: T | None, error: BaseException | None) -> None:
             is_in_time = not future.done()
-            settle(result, error)
-            became(broker, result, error, is_in_time)
-
-        def became(broker: SimBroker, result: T | None, error: BaseException | None, reached: bool) -> None:
-            if passed_on is not None and error is None and rng.random() < _PASSING_KNOWN:
-                told = partial(passed_on, broker, cast(T, result), reached)
-
-                def tell() -> None:
-                    broker.loop.call_soon(told)
-
-                broker.process.after(network.delay_ms(), tell)
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(cast(T, result))
-            else:
-                future.set_exception(error)
+            _settle(future, result, error)
+            self._tell_fate(passed_on, broker, result, error, is_in_time)
 
         def give_up() -> None:
             """As gRPC does: the server hears that nobody waits, if it is lucky."""
@@ -181,6 +164,24 @@ class BrokerSimulation(Simulation):
             if process is not None:
                 process.after(network.delay_ms(), give_up)
             raise NoAnswer(f"nothing from {node_id} in {timeout_ms} ms") from None
+
+    def _tell_fate(
+        self,
+        passed_on: PassedOn[T] | None,
+        broker: SimBroker,
+        result: T | None,
+        error: BaseException | None,
+        reached: bool,
+    ) -> None:
+        """Of an answer, to the broker that gave it, if that is ever known there."""
+        if passed_on is None or error is not None or self.client_rng.random() >= _PASSING_KNOWN:
+            return
+        told = partial(passed_on, broker, cast(T, result), reached)
+
+        def tell() -> None:
+            broker.loop.call_soon(told)
+
+        broker.process.after(self.network.delay_ms(), tell)
 
     def count(self, what: str, error: Exception) -> None:
         """Note how a request of a client failed."""
@@ -211,3 +212,12 @@ def owner_of(process: Life) -> SimBroker:
     """The broker that owns a process."""
     assert isinstance(process.owner, SimBroker)
     return process.owner
+
+
+def _settle(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(cast(T, result))
+    else:
+        future.set_exception(error)

@@ -202,10 +202,7 @@ def server(
     gc.disable()
     from dledger.node.run import run_node
 
-    overrides: dict[str, Any] = {}
-    for text in settings:
-        _set(overrides, text)
-    given = {
+    options = {
         "directory": None if directory is None else directory.resolve(),
         "node_id": node_id,
         "cluster_id": cluster_id,
@@ -214,13 +211,24 @@ def server(
         "http_listen": http_listen,
         "members": dict(_member(text) for text in members) or None,
     }
-    overrides |= {key: value for key, value in given.items() if value is not None}
-    for key, level in (("level", log_level), ("format", log_format)):
-        if level is not None:
-            overrides.setdefault("log", {})[key] = level
-    config = node_config(path, overrides)
+    log = {"level": log_level, "format": log_format}
+    config = node_config(path, _overrides(settings, options, log))
     state_machine = None if machine is None else _state_machine(machine)
     raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin))
+
+
+def _overrides(
+    settings: Sequence[str], options: dict[str, Any], log: dict[str, str | None]
+) -> dict[str, Any]:
+    """What the command line says instead of the file; an option wins over `--set`."""
+    overrides: dict[str, Any] = {}
+    for text in settings:
+        _set(overrides, text)
+    overrides |= {key: value for key, value in options.items() if value is not None}
+    for key, value in log.items():
+        if value is not None:
+            overrides.setdefault("log", {})[key] = value
+    return overrides
 
 
 def _state_machine(name: str) -> StateMachine:
