@@ -16,16 +16,10 @@ import click
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
 from broker_adapter.remoting_client import Admin
-from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES
+from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, tls_options
 from dledger.platform import parse_servers, tls_files
 
 T = TypeVar("T")
-
-_TLS_HELP = {
-    "ca": "Whom to trust (PEM): speak TLS.",
-    "cert": "This client's certificate (PEM), where the servers want one.",
-    "key": "Its key (PEM).",
-}
 
 
 def _parse_optional(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -71,14 +65,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Seconds for a call, changes of the master included.",
     )(with_target)
-    for name, variable in reversed(TLS_VARIABLES.items()):
-        with_options = click.option(
-            f"--tls-{name}",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            envvar=variable,
-            metavar="FILE",
-            help=f"{_TLS_HELP[name]}  [{variable}]",
-        )(with_options)
+    with_options = tls_options(with_options, "servers")
     with_options = click.option(
         "--servers",
         callback=_parse_optional,

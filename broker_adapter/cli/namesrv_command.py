@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -13,8 +12,9 @@ import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
 from dledger import Code, ConfigError, DLedgerError
-from dledger.cli.client_options import TIMEOUT
+from dledger.cli.client_options import TIMEOUT, tls_options
 from dledger.cli.exits import show_exit_codes
+from dledger.cli.overrides import overrides_of
 from dledger.platform import Exit, parse_servers, print_json, print_table, silence_grpc, tls_files
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SERVERS_VARIABLE = "DLEDGER_NAMESRV"
-_TLS_OPTIONS = (
-    ("--tls-ca", "DLEDGER_TLS_CA", "Whom to trust (PEM): speak TLS."),
-    ("--tls-cert", "DLEDGER_TLS_CERT", "This client's certificate (PEM), where the servers want one."),
-    ("--tls-key", "DLEDGER_TLS_KEY", "Its key (PEM)."),
-)
 _FIXES = {
     Status.NAMESRV_UNREACHABLE: f"check --servers ({SERVERS_VARIABLE}), and that a NameServer runs there",
     Status.TOPIC_UNKNOWN: "see `dledger-namesrv topics`",
@@ -145,33 +140,14 @@ def run(
     from broker_adapter.namesrv.config import load_config
     from broker_adapter.namesrv.server import run_name_server
 
-    overrides: dict[str, Any] = {}
-    for text in settings:
-        _set(overrides, text)
-    given = {
+    options = {
         "directory": None if directory is None else str(directory),
         "listen": listen,
         "remoting_listen": remoting_listen,
         "http_listen": http_listen,
     }
-    overrides |= {key: value for key, value in given.items() if value is not None}
-    for key, level in (("level", log_level), ("format", log_format)):
-        if level is not None:
-            overrides.setdefault("log", {})[key] = level
+    overrides = overrides_of(settings, options, {"level": log_level, "format": log_format})
     raise click.exceptions.Exit(run_name_server(load_config(path, overrides)))
-
-
-def _set(overrides: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    section, dot, name = key.rpartition(".")
-    if not equals or not name:
-        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        parsed = value  # text may go without TOML's quotes
-    target = overrides.setdefault(section, {}) if dot else overrides
-    target[name] = parsed
 
 
 # -- questions --------------------------------------------------------------------------------------------
@@ -198,17 +174,10 @@ def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(*arguments, ask=ask, **options)
 
-    with_options = click.option(
+    with_timeout = click.option(
         "--timeout", type=TIMEOUT, default=3.0, show_default=True, help="Seconds for a server."
     )(with_client)
-    for name, variable, text in reversed(_TLS_OPTIONS):
-        with_options = click.option(
-            name,
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            envvar=variable,
-            metavar="FILE",
-            help=f"{text}  [{variable}]",
-        )(with_options)
+    with_options: Callable[..., Any] = tls_options(with_timeout, "servers")
     return click.option(
         "--servers",
         callback=parse_servers,

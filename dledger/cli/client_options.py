@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 SERVERS_VARIABLE = "DLEDGER_SERVERS"
 TLS_VARIABLES = {"ca": "DLEDGER_TLS_CA", "cert": "DLEDGER_TLS_CERT", "key": "DLEDGER_TLS_KEY"}
 
-_TLS_HELP = {
-    "ca": "Whom to trust (PEM): speak TLS.",
-    "cert": "This client's certificate (PEM), where the nodes want one.",
-    "key": "Its key (PEM).",
-}
-
 
 class Seconds(click.FloatRange):
     """A number of seconds that is one: "nan" and "inf" are floats too, and nothing can wait for them."""
@@ -62,6 +56,24 @@ def tls_files(ca: Path | None, certificate: Path | None, key: Path | None) -> Tl
     return None if ca is None else TlsFiles(ca, certificate, key)
 
 
+def tls_options(command: Callable[..., Any], peers: str) -> Any:
+    """--tls-ca, --tls-cert and --tls-key. `peers`: what the command talks to."""
+    texts = {
+        "ca": "Whom to trust (PEM): speak TLS.",
+        "cert": f"This client's certificate (PEM), where the {peers} want one.",
+        "key": "Its key (PEM).",
+    }
+    for name, variable in reversed(TLS_VARIABLES.items()):
+        command = click.option(
+            f"--tls-{name}",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            envvar=variable,
+            metavar="FILE",
+            help=f"{texts[name]}  [{variable}]",
+        )(command)
+    return command
+
+
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--servers, --group, and --tls-ca, --tls-cert, --tls-key as the one argument `tls`."""
 
@@ -71,14 +83,7 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(*args, tls=tls_files(tls_ca, tls_cert, tls_key), **options)
 
-    for name, variable in reversed(TLS_VARIABLES.items()):
-        with_tls = click.option(
-            f"--tls-{name}",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            envvar=variable,
-            metavar="FILE",
-            help=f"{_TLS_HELP[name]}  [{variable}]",
-        )(with_tls)
+    with_tls = tls_options(with_tls, "nodes")
     with_tls = click.option("--group", default="default", show_default=True, help="Name of the log.")(
         with_tls
     )

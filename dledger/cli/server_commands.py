@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dledger.cli.overrides import overrides_of
 from dledger.core.values import FlushMode
 from dledger.errors import ConfigError
 
@@ -212,23 +212,9 @@ def server(
         "members": dict(_member(text) for text in members) or None,
     }
     log = {"level": log_level, "format": log_format}
-    config = node_config(path, _overrides(settings, options, log))
+    config = node_config(path, overrides_of(settings, options, log))
     state_machine = None if machine is None else _state_machine(machine)
     raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin))
-
-
-def _overrides(
-    settings: Sequence[str], options: dict[str, Any], log: dict[str, str | None]
-) -> dict[str, Any]:
-    """What the command line says instead of the file; an option wins over `--set`."""
-    overrides: dict[str, Any] = {}
-    for text in settings:
-        _set(overrides, text)
-    overrides |= {key: value for key, value in options.items() if value is not None}
-    for key, value in log.items():
-        if value is not None:
-            overrides.setdefault("log", {})[key] = value
-    return overrides
 
 
 def _state_machine(name: str) -> StateMachine:
@@ -261,23 +247,6 @@ def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
         else:
             content[key] = value
     return parse_config(content, where=f"{path} and command line")
-
-
-def _set(overrides: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        parsed = value  # text may go without TOML's quotes
-    *sections, name = key.split(".")
-    target = overrides
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise click.UsageError(f"--set {text!r}: {section} has a value already")
-    target[name] = parsed
 
 
 def _member(text: str) -> tuple[str, str]:

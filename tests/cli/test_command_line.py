@@ -14,7 +14,8 @@ from dledger.cli.client_options import GREATEST, parse_servers
 from dledger.cli.exits import Exit, error_line, exit_code_of
 from dledger.cli.main import cli
 from dledger.cli.output import human_bytes, print_table
-from dledger.cli.server_commands import _set, node_config
+from dledger.cli.overrides import overrides_of
+from dledger.cli.server_commands import node_config
 from dledger.errors import (
     Code,
     ConfigError,
@@ -246,10 +247,8 @@ def test_init_from_options(command: Command, tmp_path: Path) -> None:
 
 
 def test_options_override_the_file(config: Path) -> None:
-    overrides: dict[str, object] = {"log": {"level": "debug"}}
-    _set(overrides, "timing.election_min_ms=1500")
-    _set(overrides, "group=orders")
-    merged = node_config(config, overrides)
+    settings = ["timing.election_min_ms=1500", "group=orders"]
+    merged = node_config(config, overrides_of(settings, {"directory": None}, {"level": "debug"}))
     assert merged.directory == config.parent / "store"
     assert (merged.timing.heartbeat_ms, merged.timing.election_min_ms) == (100, 1500)
     assert (merged.group, merged.log.level) == ("orders", "debug")

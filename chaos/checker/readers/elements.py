@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Protocol
 
-from chaos.checker.readers.history import SHARE, HistoryTrace, ReaderError
+from chaos.checker.readers.history import SHARE, HistoryOp, HistoryTrace, ReaderError
 from chaos.trace.schema import OpType
 
 
-class _Op(Protocol):
-    @property
-    def line(self) -> int: ...
-    @property
-    def process(self) -> str: ...
-    @property
-    def type(self) -> OpType: ...
-    @property
-    def f(self) -> str: ...
+class _Op(HistoryOp, Protocol):
     @property
     def value(self) -> Any: ...
     @property

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from chaos.checker.readers.lines import LineMap
 from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
@@ -64,6 +64,19 @@ class Model(StrEnum):
     REGISTER = "register"
     #: Keys with one value each, which had none before it was written (Porcupine).
     STORE = "store"
+
+
+class HistoryOp(Protocol):
+    """One event of a client in a history, as all formats have it."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def process(self) -> str: ...
+    @property
+    def type(self) -> OpType: ...
+    @property
+    def f(self) -> str: ...
 
 
 class HistoryTrace:

@@ -17,22 +17,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from chaos.checker.readers.history import SHARE, HistoryTrace, ReaderError
+from chaos.checker.readers.history import SHARE, HistoryOp, HistoryTrace, ReaderError
 from chaos.trace.schema import OpType
 
 #: The place of the polls of an operation among its parts.
 POLLS = SHARE - 1
 
 
-class _Op(Protocol):
-    @property
-    def line(self) -> int: ...
-    @property
-    def process(self) -> str: ...
-    @property
-    def type(self) -> OpType: ...
-    @property
-    def f(self) -> str: ...
+class _Op(HistoryOp, Protocol):
     @property
     def value(self) -> Any: ...
     @property

@@ -7,22 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from chaos.checker.histories.linearize import Kind
-from chaos.checker.readers.history import SHARE, HistoryTrace, ReaderError
+from chaos.checker.readers.history import SHARE, HistoryOp, HistoryTrace, ReaderError
 from chaos.trace.schema import OpType
-
-
-class _Op(Protocol):
-    @property
-    def line(self) -> int: ...
-    @property
-    def process(self) -> str: ...
-    @property
-    def type(self) -> OpType: ...
-    @property
-    def f(self) -> str: ...
 
 
 class RegisterWriter:
@@ -33,7 +22,7 @@ class RegisterWriter:
         self._trace = trace
         self._says_why = says_why
 
-    def take(self, op: _Op, key: str, value: Any) -> None:
+    def take(self, op: HistoryOp, key: str, value: Any) -> None:
         """One event of a client. `value`: of a read that ended, what it showed, by `text_of`."""
         trace = self._trace
         if op.type is OpType.INVOKE:
@@ -48,7 +37,7 @@ class RegisterWriter:
         else:
             self._complete(op, key, value)
 
-    def _complete(self, op: _Op, key: str, value: Any) -> None:
+    def _complete(self, op: HistoryOp, key: str, value: Any) -> None:
         if op.f == "read" and op.type is OpType.OK:
             tag = json.dumps([Kind.READ, value])
             self._trace.tell(op.process, key, value, tag=tag)

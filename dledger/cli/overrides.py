@@ -1,0 +1,40 @@
+"""What a command line says instead of a configuration file: options, and `--set KEY=VALUE`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+
+def overrides_of(
+    settings: Iterable[str], options: Mapping[str, Any], log: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """`settings` as `--set` has them; what `options` and `log` have a value for wins. UsageError."""
+    overrides: dict[str, Any] = {}
+    for text in settings:
+        _set(overrides, text)
+    overrides |= {key: value for key, value in options.items() if value is not None}
+    for key, value in log.items():
+        if value is not None:
+            overrides.setdefault("log", {})[key] = value
+    return overrides
+
+
+def _set(overrides: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    *sections, name = key.split(".")
+    if not equals or not name:
+        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        parsed = value  # text may go without TOML's quotes
+    target = overrides
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise click.UsageError(f"--set {text!r}: {section} has a value already")
+    target[name] = parsed
