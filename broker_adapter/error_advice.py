@@ -13,7 +13,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "The broker is not the master, or not writable yet. Nothing was stored.",
         "The master has changed, or no broker has a majority.",
         (
-            "Clients find the master by themselves. If it lasts, see with `dledger broker status` whether a"
+            "Clients find the master automatically. If it lasts, see with `dledger broker status` whether a"
             " majority of the nodes runs."
         ),
         hint="see with `dledger broker status` whether a majority of the nodes runs",
@@ -62,7 +62,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.TOPIC_UNKNOWN: Advice(
         "There is no such topic.",
         (
-            "A typo; topics are not created by themselves (`auto_create_topics`); the topic was deleted or "
+            "A typo; topics are not created automatically (`auto_create_topics`); the topic was deleted or "
             "has expired."
         ),
         "`dledger broker topic list`, `dledger broker topic create`.",
@@ -82,7 +82,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.TOPIC_CHANGED: Advice(
         "The topic got fewer queues, or was deleted, while the message waited. Nothing was stored.",
         "An admin changed the topic.",
-        "Send again, as clients do by themselves.",
+        "Send again, as clients do automatically.",
     ),
     Status.TOPIC_NAME_INVALID: Advice(
         "The name of the topic is empty or has characters that are not allowed.",
@@ -157,7 +157,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.NOT_CONFIRMED: Advice(
         "The broker cannot confirm now that its answer would be the newest.",
         "No leader is known, or the broker is still making its queues from the log.",
-        "Ask again or elsewhere, as clients do by themselves.",
+        "Ask again or elsewhere, as clients do automatically.",
     ),
     Status.BEING_REPAIRED: Advice(
         "The message is damaged on this node.",
@@ -320,7 +320,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.TOO_MANY_PROPOSALS: Advice(
         "Too many changes of metadata are on their way.",
         "Many clients create topics, join or commit at once.",
-        "Try again later, as clients do by themselves.",
+        "Try again later, as clients do automatically.",
     ),
     Status.REBALANCING: Advice(
         "The group has no new generation yet.",
@@ -424,7 +424,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.EXECUTOR_FULL: Advice(
         "Too many requests of this kind are under way.",
         "More load than the executor of these request codes takes.",
-        "Clients try again by themselves. Look at the metric of the executor that the message names.",
+        "Clients try again automatically. Look at the metric of the executor that the message names.",
     ),
     Status.CODE_UNKNOWN: Advice(
         "Nobody answers this request code here.",
@@ -492,6 +492,6 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.CLIENT_NOT_CONNECTED: Advice(
         "The client that an answer is for is connected neither to this node nor to the master.",
         "It has ended, or not told a node of itself that has just started.",
-        "Clients try other nodes by themselves; if it waits no more, nothing is to be done.",
+        "Clients try other nodes automatically; if it waits no more, nothing is to be done.",
     ),
 }

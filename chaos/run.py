@@ -150,7 +150,7 @@ class Run:
                 rng=Random(rng.random()),
                 settings=scenario.settings,
                 trace_run=self._name if self._trace_nodes else None,
-                spoilable=scenario.spoils,
+                fault_injection=scenario.injects,
                 data_file_size=scenario.data_file_size,
                 broker_settings=self._broker_settings(),
                 tls=scenario.tls,

@@ -89,7 +89,7 @@ LOG_ADVICE: dict[Code, Advice] = {
     Code.EXPIRED_TERM: Advice(
         "A message of an older term. The receiver has a newer one.",
         "A deposed leader goes on sending until it learns of the newer term. Normal during a failover.",
-        "Nothing. Clients find the new leader by themselves.",
+        "Nothing. Clients find the new leader automatically.",
     ),
     Code.NOT_LEADER: Advice(
         "The node does not lead. Nothing was written.",

@@ -368,7 +368,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.trace": {"chaos.trace.schema", "dledger.errors", "broker_adapter.errors"},
     "chaos.quick": {*_TRACE},
     "chaos.network": set(),
-    "chaos.spoil": {*_PRODUCT},
+    "chaos.injection": {*_PRODUCT},
     # Sees what the product asks of the system, and shares nothing with it.
     "chaos.syncs": {*_TRACE},
     "chaos.cluster": {
@@ -378,7 +378,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.config",
         "broker_adapter.server",
         "chaos.network",
-        "chaos.spoil",
+        "chaos.injection",
         "chaos.syncs",
     },
     "chaos.workloads": {
@@ -403,7 +403,7 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.cli.local",
         "dledger.store.offline",
         "chaos.network",
-        "chaos.spoil",
+        "chaos.injection",
         "chaos.cluster",
         "chaos.plans",
         f"{HOSTILE}.kinds",

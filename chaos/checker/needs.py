@@ -71,7 +71,7 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.SYNCS: NeedSpec("W11", "`watched`: each life of each node, under `SYNC_FLUSH`", "recorder of syncs"),
 }
 
-#: Evidence by itself: lines that are there contradict each other.
+#: Evidence without a need: lines that are there contradict each other.
 EVIDENT = (Need.ONCE,)
 #: No line is missing that the contradiction could be explained by, whoever would have written it.
 WHOLE = (Need.ONCE, Need.LINES, Need.UNDERSTOOD, Need.OPERATIONS, Need.WRITERS)

@@ -1,1 +1,1 @@
-"""The cluster under test: real processes, their disks and clocks spoiled, their nodes traced."""
+"""The cluster under test: real processes, with faults in their disks and clocks, their nodes traced."""

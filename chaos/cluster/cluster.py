@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from chaos.cluster.copies import Copies
-from chaos.cluster.spoils import Spoils, spoil_settings
+from chaos.cluster.injections import Injections, injection_settings
 from chaos.cluster.starts import StartedNodes
 from chaos.network.links import HOST, Links
 from chaos.syncs.trace import recording_environment
@@ -88,12 +88,12 @@ class ChaosCluster:
     """`async with await ChaosCluster.create(...) as cluster:` starts it; at the end all is killed."""
 
     def __init__(
-        self, kind: Kind, local: StartedNodes, links: Links, spoils: Spoils, data_file_size: int
+        self, kind: Kind, local: StartedNodes, links: Links, injections: Injections, data_file_size: int
     ) -> None:
         self.kind = kind
         self.local = local
         self.links = links
-        self.spoils = spoils
+        self.injections = injections
         self.data_file_size = data_file_size
         self.copies = Copies(local.node_ids)
         self._guard: subprocess.Popen[bytes] | None = None
@@ -108,15 +108,15 @@ class ChaosCluster:
         rng: Random,
         settings: Mapping[str, Any] | None = None,
         trace_run: str | None = None,
-        spoilable: bool = False,
+        fault_injection: bool = False,
         data_file_size: int = DATA_FILE_SIZE,
         broker_settings: Mapping[str, Any] | None = None,
         tls: bool = False,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
-        `spoilable`: the nodes' disks and clocks can be spoiled. `broker_settings`: of every broker, over the
-        usual ones. `tls`: all ports speak mutual TLS. ConfigError if there is a cluster already."""
+        `fault_injection`: the nodes' disks and clocks can be made faulty. `broker_settings`: of every broker,
+        over the usual ones. `tls`: all ports speak mutual TLS. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
         of_broker = merged(_BROKER, broker_settings or {})
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
@@ -139,11 +139,11 @@ class ChaosCluster:
             if trace_run is not None:
                 _have_traced(local, node_id, kind, run_directory, trace_run)
                 _have_syncs_recorded(local, node_id, run_directory)
-        spoils = Spoils(local, available=spoilable)
-        if spoilable:
+        injections = Injections(local, available=fault_injection)
+        if fault_injection:
             for node_id in local.node_ids:
-                _have_spoiled(local, node_id, spoils.folder(node_id))
-        return cls(kind, local, links, spoils, data_file_size)
+                _inject_faults(local, node_id, injections.folder(node_id))
+        return cls(kind, local, links, injections, data_file_size)
 
     @property
     def node_ids(self) -> list[str]:
@@ -371,7 +371,7 @@ def _have_syncs_recorded(local: LocalCluster, node_id: str, run_directory: Path)
     local.process(node_id).environment = recording_environment(run_directory, node_id, store, path)
 
 
-def _have_spoiled(local: LocalCluster, node_id: str, folder: Path) -> None:
-    """Give a node a disk and a clock that can be spoiled, below whatever runs on it."""
+def _inject_faults(local: LocalCluster, node_id: str, folder: Path) -> None:
+    """Give a node a disk and a clock that can be made faulty, below whatever runs on it."""
     path = local.process(node_id).config
-    path.write_text(to_toml(spoil_settings(tomllib.loads(path.read_text()), folder)))
+    path.write_text(to_toml(injection_settings(tomllib.loads(path.read_text()), folder)))

@@ -13,8 +13,8 @@ from random import Random
 from chaos.cluster.cluster import ChaosCluster, started
 from chaos.cluster.copies import plan_flips
 from chaos.faults.faults import Effect, Kill, all_answer, pid_facts, until
-from chaos.spoil.disk import used_bytes
-from chaos.spoil.orders import Did, Orders
+from chaos.injection.disk import used_bytes
+from chaos.injection.orders import Did, Orders
 from dledger.client import AsyncClient
 from dledger.errors import DLedgerError
 from dledger.store.offline.inspect import list_entries
@@ -41,7 +41,7 @@ class HeldUpDisk:
     async def begin(self) -> Effect:
         self._before = {target: self._count(target) for target in self.targets}
         for target in self.targets:
-            self._cluster.spoils.begin(target, self._orders)
+            self._cluster.injections.begin(target, self._orders)
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         return Effect(alive)
 
@@ -49,13 +49,13 @@ class HeldUpDisk:
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         held = {target: self._count(target) - self._before[target] for target in self.targets}
         for target in self.targets:
-            self._cluster.spoils.end(target, self._orders)
+            self._cluster.injections.end(target, self._orders)
         # What another fault has killed meanwhile was slow until then; it was not stuck until the end.
         happened = all(held.values()) and (alive or self._did is Did.SLOW_SYNC)
         return Effect(happened, {f"syncs.{node}": count for node, count in held.items()})
 
     def _count(self, target: str) -> int:
-        return self._cluster.spoils.count([target], self._did)
+        return self._cluster.injections.count([target], self._did)
 
 
 class FullDisk:
@@ -74,7 +74,7 @@ class FullDisk:
         used = {t: await asyncio.to_thread(used_bytes, self._store(t)) for t in self.targets}
         self._orders = {target: Orders(quota_bytes=quota) for target, quota in used.items()}
         for target, orders in self._orders.items():
-            self._cluster.spoils.begin(target, orders)
+            self._cluster.injections.begin(target, orders)
         # What was reserved before is used up first.
         most = len(self.targets) // 2 + 1
         happened = await until(lambda: len(self._full()) >= most)
@@ -84,7 +84,7 @@ class FullDisk:
 
     async def end(self) -> Effect:
         for target, orders in self._orders.items():
-            self._cluster.spoils.end(target, orders)
+            self._cluster.injections.end(target, orders)
         return Effect(await until(lambda: all(self._has_no_room(t) is False for t in self.targets)))
 
     def _full(self) -> list[str]:
@@ -112,19 +112,19 @@ class FailingDisk:
         self._did = Did.WRITE_ERROR if fails_writes else Did.SYNC_ERROR
 
     async def begin(self) -> Effect:
-        before = self._cluster.spoils.count(self.targets, self._did)
+        before = self._cluster.injections.count(self.targets, self._did)
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         for target in self.targets:
-            self._cluster.spoils.begin(target, self._orders)
+            self._cluster.injections.begin(target, self._orders)
         ended = alive and await until(lambda: not any(map(self._is_alive, self.targets)))
         ends = {target: await asyncio.to_thread(self._why_down, target) for target in self.targets}
-        errors = self._cluster.spoils.count(self.targets, self._did) - before
+        errors = self._cluster.injections.count(self.targets, self._did) - before
         happened = ended and errors >= len(self.targets) and set(ends.values()) == {_DISK_FAILED}
         return Effect(happened, {"errors": errors, **{f"end.{node}": why for node, why in ends.items()}})
 
     async def end(self) -> Effect:
         for target in self.targets:
-            self._cluster.spoils.end(target, self._orders)
+            self._cluster.injections.end(target, self._orders)
         down = [target for target in self.targets if not await asyncio.to_thread(self._is_alive, target)]
         pids = {t: await started(self._cluster.local.start_node, t) for t in down}
         answer = await all_answer(self._cluster.local, self.targets)
@@ -150,16 +150,16 @@ class PowerLoss(Kill):
     async def begin(self) -> Effect:
         before = {target: self._syncs(target) for target in self.targets}
         for target in self.targets:
-            self._chaos.spoils.begin(target, _STUCK)
+            self._chaos.injections.begin(target, _STUCK)
         try:
             await until(lambda: not any(self._is_idle(*one) for one in before.items()), SYNCS_WITHIN_S)
             killed = await super().begin()
         finally:
             for target in self.targets:
-                self._chaos.spoils.end(target, _STUCK)
+                self._chaos.injections.end(target, _STUCK)
         facts, lost = dict(killed.facts), 0
         for target in self.targets:
-            loss = await asyncio.to_thread(self._chaos.spoils.lose_power, target, self._rng)
+            loss = await asyncio.to_thread(self._chaos.injections.lose_power, target, self._rng)
             facts |= {f"undone.{target}": loss.undone, f"lost_bytes.{target}": loss.lost_bytes}
             lost += loss.undone
         return Effect(killed.happened and lost > 0, facts)
@@ -170,7 +170,7 @@ class PowerLoss(Kill):
 
     def _syncs(self, target: str) -> int:
         """That were held up."""
-        return self._chaos.spoils.count([target], Did.STUCK_SYNC)
+        return self._chaos.injections.count([target], Did.STUCK_SYNC)
 
 
 @dataclass(slots=True)
@@ -252,7 +252,7 @@ class BitFlip:
         pos = entry.pos + self._rng.randrange(entry.size)
         path, offset = store / "data" / f"{pos - pos % size:020d}", pos % size
         good = _read_byte(path, offset)
-        self._cluster.spoils.note_damage(node, entry.pos, entry.pos + entry.size)
+        self._cluster.injections.note_damage(node, entry.pos, entry.pos + entry.size)
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), bytes([good ^ 1 << self._rng.randrange(8)]), offset)
         return _Flip(node, index, path, offset, good)
@@ -271,14 +271,14 @@ class ClockJump:
     async def begin(self) -> Effect:
         self._before = await self._offsets()
         for target in self.targets:
-            self._cluster.spoils.begin(target, Orders(clock_ms=self._jump_ms))
+            self._cluster.injections.begin(target, Orders(clock_ms=self._jump_ms))
         return Effect(await until(lambda: all(map(self._has_jumped, self.targets))))
 
     async def end(self) -> Effect:
         after = await self._offsets()
-        reads = {t: self._cluster.spoils.count([t], Did.WRONG_TIME) for t in self.targets}
+        reads = {t: self._cluster.injections.count([t], Did.WRONG_TIME) for t in self.targets}
         for target in self.targets:
-            self._cluster.spoils.end(target, Orders(clock_ms=self._jump_ms))
+            self._cluster.injections.end(target, Orders(clock_ms=self._jump_ms))
         facts = {f"offset_ms.{node}": after[node] - self._before.get(node, 0) for node in after}
         return Effect(all(reads.values()), {**facts})
 

@@ -55,7 +55,7 @@ class Kill:
         if self._wipe:
             await asyncio.to_thread(self._lose_directories)
             for target in self.targets:
-                self._chaos.spoils.forget(target)
+                self._chaos.injections.forget(target)
         return Effect(happened, pid_facts(pids))
 
     async def end(self) -> Effect:

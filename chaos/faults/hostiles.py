@@ -199,7 +199,7 @@ class Hostiles:
         run.counts, run.ended = process.counts, self._writer.now()
         happened = achieved(run.name, run.counts) and not ended_by_itself
         if ended_by_itself:
-            run.failures.append(f"ended by itself: {process.last_words()}")
+            run.failures.append(f"ended unasked: {process.last_words()}")
         elif not happened:
             run.failures.append(f"achieved nothing: {run.evidence}")
         self._writer.write(Ev.FAULT, {"e": "end", **self._about(run, happened)})

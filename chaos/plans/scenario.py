@@ -67,8 +67,8 @@ HostileKind = Literal[
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: What takes a process away: no other fault is aimed at it meanwhile.
 TAKING = ("kill", "stop", "term", "wipe", "write_error", "sync_error", "power_loss")
-#: What needs nodes whose disks and clocks can be spoiled.
-SPOILING = (
+#: What needs nodes whose disks and clocks can be made faulty.
+INJECTED = (
     "slow_disk",
     "stuck_disk",
     "full_disk",
@@ -280,9 +280,9 @@ class Scenario(_Section):
         return kept
 
     @property
-    def spoils(self) -> bool:
-        """Whether it needs disks and clocks that can be spoiled."""
-        return any(step.kind in SPOILING for step in self.fault)
+    def injects(self) -> bool:
+        """Whether it needs disks and clocks that can be made faulty."""
+        return any(step.kind in INJECTED for step in self.fault)
 
     @property
     def aims_at_leader(self) -> bool:

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 #: Operations that change nothing: when they fail, nothing has happened.
 READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "route", "assign", "seek"})
 
-#: Operations that clients repeat by themselves until somebody answers for certain: what was refused in the
+#: Operations that clients repeat automatically until somebody answers for certain: what was refused in the
 #: end may have happened in an attempt before. Or happens later: the broker asks how a transaction ends.
 REPEATED = frozenset({"commit_off", "reset_off", "admin", "txn_commit", "txn_rollback"})
 

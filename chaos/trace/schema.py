@@ -147,8 +147,8 @@ OPERATIONS = (
     *("txn_begin", "txn_commit", "txn_rollback", "admin"),
     *("receive", "ack", "change_invisible", "recall", "reset_off"),
 )
-#: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node ends
-#: by itself.
+#: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node
+#: ends without a signal.
 CUTTING = ("kill", "wipe", "crash", "power_loss", "write_error", "sync_error")
 #: Kinds of faults that end a process.
 ENDING = (*CUTTING, "term")

@@ -75,7 +75,7 @@ class Call:
         self.future = future
         self.deadline = deadline  # of the loop's clock
         self.size = sum(map(len, bodies)) + ENTRY_HEADER_SIZE * len(bodies)
-        self.alone = False  # must not share a batch: it may be what spoiled the last one
+        self.alone = False  # must not share a batch: it may be what failed the last one
         self.attempts = 0  # told to the client's user; counted only if somebody wants to know
 
     def fail(self, error: DLedgerError) -> None:

@@ -139,8 +139,8 @@ class Following:
 
     def _truncate(self, peer: str, message: Truncate) -> None:
         log = self.core.log
-        held = log.begin_index <= message.index <= log.end_index
-        if held and log.term_at(message.index) != message.index_term:
+        stored = log.begin_index <= message.index <= log.end_index
+        if stored and log.term_at(message.index) != message.index_term:
             if self._cut(message.index, peer):
                 self._answer(peer, message, Code.SUCCESS, message.index - 1)
             return
@@ -175,8 +175,8 @@ class Following:
         if message.term < self.core.term:
             return None
         if isinstance(message, Truncate):
-            held = log.begin_index <= message.index <= log.end_index
-            return message.index if held and log.term_at(message.index) != message.index_term else None
+            stored = log.begin_index <= message.index <= log.end_index
+            return message.index if stored and log.term_at(message.index) != message.index_term else None
         if message.first_index > log.end_index or message.prev_index < log.base.index:
             return None
         if not log.holds(message.prev_index, message.prev_term):
@@ -193,9 +193,9 @@ class Following:
             run_end = min(following[0].first_index - 1 if following else message.last_index, shared_end)
             if run.first_index > run_end:
                 break
-            for held in log.runs_between(run.first_index, run_end):
-                if held.term != run.term:
-                    return held.first_index
+            for ours in log.runs_between(run.first_index, run_end):
+                if ours.term != run.term:
+                    return ours.first_index
         return shared_end + 1
 
     def _cut(self, index: int, peer: str) -> bool:

@@ -531,8 +531,8 @@ class Leadership:
         """Nobody need wait for a time-out: the one that holds most of our log may campaign at once."""
         core, best = self.core, self._best_peer()
         if best is not None:
-            held = self.progress[best].match_index
-            core.send(best, TakeLeadership(self.term, core.node_id, held))
+            match_index = self.progress[best].match_index
+            core.send(best, TakeLeadership(self.term, core.node_id, match_index))
 
     def _seek_fitter(self) -> None:
         """Rules 9 and 10: damaged or without room, hand over to one that is neither, if there is one."""

@@ -32,7 +32,7 @@ class LogView:
 
     @property
     def end_term(self) -> int:
-        """ledger_end_term: the stored term of the last entry, -1 when the log never held one."""
+        """ledger_end_term: the stored term of the last entry, -1 when the log never had one."""
         return self._runs[-1].term if self.end_index > self.base.index else self.base.term
 
     @property
@@ -58,12 +58,12 @@ class LogView:
         return self.base.index <= index <= self.end_index and self.term_at(index) == term
 
     def first_index_of_term_at(self, index: int) -> int:
-        """First index held here of the term of the entry at `index`."""
+        """First index stored here of the term of the entry at `index`."""
         assert self.begin_index <= index <= self.end_index
         return max(self._starts[bisect_right(self._starts, index) - 1], self.begin_index)
 
     def last_index_of_term(self, term: int) -> int | None:
-        """Last index held here of `term`, None if there is none."""
+        """Last index stored here of `term`, None if there is none."""
         for position in range(len(self._runs) - 1, -1, -1):
             if self._runs[position].term == term:
                 follows = position + 1 < len(self._runs)

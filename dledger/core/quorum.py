@@ -9,8 +9,8 @@ from dledger.core.values import Membership
 
 def committed_by(membership: Membership, match: Mapping[str, int]) -> int:
     """The highest index that a majority of voters holds; voters without a value count as -1."""
-    held = sorted([match.get(voter, -1) for voter in membership.voters])
-    return held[-membership.majority]
+    matches = sorted([match.get(voter, -1) for voter in membership.voters])
+    return matches[-membership.majority]
 
 
 def is_majority(membership: Membership, nodes: Collection[str]) -> bool:

@@ -83,8 +83,8 @@ class Rejoining:
         state = core.hard_state
         ends = [(r.ledger_end_term, r.ledger_end_index) for r in self._heard.values()]
         must_hold = max([*ends, (state.floor_term, state.floor_index)])
-        held = min(log.durable_index, log.verified_index)
-        if held < log.base.index or (log.term_at(held), held) < must_hold:
+        stored = min(log.durable_index, log.verified_index)
+        if stored < log.base.index or (log.term_at(stored), stored) < must_hold:
             return
         barred = max([state.barred_term, state.floor_term, *(r.term for r in self._heard.values())])
         core.change_hard_state(

@@ -146,10 +146,10 @@ class SessionTable:
             (count,) = _COUNT.unpack_from(data)
             at = _COUNT.size
             for _ in range(count):
-                session_id, last_seq, last_index, held = _SESSION.unpack_from(data, at)
+                session_id, last_seq, last_index, kept = _SESSION.unpack_from(data, at)
                 at += _SESSION.size
                 results = []
-                for _ in range(held):
+                for _ in range(kept):
                     results.append(Result(*_RESULT.unpack_from(data, at)))
                     at += _RESULT.size
                 sessions[session_id] = Session(last_seq, last_index, tuple(results))

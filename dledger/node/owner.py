@@ -179,7 +179,7 @@ class OwnerFace:
 
     async def step_aside(self) -> None:
         """Before the node stops: leave leadership, if it is here, to whichever peer is best. A second at
-        most. If there is none, the followers find out by themselves."""
+        most. If there is none, the followers elect one."""
         if self._replica.core.role is not Role.LEADER or len(self.config.members) == 1:
             return
         try:

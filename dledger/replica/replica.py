@@ -55,8 +55,8 @@ from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, Overlo
 from dledger.replica import pushes
 from dledger.replica.admission import NO_ROOM, Admission, ExpiryUnconfirmed, RoomIsComing
 from dledger.replica.admission_queue import AdmissionQueue, WaitingAppend
-from dledger.replica.held import HeldMessages
 from dledger.replica.log_state import LogState
+from dledger.replica.outbox import OutboxUntilDurable
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.pushes import PushedTails, read_push, refusal
 from dledger.replica.rebuild_job import Rebuilt
@@ -118,7 +118,7 @@ class Replica:
         self._pushed = PushedTails(log, store, self._tail_at)
         self._hard_states_submitted = 0
         self._hard_states_saved = 0
-        self._held = HeldMessages()
+        self._outbox = OutboxUntilDurable()
         self._requests: dict[int, Callable[[Any], None]] = {}  # reads and transfers: id -> who is answered
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
@@ -150,7 +150,7 @@ class Replica:
         self.flush(now_ms)
         for token, error in self.admission.expire(now_ms):
             self.shell.answer_append(token, error)
-        self.flush(now_ms)  # what was held back for a transfer that has failed
+        self.flush(now_ms)  # what waited for a transfer that has failed
 
     def receive(
         self, now_ms: int, peer: str, message: Message, payload: bytes | memoryview | None = None
@@ -292,8 +292,8 @@ class Replica:
     def hard_state_saved(self, now_ms: int, number: int) -> None:
         """The disk thread reports: HardStateJob `number` is durable. What waited may leave (rule 2)."""
         self._hard_states_saved = number
-        for held in self._held.release(number):
-            self.shell.send(held.peer, held.message, held.payload)
+        for waiting in self._outbox.release(number):
+            self.shell.send(waiting.peer, waiting.message, waiting.payload)
 
     def push_loaded(self, now_ms: int, peer: str, stream_id: int, first: int, frames: Frames | None) -> None:
         """What shell.load_push(peer, stream_id, first, ...) asked for; None if it could not be read."""
@@ -367,7 +367,7 @@ class Replica:
 
     def _settle(self, now_ms: int) -> None:
         """Carry out effects until there are none. A commit lets the next group go: followers learn of the
-        commit with its push, and only those that get none in time are told by themselves."""
+        commit with its push, and only those that get none in time are told separately."""
         effects = self._effects
         while True:
             while effects:
@@ -427,7 +427,7 @@ class Replica:
                 return
             message = replace(message, chain_crc=tail.chain_crc)
         if self._hard_states_saved < self._hard_states_submitted:
-            self._held.add(self._hard_states_submitted, peer, message, payload)
+            self._outbox.add(self._hard_states_submitted, peer, message, payload)
         else:
             self.shell.send(peer, message, payload)
 

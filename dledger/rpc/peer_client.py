@@ -127,7 +127,7 @@ class PeerClient:
         await self._channel.close(0)
 
     async def retire(self) -> None:
-        """Close once no call is under way; a push stream that works goes on until it ends by itself."""
+        """Close once no call is under way; a push stream that works goes on until it ends."""
         try:
             await self._calls.idle()
         finally:

@@ -76,4 +76,4 @@ class PeerTransport(Protocol):
     async def close(self) -> None: ...
 
     async def retire(self) -> None:
-        """Close once no call is under way; a push stream that works goes on until it ends by itself."""
+        """Close once no call is under way; a push stream that works goes on until it ends."""

@@ -67,7 +67,7 @@ class LogPort(Protocol):
 
     @property
     def begin_index(self) -> int:
-        """The first index that can be read; 0 for a log that has never held an entry."""
+        """The first index that can be read; 0 for a log that has never had an entry."""
 
     @property
     def readable_index(self) -> int:

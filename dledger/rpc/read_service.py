@@ -101,7 +101,7 @@ class ReadService:
     async def _send_chunk(
         self, request: pb.ReadRequest, context: _Context, at: int, left: int
     ) -> tuple[int, int]:
-        """Send what fits into one message. Returns where to go on and how many user entries it held."""
+        """Send what fits into one message. Returns where to go on and how many user entries are in it."""
         port = self._port
         last = port.readable_index
         if left:  # at least one more entry than wanted may be internal: the loop comes back for the rest

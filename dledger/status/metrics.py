@@ -131,7 +131,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
         "Index of the newest committed state image; -1: none.",
         lambda s: s.newest_image,
     ),
-    ("dledger_sessions", "Append sessions held by the log.", lambda s: s.sessions),
+    ("dledger_sessions", "Append sessions in the log.", lambda s: s.sessions),
     ("dledger_uptime_seconds", "Time since the node started.", lambda s: s.uptime_ms / 1000),
 )
 

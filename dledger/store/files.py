@@ -179,7 +179,7 @@ class FileSequence:
         return any(at + PAGE > pos for at in self._unreadable)
 
     def _give_up_page(self, start: int, begin: int, end: int) -> None:
-        """A page that cannot be read cannot be written in part either: what it held is lost, so write all of
+        """A page that cannot be read cannot be written in part either: what it had is lost, so write all of
         it, surely wrong, before some of it is written anew."""
         for at in sorted(self._unreadable):
             if start + begin - PAGE < at < start + end:

@@ -3,7 +3,7 @@
 //     npm install rocketmq-client-nodejs
 //     node producer.cjs 127.0.0.1:20911 orders
 //
-// The address is that of any node of `dledger cluster up --broker`; the topic is created by itself.
+// The address is that of any node of `dledger cluster up --broker`; the topic is created automatically.
 'use strict';
 
 const { Producer } = require('rocketmq-client-nodejs');

@@ -1,4 +1,4 @@
-"""A real cluster whose disks and clocks are spoiled: each fault happened when it says so, and only then."""
+"""A real cluster whose disks and clocks are faulty: each fault happened when it says so, and only then."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ FAST = {
 
 
 @asynccontextmanager
-async def spoilable(folder: Path) -> AsyncIterator[ChaosCluster]:
-    made = ChaosCluster.create(folder, rng=Random(1), settings=FAST, spoilable=True, data_file_size=128 << 10)
+async def with_injection(folder: Path) -> AsyncIterator[ChaosCluster]:
+    made = ChaosCluster.create(
+        folder, rng=Random(1), settings=FAST, fault_injection=True, data_file_size=128 << 10
+    )
     async with await made as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
-    async with spoilable(tmp_path_factory.mktemp("chaos")) as running:
+    async with with_injection(tmp_path_factory.mktemp("chaos")) as running:
         yield running
 
 
@@ -192,7 +194,7 @@ async def test_flipped_bits_are_found_and_repaired(cluster: ChaosCluster) -> Non
 
 
 async def test_bits_do_not_flip_in_a_log_without_old_entries(tmp_path: Path) -> None:
-    async with spoilable(tmp_path) as cluster:
+    async with with_injection(tmp_path) as cluster:
         assert not (await BitFlip(cluster, [await follower_of(cluster)], 3, Random(5)).begin()).happened
 
 
@@ -231,9 +233,9 @@ async def test_faults_that_overlap_happen_both_and_one_that_cannot_is_written_do
     assert effective["bit_flip", "begin"] is False
 
 
-async def test_a_cluster_of_ordinary_disks_refuses_to_have_them_spoiled(tmp_path: Path) -> None:
+async def test_a_cluster_of_ordinary_disks_refuses_faults(tmp_path: Path) -> None:
     plain = await ChaosCluster.create(tmp_path, nodes=1, rng=Random(1))
-    with pytest.raises(ClusterError, match="cannot be spoiled"):
+    with pytest.raises(ClusterError, match="cannot be made faulty"):
         await HeldUpDisk(plain, ["n1"]).begin()
     await plain.close()
 

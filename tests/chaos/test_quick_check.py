@@ -113,7 +113,7 @@ def backwards(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "expected"),
+    ("mutate", "expected"),
     [
         (without(0), {"lost": 1}),
         (without(2), {"lost": 1}),
@@ -133,10 +133,10 @@ def backwards(run: Run) -> None:
 )
 @pytest.mark.parametrize("window", [1 << 20, 8])
 def test_each_defect_is_found_and_nothing_else(
-    tmp_path: Path, spoil: Callable[[Run], None], expected: dict[str, int], window: int
+    tmp_path: Path, mutate: Callable[[Run], None], expected: dict[str, int], window: int
 ) -> None:
     run = Run(tmp_path)
-    spoil(run)
+    mutate(run)
     report = run.check(window)
     assert found(report) == expected, report.examples
     assert report.is_good == (not expected)

@@ -108,12 +108,12 @@ def test_who_has_to_be_replaced() -> None:
 
 
 def test_only_faults_of_disks_and_clocks_need_other_disks_and_clocks() -> None:
-    def spoils(kind: Kind) -> bool:
+    def injects(kind: Kind) -> bool:
         step = FaultStep(kind=kind, target="follower", at=1, lasts=1)
-        return Scenario(name="x", title="x", fault=(step,)).spoils
+        return Scenario(name="x", title="x", fault=(step,)).injects
 
-    assert spoils("sync_error") and spoils("clock_jump") and spoils("power_loss")
-    assert not spoils("kill") and not spoils("isolate") and not spoils("bit_flip")
+    assert injects("sync_error") and injects("clock_jump") and injects("power_loss")
+    assert not injects("kill") and not injects("isolate") and not injects("bit_flip")
 
 
 def test_the_must_haves_are_there_by_name() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.spoil.disk import SpoiledDisk
-from chaos.spoil.orders import Counters, Did, OrderFile, Orders, combined, read_counter
-from chaos.spoil.unsynced import JOURNAL, lose_power
+from chaos.injection.disk import FaultInjectingDisk
+from chaos.injection.orders import Counters, Did, OrderFile, Orders, combined, read_counter
+from chaos.injection.unsynced import JOURNAL, lose_power
 from dledger.store.disk import CrashKind, Disk, replace_file
 from dledger.testing.virtual.sim_disk import SimDisk
 
@@ -42,7 +42,7 @@ class Everything(Random):
 
 
 def folders(path: Path) -> tuple[Path, Path]:
-    root, folder = path / "store", path / "spoil"
+    root, folder = path / "store", path / "injection"
     root.mkdir()
     folder.mkdir()
     return root, folder
@@ -89,13 +89,15 @@ def simulated(sim: SimDisk) -> dict[str, bytes]:
 def test_all_that_is_lost_is_what_no_sync_covers(operations: Sequence[Operation], restart_at: int) -> None:
     with TemporaryDirectory() as temporary:
         root, folder = folders(Path(temporary))
-        sim, disk = SimDisk(), SpoiledDisk(root, folder)
+        sim, disk = SimDisk(), FaultInjectingDisk(root, folder)
         for one, base in ((sim, Path("/")), (disk, root)):
             one.mkdir(base / "data")
             one.sync_directory(base)
         for number, operation in enumerate(operations):
             if number == restart_at:
-                disk = SpoiledDisk(root, folder)  # the process died; what it wrote is in the page cache
+                disk = FaultInjectingDisk(
+                    root, folder
+                )  # the process died; what it wrote is in the page cache
             apply(sim, Path("/"), operation, number)
             apply(disk, root, operation, number)
         assert content(root) == simulated(sim)
@@ -110,7 +112,7 @@ def test_all_that_is_lost_is_what_no_sync_covers(operations: Sequence[Operation]
 def test_appends_are_lost_from_a_byte_on(seed: int, sizes: list[int]) -> None:
     with TemporaryDirectory() as temporary:
         root, folder = folders(Path(temporary))
-        disk = SpoiledDisk(root, folder)
+        disk = FaultInjectingDisk(root, folder)
         handle = disk.open(root / "log", create=True)
         disk.pwritev(handle, [b"durable"], 0)
         disk.fdatasync(handle)
@@ -128,7 +130,7 @@ def test_appends_are_lost_from_a_byte_on(seed: int, sizes: list[int]) -> None:
 
 def test_a_journal_does_not_grow_with_what_is_durable(tmp_path: Path) -> None:
     root, folder = folders(tmp_path)
-    disk = SpoiledDisk(root, folder)
+    disk = FaultInjectingDisk(root, folder)
     handle = disk.open(root / "log", create=True)
     disk.sync_directory(root)
     rng = Random(1)
@@ -141,7 +143,7 @@ def test_a_journal_does_not_grow_with_what_is_durable(tmp_path: Path) -> None:
 
 def test_orders_are_followed_and_counted(tmp_path: Path) -> None:
     root, folder = folders(tmp_path)
-    disk, orders = SpoiledDisk(root, folder), OrderFile(folder)
+    disk, orders = FaultInjectingDisk(root, folder), OrderFile(folder)
     handle = disk.open(root / "log", create=True)
     orders.save(Orders(write_error=True, sync_error=True))
     with pytest.raises(OSError) as caught:
@@ -182,7 +184,7 @@ def test_orders_of_overlapping_faults_add_up() -> None:
 def test_whatever_is_drawn_something_that_was_not_durable_is_lost(tmp_path: Path) -> None:
     for seed in range(40):
         root, folder = folders(Path(mkdtemp(dir=tmp_path)))
-        disk = SpoiledDisk(root, folder)
+        disk = FaultInjectingDisk(root, folder)
         handle = disk.open(root / "a", create=True)
         disk.fdatasync(handle)
         disk.sync_directory(root)

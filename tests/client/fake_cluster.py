@@ -31,9 +31,9 @@ class Stored:
     magic: int
     body: bytes
 
-    def frame(self, index: int, *, spoil: bool = False) -> bytes:
+    def frame(self, index: int, *, corrupt: bool = False) -> bytes:
         size = HEADER.size + len(self.body)
-        crc = crc32(self.body) ^ spoil
+        crc = crc32(self.body) ^ corrupt
         header = HEADER.pack(self.magic, size, index, self.term, self.pos, 0, 1, crc, len(self.body))
         return header + self.body
 
@@ -124,7 +124,7 @@ class FakeServer(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceSer
         self.read_error: Code | None = None
         self.break_read_after: int | None = None  # messages
         self.chunk = 100  # entries per message of a read
-        self.spoil_reads = False
+        self.corrupt_reads = False
         self.rejected_body: bytes | None = None  # a batch that holds it is refused for good
         self.opens = 0
         self.open_answers: deque[Script] = deque()
@@ -252,7 +252,9 @@ class FakeServer(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceSer
                 if self.break_read_after is not None and sent >= self.break_read_after:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "broken as scripted")
                 stop = min(end, at + self.chunk)
-                frames = b"".join(log.entries[i].frame(i, spoil=self.spoil_reads) for i in range(at, stop))
+                frames = b"".join(
+                    log.entries[i].frame(i, corrupt=self.corrupt_reads) for i in range(at, stop)
+                )
                 if left is not None:
                     left -= min(left, sum(e.magic == 1 for e in log.entries[at:stop]))
                 at = stop

@@ -58,10 +58,10 @@ def test_a_missing_entry_is_noticed() -> None:
 
 
 def test_a_flipped_byte_in_a_body_is_noticed() -> None:
-    spoiled = bytearray(frames(0, [(1, b"body"), (1, b"next")]))
-    spoiled[50] ^= 1
+    corrupt = bytearray(frames(0, [(1, b"body"), (1, b"next")]))
+    corrupt[50] ^= 1
     with pytest.raises(StorageError, match="body_crc"):
-        decode(bytes(spoiled), 0)
+        decode(bytes(corrupt), 0)
 
 
 def test_entries_of_the_original_have_no_checksums() -> None:

@@ -115,14 +115,14 @@ async def test_a_purged_index_ends_a_follow() -> None:
 async def test_a_server_that_sends_damage_is_left_for_another() -> None:
     async with cluster_and_client(3) as (cluster, client):
         bodies = fill(cluster, 10)
-        cluster.servers[0].spoil_reads = True
+        cluster.servers[0].corrupt_reads = True
         assert [e.body for e in await collect(client)] == bodies
 
 
 async def test_damage_on_every_server_is_an_error() -> None:
     async with cluster_and_client(1) as (cluster, client):
         fill(cluster, 10)
-        cluster.servers[0].spoil_reads = True
+        cluster.servers[0].corrupt_reads = True
         with pytest.raises(StorageError):
             async with aclosing(client.read(timeout=0.1)) as entries:
                 await anext(entries)

@@ -53,7 +53,7 @@ class ClientCluster:
 
     def restart(self, node: str) -> None:
         """By SIGTERM; until all nodes are back, and one of them takes messages."""
-        assert self.local.stop_node(node, seconds=30), f"{node} did not end by itself"
+        assert self.local.stop_node(node, seconds=30), f"{node} did not end when asked"
         self.local.start_node(node)
         self.local.wait_for_all(60)
         self.master()

@@ -174,12 +174,12 @@ def test_rule_14_a_follower_that_catches_up_keeps_its_leader() -> None:
     node = committing()
     node.silent = ("c",)
     node.append(1000)
-    held = node.core.committed_index
+    matched = node.core.committed_index
     for _ in range(20):
-        held += 1
+        matched += 1
         node.run(STALL // 2)
         assert node.leads
-        node.acknowledge("b", held)
+        node.acknowledge("b", matched)
     node.append()
     node.run(2 * STALL)
     assert not node.leads
@@ -214,13 +214,13 @@ def test_rule_14_a_follower_that_refuses_for_want_of_room_is_no_reason_to_leave(
     """What is pushed may need more room than its heartbeats speak of."""
     node = committing()
     node.append()
-    held = node.core.log.end_index - 1
+    matched = node.core.log.end_index - 1
     for _ in range(30):
         for peer in ("b", "c"):
-            node.receive(peer, replace(node.ack(peer, held), code=Code.DISK_FULL, type=PushType.APPEND))
+            node.receive(peer, replace(node.ack(peer, matched), code=Code.DISK_FULL, type=PushType.APPEND))
         node.run(STALL // 10)
         for peer in ("b", "c"):
-            node.receive(peer, node.match(peer, held))
+            node.receive(peer, node.match(peer, matched))
     assert node.leads
 
 

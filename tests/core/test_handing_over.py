@@ -100,11 +100,11 @@ def test_rule_9_a_follower_without_room_is_asked_again_after_a_while_and_catches
     leader = committing_leader()
     assert leader.core.leadership is not None
     progress = leader.core.leadership.progress["b"]
-    held = leader.core.log.end_index
+    end = leader.core.log.end_index
     leader.append()
     leader.append()
-    leader.receive("b", no_room_at(leader, "b", held))
-    leader.receive("b", no_room_at(leader, "b", held + 1))  # the second push was under way
+    leader.receive("b", no_room_at(leader, "b", end))
+    leader.receive("b", no_room_at(leader, "b", end + 1))  # the second push was under way
     leader.forget()
     assert not progress.has_room
     assert progress.state is PushState.COMPARE
@@ -114,8 +114,8 @@ def test_rule_9_a_follower_without_room_is_asked_again_after_a_while_and_catches
     for _ in range(5):
         leader.receive("c", leader.beat_back("c"))
         leader.pass_time(200)
-    assert leader.all_sent(Compare, "b")[-1].index == held
-    leader.receive("b", leader.match("b", held))
+    assert leader.all_sent(Compare, "b")[-1].index == end
+    leader.receive("b", leader.match("b", end))
     leader.receive("b", leader.ack("b", leader.core.log.end_index))
     assert progress.match_index == leader.core.log.end_index
 

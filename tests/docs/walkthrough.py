@@ -166,7 +166,7 @@ class Machines:
                 self._servers[key] = subprocess.Popen(command, stderr=log, stdout=log, env=_environment())
 
     def pause(self, seconds: float) -> None:
-        """Between two looks. AssertionError if a server has ended by itself, with the end of its log."""
+        """Between two looks. AssertionError if a server has ended unasked, with the end of its log."""
         for (place, unit), server in self._servers.items():
             try:
                 code = server.wait(seconds / len(self._servers))

@@ -21,7 +21,7 @@ NAMES = re.compile(
 #: Types of what is taken apart. A path is that of a file.
 TAKEN = re.compile(r"\b(bytes|memoryview|Buffer|Frames|str|Path|pb\.\w+|Any|object)\b")
 #: No node reads them: what simulates, and programs of a terminal.
-LEFT_OUT = ("dledger/testing/", "broker_adapter/testing/", "chaos/workloads/", "chaos/spoil/")
+LEFT_OUT = ("dledger/testing/", "broker_adapter/testing/", "chaos/workloads/", "chaos/injection/")
 
 
 def decoders() -> Iterator[str]:

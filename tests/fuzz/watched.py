@@ -100,7 +100,7 @@ def run(target: Target, inputs: Inputs) -> Slice:
             return found
         number, size = _HEAD.unpack_from(shared)
         data = shared[_HEAD.size : _HEAD.size + size]
-        return Slice(number, 0, [], [Find(target.name, data, fault or "the process ended by itself")])
+        return Slice(number, 0, [], [Find(target.name, data, fault or "the process ended")])
 
 
 def _child(target: Target, inputs: Inputs, shared: mmap.mmap, results: Any) -> None:
@@ -152,7 +152,7 @@ def _limit_memory() -> None:
 
 
 def _watch(child: int, shared: mmap.mmap) -> str | None:
-    """Until the child ends; None if it did so by itself and well. What is wrong else."""
+    """Until the child ends; None if it did so unasked and well. What is wrong else."""
     ended = os.pidfd_open(child)
     watcher = poll()
     watcher.register(ended)

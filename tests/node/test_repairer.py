@@ -20,7 +20,7 @@ from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.local import until
-from tests.store.helpers import SIZE, make_batches, new_sim_store, spoil
+from tests.store.helpers import SIZE, corrupt, make_batches, new_sim_store
 
 BATCH = encode_batch(EMPTY_TAIL, 1, [bytes(100)], data_file_size=4096)
 
@@ -146,7 +146,7 @@ def damaged_batches() -> tuple[LogStore, list[Batch]]:
     batches = make_batches(10, seed=11)
     store.append(batches)
     store.sync()
-    spoil(disk, batches[3], batches[5])
+    corrupt(disk, batches[3], batches[5])
     damage = store.note_damage(batches[3].first_index)
     assert damage is not None and damage.first_index == batches[3].first_index
     return store, [batch for batch in batches[3:] if batch.last_index <= damage.last_index]

@@ -231,10 +231,10 @@ def test_rule_2_later_messages_do_not_overtake_held_ones() -> None:
     b = world["b"]
     b.shell.sent.clear()
     b.replica.receive(b.now, "c", TakeLeadership(leader.core.term + 1, "c", -1))
-    b.shell.jobs, held = [], b.shell.jobs
+    b.shell.jobs, jobs = [], b.shell.jobs
     b.replica.receive(b.now, "c", TakeLeadership(leader.core.term + 1, "c", 99))
     assert b.shell.sent == []
-    b.shell.jobs = held
+    b.shell.jobs = jobs
     b.disk()
     assert len(b.shell.sent) == 2
 

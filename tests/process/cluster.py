@@ -1,7 +1,7 @@
 """A cluster of real processes, for tests that send real signals.
 
 Waiting is always for a condition, with a deadline. Between two looks at it the helper waits for "a process
-has ended": nothing here sleeps, and a node that died by itself is noticed at once.
+has ended": nothing here sleeps, and a node that died unasked is noticed at once.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class ProcessCluster:
         *,
         settings: Mapping[str, Any] | None = None,
         data_file_size: int = 16 << 20,
-        spoilable: bool = False,
+        fault_injection: bool = False,
         init: bool = True,
         server_options: Sequence[str] = (),
     ) -> None:
-        """`spoilable`: with disks that `spoil` has a say in. `init` False: the directories are there.
+        """`fault_injection`: with disks that `inject` has a say in. `init` False: the directories are there.
         `server_options`: start the nodes with `dledger server` and these."""
         self.folder = folder
-        self._spoilable = spoilable
+        self._fault_injection = fault_injection
         self._server_options = server_options
         ports = free_ports(size)
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
@@ -134,7 +134,7 @@ class ProcessCluster:
         config = ["--config", str(self.folder / f"{node}.toml")]
         if self._server_options:
             return [sys.executable, "-m", "dledger.cli", "server", *config, *self._server_options]
-        if not self._spoilable:
+        if not self._fault_injection:
             return [sys.executable, "-m", "dledger.node", *config]
         faults = ["--faults", str(self._faults_of(node))]
         return [sys.executable, "-m", "tests.process.faulty_node", *config, *faults]
@@ -142,9 +142,9 @@ class ProcessCluster:
     def _faults_of(self, node: str) -> Path:
         return self.folder / f"{node}.faults"
 
-    def spoil(self, *nodes: str, **faults: Any) -> None:
+    def inject(self, *nodes: str, **faults: Any) -> None:
         """From now on the disks of these nodes have these faults (see Faults), and no others."""
-        assert self._spoilable
+        assert self._fault_injection
         for node in nodes:
             Faults(**faults).save(self._faults_of(node))
 
@@ -264,7 +264,7 @@ class ProcessCluster:
             running = {asyncio.create_task(asyncio.Event().wait())}
         done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         dead = [n for n, t in self._ends.items() if t in done and n not in self._expected_down]
-        assert not dead, f"{dead[0]} ended by itself:\n{self.log_of(dead[0])[-2000:]}"
+        assert not dead, f"{dead[0]} ended unasked:\n{self.log_of(dead[0])[-2000:]}"
 
     # -- afterwards, with all nodes stopped ---------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""One node on a disk that a test spoils: python -m tests.process.faulty_node --config F --faults G [--rejoin]
+"""One node on a faulty disk: python -m tests.process.faulty_node --config F --faults G [--rejoin]
 
 The product has no such switch: this module hands a node another disk. `G` is a file of JSON, see `Faults`;
-it is read at every operation that it can spoil, so whatever begins after it was replaced is subject to it.
+it is read at every operation that may fail, so whatever begins after it was replaced is subject to it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Faults:
         return Faults(**json.loads(path.read_text())) if path.exists() else Faults()
 
 
-class SpoiledDisk(FaultyDisk):
-    """Does what the file says. Reads are never spoiled."""
+class FaultInjectingDisk(FaultyDisk):
+    """Does what the file says. Reads have no faults."""
 
     def __init__(self, root: Path, faults: Path) -> None:
         super().__init__(root)
@@ -118,7 +118,9 @@ def main() -> int:
     from dledger.node.setup.config import load_config
 
     config = load_config(arguments.config)
-    return run_node(config, rejoin=arguments.rejoin, disk=SpoiledDisk(config.directory, arguments.faults))
+    return run_node(
+        config, rejoin=arguments.rejoin, disk=FaultInjectingDisk(config.directory, arguments.faults)
+    )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class QuotaDisks:
         self._capacity = capacity
 
     def attach(self, cluster: ProcessCluster) -> None:
-        cluster.spoil(*cluster.members, capacity=self._capacity)
+        cluster.inject(*cluster.members, capacity=self._capacity)
 
     def fill(self, node: str, leave: int = 0) -> None:
         used = 0

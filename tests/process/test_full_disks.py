@@ -35,7 +35,7 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisks
 
 
 def cluster_on(disks: SmallDisks, folder: Path) -> ProcessCluster:
-    cluster = ProcessCluster(folder, settings=SETTINGS, data_file_size=FILE, spoilable=True)
+    cluster = ProcessCluster(folder, settings=SETTINGS, data_file_size=FILE, fault_injection=True)
     disks.attach(cluster)
     return cluster
 

@@ -45,14 +45,14 @@ Seen = dict[str, NodeStatus]
 
 
 def purging(folder: Path) -> ProcessCluster:
-    return ProcessCluster(folder, settings=PURGING, data_file_size=FILE, spoilable=True)
+    return ProcessCluster(folder, settings=PURGING, data_file_size=FILE, fault_injection=True)
 
 
 async def killed(cluster: ProcessCluster, node: str, load: Workload, point: str) -> None:
     """`node` dies at this point, and clients go on."""
     assert await cluster.ended(node, 60) == -signal.SIGKILL, point
     await load.progress(50, within_s=30)
-    cluster.spoil(node)
+    cluster.inject(node)
 
 
 async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
                 leader = await cluster.leader()
                 victim = leader if leads else others(cluster, leader)[0]
                 cluster.expect_end(victim)
-                cluster.spoil(victim, die_at=point)
+                cluster.inject(victim, die_at=point)
                 await killed(cluster, victim, load, point)
                 await cluster.start([victim])
                 await load.progress(100, within_s=30)
@@ -86,7 +86,7 @@ async def test_kills_in_the_middle_of_a_new_base(tmp_path: Path) -> None:
                     return len(seen) == 2 and all(s.ledger_begin_index > end + 1 for s in seen.values())
 
                 await cluster.wait_for(are_far_ahead, nodes=others(cluster, victim), within_s=60)
-                cluster.spoil(victim, die_at=point)
+                cluster.inject(victim, die_at=point)
                 await cluster.start([victim])
                 cluster.expect_end(victim)
                 await killed(cluster, victim, load, point)

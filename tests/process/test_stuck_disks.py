@@ -53,14 +53,14 @@ async def bodies_at(cluster: ProcessCluster, node: str, load: Workload, *, linea
 
 
 async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=DEFAULTS, spoilable=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=DEFAULTS, fault_injection=True) as cluster:
         await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster, pause_s=0.02) as load:
             await load.progress(200)
             before = await cluster.wait_for(lambda seen: seen.get(old))
             loop = asyncio.get_running_loop()
-            cluster.spoil(old, stuck=True)
+            cluster.inject(old, stuck=True)
             began = loop.time()
             new = await cluster.leader(nodes=others(cluster, old))
             await load.progress(50)
@@ -81,7 +81,7 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
             assert "disk-stalled" in [event.cause for event in status.elections]
             await load.progress(50)
 
-            cluster.spoil(old)
+            cluster.inject(old)
             await load.progress(50)
             await cluster.wait_for(lambda seen: seen[old].health == "ok")
             seen = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
@@ -90,17 +90,17 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
 
 
 async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=FAST, fault_injection=True) as cluster:
         await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster) as load:
             await load.progress(100)
-            cluster.spoil(old, stuck=True)
+            cluster.inject(old, stuck=True)
             await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 1)
             assert await cluster.stop(old, within_s=20) == 1
             assert "stopping without it" in cluster.log_of(old)
             await load.progress(100)
-            cluster.spoil(old)
+            cluster.inject(old)
             await cluster.start([old])
             await cluster.wait_for(lambda seen: old in seen and seen[old].leader_id not in ("", old))
             await load.progress(50)
@@ -108,17 +108,17 @@ async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tm
 
 
 async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=FAST, fault_injection=True) as cluster:
         await cluster.settle()
         (node, *_) = others(cluster, await cluster.leader())
         await cluster.kill(node)
-        cluster.spoil(node, stuck=True)
+        cluster.inject(node, stuck=True)
         await cluster.start([node])
         held = cluster.folder / node / "lock"
         await cluster.wait_for(lambda seen: held.read_text() == f"{cluster.processes[node].pid}\n")
         assert await cluster.stop(node, within_s=20) == 1
         assert "stopping without it" in cluster.log_of(node)
-        cluster.spoil(node)
+        cluster.inject(node)
         await cluster.start([node])
         await cluster.settle()
 
@@ -126,7 +126,7 @@ async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: 
 async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_then_stuck(
     tmp_path: Path,
 ) -> None:
-    async with ProcessCluster(tmp_path, settings=SHARED, spoilable=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=SHARED, fault_injection=True) as cluster:
         await cluster.settle()
         leader = await cluster.leader()
         async with Workload(cluster, at_once=32) as load:
@@ -135,11 +135,11 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
             before = await cluster.wait_for(
                 lambda seen: seen if len(seen) == 3 and len(terms(seen)) == 1 else None
             )
-            cluster.spoil(*cluster.members, slow_ms=400)
+            cluster.inject(*cluster.members, slow_ms=400)
             await load.progress(500, within_s=60)
             assert terms(await cluster.wait_for(lambda seen: seen)) == terms(before)
 
-            cluster.spoil(*cluster.members, stuck=True)
+            cluster.inject(*cluster.members, stuck=True)
 
             def all_stuck(seen: Seen) -> bool:
                 # Long enough for a leader to have given up many times over (fsync_stall_ms is 1000).
@@ -152,7 +152,7 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
             # A linearizable read would also need all that the others had committed just before on its disk.
             assert await bodies_at(cluster, leader, load, linearizable=False)
 
-            cluster.spoil(*cluster.members)
+            cluster.inject(*cluster.members)
             await load.progress(500, within_s=60)
             await cluster.wait_for(lambda seen: {s.health for s in seen.values()} == {"ok"})
             after = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)

@@ -311,7 +311,7 @@ def test_another_list_of_members_is_refused_whoever_asks(
 
 
 def test_a_sender_that_names_no_members_is_believed_by_nodes_that_an_older_version_made() -> None:
-    """Rolling upgrades: it still runs the older version, which refuses protocol version 2 by itself."""
+    """Rolling upgrades: it still runs the older version, which refuses protocol version 2."""
     older = pb.Envelope(version=1, cluster_id="c", group="g", local_id="n1", remote_id="n2", incarnation=1)
     adopted = Identity("c", "g", "n2", ("n1", "n2"), 1, compares_members=False)
     assert adopted.check(older) == "n1" and adopted.is_unlisted(older)

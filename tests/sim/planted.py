@@ -133,8 +133,8 @@ def blind_truncate(patch: pytest.MonkeyPatch) -> None:
 
     def truncate(following: Following, peer: str, message: Truncate) -> None:
         log = following.core.log
-        held = log.begin_index <= message.index <= log.end_index
-        if held and not following._cut(message.index, peer):
+        present = log.begin_index <= message.index <= log.end_index
+        if present and not following._cut(message.index, peer):
             return
         following._answer(peer, message, Code.SUCCESS, message.index - 1)
 

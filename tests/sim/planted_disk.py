@@ -41,7 +41,7 @@ def joined_bytes_outlive_a_truncation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TailCache, "truncate_after", truncate_after)
 
 
-def base_installed_over_what_is_held(patch: pytest.MonkeyPatch) -> None:
+def base_installed_over_stored_entries(patch: pytest.MonkeyPatch) -> None:
     """INSTALL_BASE makes a log begin anew that holds the base, and so throws away what it acknowledged."""
     original = Following._install_base
 

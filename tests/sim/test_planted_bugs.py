@@ -196,7 +196,7 @@ def _leader_whose_pushes_are_lost() -> None:
     )
 
 
-def _held_base() -> None:
+def _needless_base() -> None:
     test_installed_base.test_a_log_that_holds_the_base_keeps_what_follows_it(1)
 
 
@@ -292,7 +292,7 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
         planted_disk.joined_bytes_outlive_a_truncation,
         test_replica.test_a_push_after_a_truncation_carries_the_entries_of_the_new_log,
     ),
-    (planted_disk.base_installed_over_what_is_held, _held_base),
+    (planted_disk.base_installed_over_stored_entries, _needless_base),
     (planted_disk.reset_reported_before_it_is_done, _reset_within_the_log),
     (planted_disk.fetch_without_certificate_check, _fetch_of_a_client),
     (

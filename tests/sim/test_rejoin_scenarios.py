@@ -111,12 +111,12 @@ def test_two_lost_votes_of_one_term_make_no_second_leader() -> None:
     c = Cluster(5, timing=timing)
     for node_id in c.profile.node_ids:
         c.preload(node_id, [], HardState(5, None, 0))
-    held: list[Message] = []
+    delayed: list[Message] = []
 
     def first_n0_alone_is_asked(source: str, target: str, message: Message) -> bool:
         if isinstance(message, VoteRequest) and not message.pre_vote and target != "n0":
             if target == "n2":
-                held.append(message)
+                delayed.append(message)
             return False
         return not isinstance(message, VoteRequest) or source == "n1"
 
@@ -136,7 +136,7 @@ def test_two_lost_votes_of_one_term_make_no_second_leader() -> None:
     c.boot("n0")
     rejoining = c.process("n0").replica.core.rejoining
     c.run_until(lambda: set(rejoining._heard) == {"n2", "n3", "n4"}, limit_ms=200)
-    c.process("n2").deliver("n1", held[0], None)
+    c.process("n2").deliver("n1", delayed[0], None)
     c.run_until(lambda: c.leader() == "n1", limit_ms=200)
     assert c.lose_disk("n1")
 

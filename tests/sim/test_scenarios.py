@@ -313,16 +313,16 @@ def test_round_from_before_a_read_does_not_confirm_it() -> None:
     old = c.elect(limit_ms=20_000)
     c.must_store(old)
     c.run_until(c.is_settled, limit_ms=20_000)
-    held: list[tuple[str, Message]] = []
+    delayed: list[tuple[str, Message]] = []
 
     def hold(source: str, target: str, message: Message) -> bool:
         if target == old and isinstance(message, HeartbeatResponse):
-            held.append((source, message))
+            delayed.append((source, message))
             return False
         return True
 
     c.network.gate = hold
-    c.run_until(lambda: len(held) == 2, limit_ms=SOON_MS)
+    c.run_until(lambda: len(delayed) == 2, limit_ms=SOON_MS)
     c.isolate(old)
     for stream in c.network.streams_of(old):
         stream.break_off(10_000, 0)
@@ -334,7 +334,7 @@ def test_round_from_before_a_read_does_not_confirm_it() -> None:
     process = c.process(old)
     assert process.replica.core.role is Role.LEADER, "it does not know yet"
     process.post(lambda: process.read_index(answers.append))
-    for source, message in held:
+    for source, message in delayed:
         process.deliver(source, message, None)
     c.run_for(50)
     assert not [a for a in answers if isinstance(a, int)], "a stale read"

@@ -104,7 +104,7 @@ def dumb_batch(
     return data, Tail(index, term, pos + len(data), chain)
 
 
-def spoil(disk: SimDisk, first: Batch, last: Batch) -> None:
+def corrupt(disk: SimDisk, first: Batch, last: Batch) -> None:
     """From the first header to the last: also what lies between is lost."""
     for start in range(first.pos - first.pos % SIZE, last.end_pos, SIZE):
         for offset in range(max(first.pos - start, 0), min(last.end_pos - start, SIZE)):

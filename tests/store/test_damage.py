@@ -35,7 +35,7 @@ def frames_of(batches: list[Batch]) -> Frames:
     return Frames(batches[0].first_index, batches[-1].last_index, join(batches))
 
 
-def spoil(store: LogStore, batch: Batch, at: int = 50) -> None:
+def corrupt(store: LogStore, batch: Batch, at: int = 50) -> None:
     """Make a batch unreadable, whatever the store keeps it in."""
     if isinstance(store, MemoryLogStore):
         store.corrupt(batch.first_index)
@@ -76,7 +76,7 @@ def test_a_damage_is_noted_kept_and_repaired(opened: tuple[LogStore, Reopen]) ->
     batches = filled(store)
     bad = [batches[4], batches[11]]
     for batch in bad:
-        spoil(store, batch)
+        corrupt(store, batch)
         damage = store.note_damage(first_damaged(store) if batch is bad[0] else batch.first_index)
         assert damage is not None
         assert (damage.first_index, damage.last_index) == (batch.first_index, batch.last_index)
@@ -118,7 +118,7 @@ def test_what_is_not_damaged_is_not_noted(store: LogStore) -> None:
 def test_a_repair_that_does_not_fit_changes_nothing(store: LogStore) -> None:
     batches = filled(store)
     bad = batches[6]
-    spoil(store, bad)
+    corrupt(store, bad)
     with pytest.raises(StorageError, match="no damage begins"):
         store.repair(frames_of([bad]))
     assert store.note_damage(bad.first_index) is not None
@@ -142,7 +142,7 @@ def test_scrubbing_finds_what_nobody_reads(store: LogStore) -> None:
     batches = filled(store)
     bad = [batches[3], batches[15]]
     for batch in bad:
-        spoil(store, batch)
+        corrupt(store, batch)
     found, index, steps = [], 0, 0
     while True:
         step = store.scrub(index, 500)
@@ -182,7 +182,7 @@ def test_purge_truncation_and_reset_take_damages_along(opened: tuple[LogStore, R
     batches = filled(store, 30)
     bad = [batches[1], batches[15], batches[28]]
     for batch in bad:
-        spoil(store, batch)
+        corrupt(store, batch)
         assert store.note_damage(batch.first_index)
     store.truncate_after(batches[27].last_index)
     assert [d.first_index for d in store.damages] == [b.first_index for b in bad[:2]]
@@ -199,7 +199,7 @@ def test_purge_truncation_and_reset_take_damages_along(opened: tuple[LogStore, R
 
 def test_a_damaged_end_of_a_running_store_is_repaired_in_place(store: LogStore) -> None:
     batches = filled(store)
-    spoil(store, batches[-1], at=38)  # the chain_crc
+    corrupt(store, batches[-1], at=38)  # the chain_crc
     more = make_batches(2, tail=batches[-1].tail, seed=3, term=9)
     damage = store.note_damage(batches[-1].first_index)
     assert damage is not None and store.tail_at(batches[-1].last_index) == batches[-1].tail
@@ -242,7 +242,7 @@ def test_a_header_that_is_lost_does_not_hide_where_its_batch_ends() -> None:
 def test_a_broken_list_of_damages_is_found_again() -> None:
     disk, store = new_sim_store()
     batches = filled(store)
-    spoil(store, batches[4])
+    corrupt(store, batches[4])
     assert store.note_damage(batches[4].first_index)
     store.close()
     disk.flip(ROOT / "damage", 8)
@@ -321,7 +321,7 @@ def test_readers_go_on_while_files_are_replaced(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for batch in batches[1:38]:
-        spoil(store, batch)
+        corrupt(store, batch)
         assert store.note_damage(batch.first_index)
         store.repair(frames_of([batch]))
     done.set()

@@ -19,7 +19,7 @@ from dledger.store.format.layout import file_name
 from dledger.store.identity import Identity, init_directory
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from dledger.testing.virtual.write_order import OrderedDisk
-from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all, spoil
+from tests.store.helpers import IDENTITY, ROOT, SIZE, corrupt, join, make_batches, new_sim_store, read_all
 
 BATCHES = make_batches(60, seed=11)
 
@@ -41,7 +41,7 @@ def damaged(first: int, last: int) -> tuple[SimDisk, DiskLogStore, Damage]:
     store = DiskLogStore.open(ROOT, disk=disk)
     store.append(BATCHES[:50])
     store.sync()
-    spoil(disk, BATCHES[first], BATCHES[last])
+    corrupt(disk, BATCHES[first], BATCHES[last])
     damage = store.note_damage(BATCHES[first].first_index)
     assert damage is not None and damage.first_index == BATCHES[first].first_index
     return disk, store, damage
@@ -196,7 +196,7 @@ def test_rule_10_good_batches_that_a_member_sends_along_are_passed_over() -> Non
     store.append(BATCHES[:50])
     store.sync()
     for number in (20, 22):
-        spoil(disk, BATCHES[number], BATCHES[number])
+        corrupt(disk, BATCHES[number], BATCHES[number])
     damage = store.note_damage(BATCHES[20].first_index)
     assert damage is not None and damage.last_index > BATCHES[22].first_index
     store.repair(Frames(damage.first_index, damage.last_index, join(lost(damage))))

@@ -1,4 +1,4 @@
-"""The parts of the simulator by themselves, and the ways in which users of it call it."""
+"""The parts of the simulator, each alone, and the ways in which users of it call it."""
 
 from __future__ import annotations
 

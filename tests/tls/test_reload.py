@@ -169,13 +169,13 @@ def test_a_keeper_takes_what_is_good_and_keeps_what_it_had(
     certificate, key = Path(files.certificate), Path(files.key)
 
     good = certificate.read_bytes()
-    for spoiled, words in (
+    for corrupt, words in (
         (b"", "no certificate and its key"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no certificate and its key"),
         (Path(str(world.files("other").certificate)).read_bytes(), "key values mismatch"),
     ):
         caplog.clear()
-        certificate.write_bytes(spoiled)
+        certificate.write_bytes(corrupt)
         for _ in range(3):
             assert not keeper.refresh() and keeper.material is first
         assert caplog.text.count("NOT used") == 1 and words in caplog.text

@@ -53,7 +53,7 @@ function outcome() {
   return made;
 }
 
-// Tells what the server answered to the first ack of a message; the client repeats it by itself.
+// Tells what the server answered to the first ack of a message; the client repeats it.
 class HeardPushConsumer extends PushConsumer {
   constructor(options, acked) {
     super(options);

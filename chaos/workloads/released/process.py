@@ -16,7 +16,7 @@ from dledger.errors import Code, DLedgerError
 
 #: Importing the client takes a quarter of a second of CPU; machines that are busy take their time.
 _START_S = 60.0
-#: No call of a client takes so long: it has given up by itself before.
+#: No call of a client takes so long: it has given up before.
 _ANSWER_S = 120.0
 #: A line may hold many messages.
 _MAX_LINE = 64 << 20
@@ -24,7 +24,7 @@ _MAX_TOLD = 2000
 
 
 class ClientDied(DLedgerError):
-    """The process of a client ended by itself, or does not answer: an error of the run, no finding of it."""
+    """The process of a client ended unasked, or does not answer: an error of the run, no finding of it."""
 
     default_code = Code.INTERNAL_ERROR
 

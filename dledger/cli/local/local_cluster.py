@@ -78,7 +78,7 @@ class ClusterError(DLedgerError):
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """One node, or server beside the nodes, as seen from outside and by itself.
+    """One node, or server beside the nodes, as seen from outside and as it reports.
 
     Numbers are -1 when the node does not say.
     """
@@ -296,7 +296,7 @@ class LocalCluster:
         return self.start_node(node_id, rejoin=rejoin)
 
     def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
-        """Stop all that run, at once. node_id -> True: ended by itself, False: had to be killed."""
+        """Stop all that run, at once. node_id -> True: ended when asked, False: had to be killed."""
         running = self.running()
         nodes = [name for name in running if name not in self._companions]
         return {**self._stop(nodes, seconds), **self._stop(running[len(nodes) :], seconds)}
@@ -309,7 +309,7 @@ class LocalCluster:
             return dict(zip(names, ended, strict=True))
 
     def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
-        """True: it ended by itself or was down. False: it had to be killed."""
+        """True: it ended when asked or was down. False: it had to be killed."""
         process = self.process(node_id)
         return process.stop(seconds) if process.is_alive else True
 

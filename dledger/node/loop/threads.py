@@ -18,7 +18,7 @@ class InThread(Protocol):
 
 
 async def in_thread(work: Callable[[], T], name: str) -> T:
-    """What `work` returns or raises. It goes on by itself if this is cancelled."""
+    """What `work` returns or raises. It goes on if this is cancelled."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -26,7 +26,7 @@ _FIRST_FASTER = 1.25
 _PERIOD_S = 0.1
 _LONG_PERIOD_S = 1.0
 _ENOUGH_APPENDS = 16
-#: So often there is a pause, in which appends show what they take by themselves. What is on its way when it
+#: So often there is a pause, in which appends show what they take alone. What is on its way when it
 #: begins has some time to arrive.
 _BETWEEN_PAUSES_S = 3.0
 _ARRIVAL_S = 0.05

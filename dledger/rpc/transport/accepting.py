@@ -2,7 +2,7 @@
 
 gRPC's own asks for one, and for the next one when the loop has taken that: a hand-over from gRPC's thread and
 some turns of the loop for each call. On a busy machine that, and not the work, bounds how many unary calls a
-second there are, and how many share an append: 64 callers stood in line there while every group held 7.
+second there are, and how many share an append: 64 callers stood in line there while every group had 7.
 Nor does a call that comes take a task of its own to be waited for: a fifth of what a server does for one.
 """
 

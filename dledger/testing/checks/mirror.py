@@ -81,7 +81,7 @@ class BatchLog:
         return found is not None and found.chain_crc == batch.chain_crc and found.term == batch.term
 
     def covers(self, batch: Batch) -> bool:
-        """Is it in here, or was it purged? That what is purged was committed is checked by itself."""
+        """Is it in here, or was it purged? That what is purged was committed is checked separately."""
         return batch.last_index <= self.base.index or self.holds(batch)
 
 

@@ -96,7 +96,7 @@ async def test_concurrent_sends_to_a_queue_share_batches_and_keep_their_order() 
         assert sum(batches) == 500 and len(batches) < 250
 
 
-async def test_a_bad_message_spoils_only_itself() -> None:
+async def test_a_bad_message_fails_alone() -> None:
     async with brokers_and_producer() as (brokers, producer):
         await brokers.cluster.brokers[0].put_topic(TopicConfig("t"))
         gate = asyncio.Event()

@@ -85,16 +85,16 @@ def test_a_message_says_what_its_record_says(whole: Message, data: st.DataObject
         assert getattr(found, name) == getattr(expected, name)
     assert found.properties == split_properties(expected.properties)
     # A damaged record is judged as `decode` judges it.
-    spoilt = bytearray(record)
-    spoilt[data.draw(st.integers(0, len(record) - 1))] ^= data.draw(st.integers(1, 255))
+    corrupt = bytearray(record)
+    corrupt[data.draw(st.integers(0, len(record) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        expected = decode(bytes(spoilt))
+        expected = decode(bytes(corrupt))
     except StoredDataDamaged as error:
         with pytest.raises(StoredDataDamaged) as refused:
-            message_of(bytes(spoilt))
+            message_of(bytes(corrupt))
         assert refused.value.status is error.status
     else:
-        found = message_of(bytes(spoilt))
+        found = message_of(bytes(corrupt))
         assert all(getattr(found, name) == getattr(expected, name) for name in FIELDS)
 
 

@@ -83,7 +83,7 @@ class BrokerProcesses:
         broker: Mapping[str, Any] | None = None,
         log: Mapping[str, Any] | None = None,
         data_file_size: int = 4 << 20,
-        spoilable: bool = False,
+        fault_injection: bool = False,
         topics: Sequence[TopicConfig] = TOPICS,
     ) -> None:
         self.folder = folder
@@ -98,7 +98,7 @@ class BrokerProcesses:
                 "program": {"factory": program, "settings": settings},
             },
             data_file_size=data_file_size,
-            spoilable=spoilable,
+            fault_injection=fault_injection,
         )
 
     @property

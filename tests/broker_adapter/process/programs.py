@@ -11,7 +11,7 @@ from typing import Any
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.server.program import BrokerProgram
 from dledger import AppliedEntry, NodeConfig, NodeServer
-from tests.process.faulty_node import SpoiledDisk
+from tests.process.faulty_node import FaultInjectingDisk
 
 _LOOK_EVERY_S = 0.01
 
@@ -26,8 +26,8 @@ def never_master(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.never_master")
 
 
-class SpoiledBroker(BrokerProgram):
-    """On a disk as `ProcessCluster.spoil` says."""
+class FaultInjectingBroker(BrokerProgram):
+    """On a disk as `ProcessCluster.inject` says."""
 
     def __init__(self, config: NodeConfig, settings: Mapping[str, Any]) -> None:
         super().__init__(config, parse_settings(settings))
@@ -43,7 +43,7 @@ class SpoiledBroker(BrokerProgram):
 
     def make_node(self, **options: Any) -> NodeServer:
         directory = self.config.directory
-        disk = SpoiledDisk(directory, directory.with_name(f"{directory.name}.faults"))
+        disk = FaultInjectingDisk(directory, directory.with_name(f"{directory.name}.faults"))
         node = super().make_node(disk=disk, **options)
         change_to_master = self.adapter.change_to_master
 
@@ -56,6 +56,6 @@ class SpoiledBroker(BrokerProgram):
         return node
 
 
-def spoiled(config: NodeConfig, settings: Mapping[str, Any]) -> SpoiledBroker:
+def faulty(config: NodeConfig, settings: Mapping[str, Any]) -> FaultInjectingBroker:
     """The factory."""
-    return SpoiledBroker(config, settings)
+    return FaultInjectingBroker(config, settings)

@@ -1,4 +1,4 @@
-"""The checker of these tests finds what it is for, in files and notes that are spoiled after a good run."""
+"""The checker of these tests finds what it is for, in files and notes that are changed after a good run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def deliver_too_little(_: BrokerProcesses, notes: Notes) -> None:
     notes.delivered[QUEUE] = [(o, body) for o, body in notes.delivered[QUEUE] if o < end]
 
 
-SPOILS: list[Callable[[BrokerProcesses, Notes], None]] = [
+MUTATIONS: list[Callable[[BrokerProcesses, Notes], None]] = [
     flip_a_unit,
     cut_a_queue,
     add_a_unit,
@@ -79,7 +79,7 @@ SPOILS: list[Callable[[BrokerProcesses, Notes], None]] = [
 ]
 
 
-async def test_everything_that_is_spoiled_is_found(tmp_path: Path) -> None:
+async def test_everything_that_is_changed_is_found(tmp_path: Path) -> None:
     async with BrokerProcesses(tmp_path) as brokers:
         async with Load(brokers) as load:
             await load.progress(200)
@@ -87,9 +87,9 @@ async def test_everything_that_is_spoiled_is_found(tmp_path: Path) -> None:
         check_files(brokers, load.notes, end)
         folder, kept = brokers.derived("n2"), tmp_path / "kept"
         shutil.copytree(folder, kept)
-        for spoil in SPOILS:
+        for mutate in MUTATIONS:
             notes = deepcopy(load.notes)
-            spoil(brokers, notes)
+            mutate(brokers, notes)
             with pytest.raises(AssertionError):
                 check_files(brokers, notes, end)
             shutil.rmtree(folder)

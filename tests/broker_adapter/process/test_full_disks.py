@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "timing": PATIENT,  # leadership moves because a disk is full, or not at all
     "limits": {"max_batch_bytes": 192 << 10, "max_body_bytes": 128 << 10, "tail_cache_bytes": 256 << 10},
 }
-SPOILED = "tests.broker_adapter.process.programs:spoiled"
+FAULTY = "tests.broker_adapter.process.programs:faulty"
 
 
 @pytest.fixture(params=KINDS)
@@ -36,7 +36,9 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisks
 async def test_a_full_master_hands_over_and_when_all_are_full_sends_are_refused(
     tmp_path: Path, disks: SmallDisks
 ) -> None:
-    brokers = BrokerProcesses(tmp_path, program=SPOILED, log=SETTINGS, data_file_size=FILE, spoilable=True)
+    brokers = BrokerProcesses(
+        tmp_path, program=FAULTY, log=SETTINGS, data_file_size=FILE, fault_injection=True
+    )
     disks.attach(brokers.nodes)
     async with brokers:
         nodes = brokers.nodes

@@ -19,7 +19,7 @@ from tests.node.local import PATIENT
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")]
 
-SPOILED = "tests.broker_adapter.process.programs:spoiled"
+FAULTY = "tests.broker_adapter.process.programs:faulty"
 MESSAGES, BATCH, LANES = 100_000, 500, 2
 
 
@@ -37,7 +37,7 @@ async def send_many(brokers: BrokerProcesses) -> None:
 
 async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_new_one(tmp_path: Path) -> None:
     log = {"timing": PATIENT}  # nobody repeats what is sent
-    async with BrokerProcesses(tmp_path, program=SPOILED, log=log, data_file_size=16 << 20) as brokers:
+    async with BrokerProcesses(tmp_path, program=FAULTY, log=log, data_file_size=16 << 20) as brokers:
         nodes, folder = brokers.nodes, brokers.folder
         master = await brokers.master()
         slaves = brokers.slaves(master)
@@ -73,7 +73,7 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
 
 
 async def test_leadership_moves_on_from_a_broker_that_cannot_become_master(tmp_path: Path) -> None:
-    async with BrokerProcesses(tmp_path, program=SPOILED) as brokers:
+    async with BrokerProcesses(tmp_path, program=FAULTY) as brokers:
         nodes = brokers.nodes
         async with Load(brokers) as load:
             await load.progress(200)

@@ -162,10 +162,10 @@ TWICE_IS_TOO_OFTEN = tuple(check for check in CHECKS if check.id == "S6")
 
 def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> None:
     folders = []
-    for spoil, _ in [*BAD, (tear_the_killed, "")]:
-        folder = tmp_path / spoil.__name__
-        clean_trace(spoil.__name__).write(folder)
-        spoil(folder / RAW_DIR)
+    for mutate, _ in [*BAD, (tear_the_killed, "")]:
+        folder = tmp_path / mutate.__name__
+        clean_trace(mutate.__name__).write(folder)
+        mutate(folder / RAW_DIR)
         folders.append(folder)
     for empty_handed in (only_unknown_outcomes(), no_faults(), nothing_but_a_beginning()):
         empty_handed.write(tmp_path / empty_handed.run)
@@ -178,10 +178,10 @@ def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> No
         fired = [f for f in found[run].findings if f.check in TWICE_IS_TOO_OFTEN and f.violations]
         assert fired and found[run].verdict is Verdict.UNKNOWN, "a copy of a run breaks no promise"
         assert any("is also in" in reason for reason in found[run].reasons)
-    for spoil, said in BAD:
-        result = found[spoil.__name__]
-        assert result.verdict is Verdict.UNKNOWN, (spoil.__name__, result.reasons)
-        assert any(re.fullmatch(said, text) for text in told(result)), (spoil.__name__, told(result))
+    for mutate, said in BAD:
+        result = found[mutate.__name__]
+        assert result.verdict is Verdict.UNKNOWN, (mutate.__name__, result.reasons)
+        assert any(re.fullmatch(said, text) for text in told(result)), (mutate.__name__, told(result))
     for run, said in (
         ("only_unknown", r"\d+ of \d+ sends have no known outcome"),
         ("no_faults", "faults planned: 0, that took effect: 0"),

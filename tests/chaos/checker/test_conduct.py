@@ -113,16 +113,16 @@ def no_such_device(out: Path) -> None:
     out.symlink_to("/proc/nowhere")
 
 
-@pytest.mark.parametrize("spoil", [a_file_in_its_place, a_file_on_the_way, no_such_device])
+@pytest.mark.parametrize("obstruct", [a_file_in_its_place, a_file_on_the_way, no_such_device])
 def test_a_report_that_cannot_be_written_does_not_change_the_verdict(
-    spoil: Callable[[Path], None],
+    obstruct: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
     bad: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    spoil(out)
+    obstruct(out)
     assert run_command(monkeypatch, bad, "--out", out, "--junit", out / "deep" / "junit.xml") == 1
     said = capsys.readouterr()
     assert "INVALID" in said.out

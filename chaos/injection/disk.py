@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.spoil.orders import Counters, Did, OrderFile
-from chaos.spoil.unsynced import UnsyncedRecord
+from chaos.injection.orders import Counters, Did, OrderFile
+from chaos.injection.unsynced import UnsyncedRecord
 from dledger.platform import OsDisk
 
 _STUCK_POLL_S = 0.005
@@ -17,8 +17,8 @@ _STUCK_POLL_S = 0.005
 Buffer = bytes | bytearray | memoryview
 
 
-class SpoiledDisk(OsDisk):
-    """The files below `root`, spoiled by what is in `folder`. Reads are never spoiled."""
+class FaultInjectingDisk(OsDisk):
+    """The files below `root`, with the faults that `folder` orders. Reads have none."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         super().__init__()

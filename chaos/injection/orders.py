@@ -1,7 +1,7 @@
 """What is wrong with a node's disk and clock, and what came of it: the channel between harness and node.
 
 One folder per node: `orders.json`, which the harness replaces and the node looks at before every operation
-that it can spoil, and `counters`, in which the node counts what it has done. Both outlive the node.
+that may fail, and `counters`, in which the node counts what it has done. Both outlive the node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The spoiled disks and clocks of a cluster, from the harness's side."""
+"""The faulty disks and clocks of a cluster, from the harness's side."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from chaos.spoil.orders import Did, OrderFile, Orders, combined, read_counter
-from chaos.spoil.unsynced import Loss, forget, lose_power
+from chaos.injection.orders import Did, OrderFile, Orders, combined, read_counter
+from chaos.injection.unsynced import Loss, forget, lose_power
 from chaos.syncs.journal import note_damage, note_undone
 from chaos.syncs.trace import journals_folder
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
 
-_FOLDER = "spoil"
+_FOLDER = "injection"
 
 
-class Spoils:
+class Injections:
     """What is ordered of which node. Several orders may be in force for one: see `combined`."""
 
     def __init__(self, local: LocalCluster, *, available: bool) -> None:
-        """`available`: nodes were made with disks and clocks that can be spoiled."""
+        """`available`: nodes were made with disks and clocks that can be made faulty."""
         self._local = local
         self._available = available
         self._orders: dict[str, list[Orders]] = {}
@@ -31,7 +31,7 @@ class Spoils:
     def begin(self, node: str, orders: Orders) -> None:
         """ClusterError if disk and clock of this cluster are those of the machine."""
         if not self._available:
-            raise ClusterError("this cluster's disks and clocks cannot be spoiled")
+            raise ClusterError("this cluster's disks and clocks cannot be made faulty")
         self._orders.setdefault(node, []).append(orders)
         self._save(node)
 
@@ -65,9 +65,9 @@ class Spoils:
         OrderFile(folder).save(combined(self._orders[node]))
 
 
-def spoil_settings(config: dict[str, object], folder: Path) -> dict[str, object]:
-    """A node's configuration, with a disk and a clock that can be spoiled below whatever runs on it."""
+def injection_settings(config: dict[str, object], folder: Path) -> dict[str, object]:
+    """A node's configuration, with a disk and a clock that can be made faulty below whatever runs on it."""
     program = config.get("program")
     inside = json.loads(json.dumps(program)) if program else {}
     settings = {"folder": str(folder), **inside}
-    return {**config, "program": {"factory": "chaos.spoil.node:program", "settings": settings}}
+    return {**config, "program": {"factory": "chaos.injection.node:program", "settings": settings}}

@@ -16,22 +16,22 @@ from dledger.core.messages import Message, PushMessage, PushResponse
 _NEWEST = 8  # kept of each kind, for each peer
 
 
-class Held(NamedTuple):
+class Outgoing(NamedTuple):
     number: int  # of the hard state that has to be durable first
     peer: str
     message: Message
     payload: bytes | memoryview | None
 
 
-class HeldMessages:
+class OutboxUntilDurable:
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}  # in the order in which they are to leave
+        self._waiting: dict[int, Outgoing] = {}  # in the order in which they are to leave
         self._kinds: dict[tuple[str, type], deque[int]] = {}  # keys of what need not be kept in full
         self._streams: dict[tuple[str, bool], int] = {}  # the newest, by peer and whether it is pushed to us
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._waiting)
 
     def add(self, number: int, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         """`number` never falls."""
@@ -42,16 +42,16 @@ class HeldMessages:
             kind = self._kinds.setdefault((peer, type(message)), deque())
             kind.append(self._count)
             if len(kind) > _NEWEST:
-                self._held.pop(kind.popleft(), None)
-        self._held[self._count] = Held(number, peer, message, payload)
+                self._waiting.pop(kind.popleft(), None)
+        self._waiting[self._count] = Outgoing(number, peer, message, payload)
 
-    def release(self, number: int) -> Iterator[Held]:
+    def release(self, number: int) -> Iterator[Outgoing]:
         """Those that waited for this hard state, or an older one, in order."""
-        while self._held:
-            key = next(iter(self._held))
-            if self._held[key].number > number:
+        while self._waiting:
+            key = next(iter(self._waiting))
+            if self._waiting[key].number > number:
                 return
-            yield self._held.pop(key)
+            yield self._waiting.pop(key)
         self._streams.clear()
         self._kinds.clear()
 
@@ -63,11 +63,11 @@ class HeldMessages:
             return
         void = [
             key
-            for key, held in self._held.items()
-            if held.peer == peer
-            and isinstance(held.message, PushMessage | PushResponse)
-            and isinstance(held.message, PushResponse) == inbound
-            and held.message.stream_id < message.stream_id
+            for key, waiting in self._waiting.items()
+            if waiting.peer == peer
+            and isinstance(waiting.message, PushMessage | PushResponse)
+            and isinstance(waiting.message, PushResponse) == inbound
+            and waiting.message.stream_id < message.stream_id
         ]
         for key in void:
-            del self._held[key]
+            del self._waiting[key]

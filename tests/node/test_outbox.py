@@ -12,7 +12,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import Code
-from dledger.replica.held import HeldMessages
+from dledger.replica.outbox import OutboxUntilDurable
 from dledger.replica.shell import HardStateJob
 from tests.node.replica_world import World
 
@@ -29,12 +29,12 @@ def answer(stream_id: int, index: int) -> PushResponse:
     return PushResponse(3, "a", stream_id, Code.SUCCESS, PushType.APPEND, index, 0, index)
 
 
-def leaving(held: HeldMessages, number: int) -> list[tuple[str, Message]]:
-    return [(item.peer, item.message) for item in held.release(number)]
+def leaving(outbox: OutboxUntilDurable, number: int) -> list[tuple[str, Message]]:
+    return [(item.peer, item.message) for item in outbox.release(number)]
 
 
 def test_what_is_held_leaves_in_order_and_only_when_its_hard_state_is_durable() -> None:
-    held = HeldMessages()
+    outbox = OutboxUntilDurable()
     messages: list[tuple[int, str, Message]] = [
         (1, "b", commit(5, 1)),
         (1, "c", heartbeat(1)),
@@ -42,31 +42,31 @@ def test_what_is_held_leaves_in_order_and_only_when_its_hard_state_is_durable() 
         (3, "b", answer(9, 4)),
     ]
     for number, peer, message in messages:
-        held.add(number, peer, message, None)
-    assert leaving(held, 0) == []
-    assert leaving(held, 2) == [(peer, message) for _, peer, message in messages[:3]]
-    assert leaving(held, 3) == [("b", messages[3][2])]
-    assert len(held) == 0
+        outbox.add(number, peer, message, None)
+    assert leaving(outbox, 0) == []
+    assert leaving(outbox, 2) == [(peer, message) for _, peer, message in messages[:3]]
+    assert leaving(outbox, 3) == [("b", messages[3][2])]
+    assert len(outbox) == 0
 
 
 def test_rule_13_of_what_is_repeated_anyway_the_newest_few_are_kept() -> None:
-    held = HeldMessages()
+    outbox = OutboxUntilDurable()
     for number in range(1000):
         for peer in ("b", "c"):
-            held.add(number, peer, heartbeat(number), None)
-            held.add(number, peer, HeartbeatResponse(3, "a", number, True, True, True), None)
-    assert len(held) == 4 * 8
-    assert ("b", heartbeat(999)) in leaving(held, 999)
+            outbox.add(number, peer, heartbeat(number), None)
+            outbox.add(number, peer, HeartbeatResponse(3, "a", number, True, True, True), None)
+    assert len(outbox) == 4 * 8
+    assert ("b", heartbeat(999)) in leaving(outbox, 999)
 
 
 def test_rule_13_a_newer_stream_makes_what_is_held_for_an_older_one_void() -> None:
-    held = HeldMessages()
+    outbox = OutboxUntilDurable()
     for stream_id in range(1, 1000):
-        held.add(1, "b", commit(stream_id, 1), None)
-        held.add(1, "b", commit(stream_id, 2), None)
-        held.add(1, "b", answer(stream_id, 3), None)
-        held.add(1, "c", commit(7, 3), None) if stream_id == 5 else None
-    assert leaving(held, 1) == [
+        outbox.add(1, "b", commit(stream_id, 1), None)
+        outbox.add(1, "b", commit(stream_id, 2), None)
+        outbox.add(1, "b", answer(stream_id, 3), None)
+        outbox.add(1, "c", commit(7, 3), None) if stream_id == 5 else None
+    assert leaving(outbox, 1) == [
         ("c", commit(7, 3)),
         ("b", commit(999, 1)),
         ("b", commit(999, 2)),
@@ -87,4 +87,4 @@ def test_rule_13_a_vote_that_the_disk_does_not_store_for_an_hour_costs_no_memory
         if round_ % 10 == 0:
             follower.pass_time(20)
     assert len(follower.shell.sent) == before, "nothing has left"
-    assert len(follower.replica._held) < 50
+    assert len(follower.replica._outbox) < 50

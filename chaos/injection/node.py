@@ -1,4 +1,4 @@
-"""Nodes whose disk and clock can be spoiled: the factory for `[program]` in a node's configuration.
+"""Nodes whose disk and clock can be made faulty: the factory for `[program]` in a node's configuration.
 
 Settings: `folder` (of orders, counters and record); `factory` and `settings` of the program that runs on the
 node beside, if there is one.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.spoil.disk import SpoiledDisk
-from chaos.spoil.orders import Counters, Did, OrderFile
+from chaos.injection.disk import FaultInjectingDisk
+from chaos.injection.orders import Counters, Did, OrderFile
 from dledger import ConfigError, NodeConfig, NodeServer
 from dledger.node.program import load_program
 from dledger.node.setup.config import ProgramConfig
@@ -42,7 +42,7 @@ class BareNode:
         return
 
 
-class SpoiledNode:
+class FaultInjectingNode:
     """Implements `dledger.Program`: another program, on a node with another disk and another clock."""
 
     def __init__(self, program: _MakesNodes, directory: Path, folder: Path) -> None:
@@ -52,7 +52,7 @@ class SpoiledNode:
 
     def make_node(self) -> NodeServer:
         return self._program.make_node(
-            disk=SpoiledDisk(self._directory, self._folder), wall_ms=spoiled_clock(self._folder)
+            disk=FaultInjectingDisk(self._directory, self._folder), wall_ms=injected_clock(self._folder)
         )
 
     async def start(self) -> None:
@@ -62,7 +62,7 @@ class SpoiledNode:
         await self._program.stop()
 
 
-def spoiled_clock(folder: Path) -> Callable[[], int]:
+def injected_clock(folder: Path) -> Callable[[], int]:
     """Wall clock time in ms, as wrong as it is ordered to be."""
     orders, counters = OrderFile(folder), Counters(folder)
 
@@ -75,7 +75,7 @@ def spoiled_clock(folder: Path) -> Callable[[], int]:
     return now_ms
 
 
-def program(config: NodeConfig, settings: Mapping[str, Any]) -> SpoiledNode:
+def program(config: NodeConfig, settings: Mapping[str, Any]) -> FaultInjectingNode:
     """The factory."""
     if "folder" not in settings:
         raise ConfigError("program.settings lacks 'folder'")
@@ -85,4 +85,4 @@ def program(config: NodeConfig, settings: Mapping[str, Any]) -> SpoiledNode:
     if "factory" in settings:
         inside = ProgramConfig(factory=settings["factory"], settings=settings.get("settings", {}))
         inner = load_program(config.model_copy(update={"program": inside}))
-    return SpoiledNode(inner or BareNode(config), config.directory, folder)
+    return FaultInjectingNode(inner or BareNode(config), config.directory, folder)

@@ -1,0 +1,1 @@
+"""Fault injection below a node: its disk fails and its clock jumps as the harness orders."""
