@@ -1,4 +1,4 @@
-"""Random runs: 50 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
+"""Random runs: 20 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dledger.testing import RunOptions, run_seed
 from dledger.testing.profile import FAULTS
 
 SEEDS = 500
-SHORT = 50
+SHORT = 20
 CHUNK = 10
 
 
@@ -38,8 +38,13 @@ def test_seeds_that_once_failed(seed: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("nodes", [3, 5])
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize(
+    ("nodes", "on_disk"),
+    [
+        *((3, False), (5, True)),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in ((3, True), (5, False))),
+    ],
+)
 def test_each_size_and_store(nodes: int, on_disk: bool) -> None:
     """What is asked for is what runs; and much of what can happen does happen."""
     counts: Counter[str] = Counter()
