@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from broker_adapter.api import GroupConfig, QueueStats, TopicConfig
 from broker_adapter.errors import (
@@ -37,7 +37,7 @@ from broker_adapter.remoting_client.core.route_data import (
     parse_clusters,
 )
 from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, decode_messages
-from broker_adapter.remoting_client.instance import ClientInstance, is_absent
+from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, is_absent
 from broker_adapter.remoting_client.options import ClientOptions
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ _PAUSE_S = 0.05
 _END_MS = (1 << 63) - 1
 
 
-class Admin:
+class Admin(RemotingClient):
     """For asyncio. Use it with `async with`, or `start` and `close`. Errors are BrokerError's."""
 
     def __init__(
@@ -57,19 +57,6 @@ class Admin:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._client = ClientInstance(name_servers, options, tls)
-
-    async def start(self) -> None:
-        self._client.start()
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def clusters(self) -> dict[str, list[BrokerAddresses]]:
         """Cluster -> its brokers, as the NameServer knows them."""

@@ -8,7 +8,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Self
 
 from broker_adapter.errors import ReadFailed, ResponseCode, Status, TopicRefused
 from broker_adapter.format.unique_keys import UniqueKeys
@@ -94,3 +94,24 @@ class ClientInstance:
 def is_absent(error: Exception) -> bool:
     """The server knows nothing of what was asked for."""
     return isinstance(error, ReadFailed) and error.status is Status.MESSAGE_NOT_FOUND
+
+
+class RemotingClient:
+    """What programs start and close, or use with `async with`."""
+
+    _client: ClientInstance
+
+    async def start(self) -> None:
+        """Begin to renew routes. Connections are made when they are needed."""
+        self._client.start()
+
+    async def close(self) -> None:
+        """Disconnect. Calls in progress end as indeterminate."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -9,7 +9,6 @@ import ssl
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
 
 from broker_adapter.errors import (
     AnswerMissing,
@@ -37,7 +36,7 @@ from broker_adapter.remoting_client.core.values import (
     SendResult,
     SendStatus,
 )
-from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.request_reply import (
     CORRELATION_ID,
@@ -59,7 +58,7 @@ _COMPRESS_LEVEL = 5  # RocketMQ's
 _ATTEMPTS = 3  # RocketMQ's retryTimesWhenSendFailed, and one
 
 
-class Producer:
+class Producer(RemotingClient):
     """RocketMQ's DefaultMQProducer for asyncio. Use it with `async with`, or `start` and `close`."""
 
     def __init__(
@@ -85,20 +84,6 @@ class Producer:
         push = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         self._client.dispatch.register([push], self._requests.answered, replies)
         self._choice = QueueChoice(self._options.avoid_broker_s, random.randrange(1 << 16))
-
-    async def start(self) -> None:
-        self._client.start()
-
-    async def close(self) -> None:
-        """Disconnect. Sends in progress end as indeterminate."""
-        await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     # -- sending
 

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Iterable, Sequence
-from typing import Self
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
 from broker_adapter.remoting_client.core.pulling import PullResult
 from broker_adapter.remoting_client.core.subscription import ALL, Subscription
 from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
-from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
 
 _log = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ _WAIT_S = 15.0  # a broker waits so long for a message; RocketMQ's brokerSuspend
 _RETRY_S = 1.0  # after a pull has failed
 
 
-class PullConsumer:
+class PullConsumer(RemotingClient):
     """RocketMQ's DefaultMQPullConsumer (`pull`) and DefaultLitePullConsumer (`assign`, `seek`, `poll`) for
     asyncio. Use it with `async with`, or `start` and `close`. Only calls commit offsets."""
 
@@ -49,20 +48,10 @@ class PullConsumer:
         self._positions: dict[MessageQueue, int | None] = {}
         self._pulls: dict[MessageQueue, asyncio.Task[PullResult | None]] = {}
 
-    async def start(self) -> None:
-        self._client.start()
-
     async def close(self) -> None:
         """Disconnect. Positions are not committed."""
         self.assign(())
         await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues that can be read (fetchSubscribeMessageQueues). TopicRefused (TOPIC_UNKNOWN)."""

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self
 
 from broker_adapter.errors import BrokerError, TopicRefused
 from broker_adapter.format.topic_names import RETRY_PREFIX
@@ -25,7 +24,7 @@ from broker_adapter.remoting_client.core.rebalance import AllocateStrategy, allo
 from broker_adapter.remoting_client.core.subscription import ALL, Subscription
 from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 from broker_adapter.remoting_client.group_requests import MessageModel
-from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.remoting_client.listening import QueueListener
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus, QueueWorker
@@ -39,7 +38,7 @@ _REBALANCE_S = 20.0
 _REBALANCE_AGAIN_S = 1.0  # after something was missing
 
 
-class PushConsumer:
+class PushConsumer(RemotingClient):
     """RocketMQ's DefaultMQPushConsumer for asyncio. `subscribe`, then `async with`, or `start` and `close`.
 
     Each message is given to the listener at least once: after a failure, a change of members or a crash some
@@ -161,13 +160,6 @@ class PushConsumer:
         for worker in workers:
             self._queue_listener.revoked(worker.queue)
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     @property
     def _is_ordered(self) -> bool:
