@@ -14,6 +14,10 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 
+#: Of a member of a group, that is asked something: administrators wait for 5 s.
+_MEMBER_S = 4.0
+_ASKED = ("consumerGroup", "clientId", "jstackEnable")
+
 Facts = Callable[[], Mapping[str, str]]
 
 
@@ -29,6 +33,7 @@ class NodeQueries:
         for code, processor in (
             (RequestCode.GET_CONSUMER_CONNECTION_LIST, self._consumers),
             (RequestCode.GET_PRODUCER_CONNECTION_LIST, self._producers),
+            (RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info),
             (RequestCode.GET_BROKER_CONFIG, self._config),
             (RequestCode.GET_BROKER_RUNTIME_INFO, self._runtime_info),
         ):
@@ -49,6 +54,19 @@ class NodeQueries:
             problem = f"the producer group[{group}] not exist"
             return request.answer(ResponseCode.SYSTEM_ERROR, problem)
         return request.answer(ResponseCode.SUCCESS, body=admin_bodies.producer_connection(producers))
+
+    async def _running_info(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """What the member says of itself. AnswerMissing (ANSWER_MISSING) if it says nothing in time."""
+        group, client_id = text(request.fields, "consumerGroup"), text(request.fields, "clientId")
+        member = self._clients.consumers.get(group, {}).get(client_id)
+        if member is None:
+            problem = f"The Consumer <{group}> <{client_id}> not online"
+            return request.answer(ResponseCode.SYSTEM_ERROR, problem)
+        fields = {name: request.fields[name] for name in _ASKED if name in request.fields}
+        told = await member.connection.invoke(RemotingCommand(request.code, fields), _MEMBER_S)
+        return request.answer(told.code, told.remark, fields=told.fields, body=told.body)
 
     async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         lines = (f"{name}={value}\n" for name, value in self._settings().items())

@@ -211,3 +211,24 @@ async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
                 assert (await asker.ask(change)).code == code
             assert (await asker.ask(ADMIN_QUERIES[0])).code == ResponseCode.SERVICE_NOT_AVAILABLE
         await port.stop()
+
+
+async def test_a_member_is_asked_what_it_does(cluster: BrokerCluster) -> None:
+    asked: list[RemotingCommand] = []
+
+    async def running(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        asked.append(request)
+        return request.answer(0, body=b"{busy}")
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], running, Executor("all", 9, 9))
+    member = Asker(await connect(slave(cluster), timeout_s=10, dispatch=dispatch))
+    await member.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+    of = {"consumerGroup": "g", "jstackEnable": "true"}
+    async with asking(slave(cluster)) as asker:
+        answer = await asker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, clientId="c1", **of)
+        assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b"{busy}")
+        assert asked[0].fields == {"clientId": "c1", **of}
+        gone = await asker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, clientId="c2", **of)
+        assert (gone.code, "not online" in (gone.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    member.connection.close("done")
