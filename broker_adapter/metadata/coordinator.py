@@ -108,37 +108,37 @@ class GroupCoordinator:
                 f"lease_ms {lease_ms} is not within {config.min_lease_ms} and {config.max_lease_ms}",
             )
         stored = self._stored(group)
-        held = self._groups.get(group) or _Group(bool(stored.members), now_ms + config.collect_ms)
-        self._admit(held, member_id, subscription)
-        if held.inherited and not held.members:
-            held.deadline_ms = min(held.deadline_ms, now_ms + config.collect_ms)
-        self._groups[group] = held
-        self._put(held, member_id, _Member(subscription, lease_ms, now_ms + lease_ms))
+        local = self._groups.get(group) or _Group(bool(stored.members), now_ms + config.collect_ms)
+        self._admit(local, member_id, subscription)
+        if local.inherited and not local.members:
+            local.deadline_ms = min(local.deadline_ms, now_ms + config.collect_ms)
+        self._groups[group] = local
+        self._put(local, member_id, _Member(subscription, lease_ms, now_ms + lease_ms))
         return self.answer(group, member_id)
 
     def answer(self, group: str, member_id: str) -> Assignment | Pending:
         """What the log says to a member that has joined. GroupRefused (GROUP_UNKNOWN, NOT_A_MEMBER)."""
-        stored, held = self._stored(group), self._groups.get(group)
-        member = held.members.get(member_id) if held else None
-        if held is None or member is None:
+        stored, local = self._stored(group), self._groups.get(group)
+        member = local.members.get(member_id) if local else None
+        if local is None or member is None:
             raise _no_member(group, member_id)
         queues = stored.members.get(member_id)
         if queues is None or any(topic not in member.topics for topic, _ in queues):
             return Pending(self._config.rejoin_ms)
-        in_step = not held.inherited and not held.proposing and self._agrees(held, stored)
+        in_step = not local.inherited and not local.proposing and self._agrees(local, stored)
         heartbeat_ms = member.lease_ms // 3 if in_step else min(self._config.rejoin_ms, member.lease_ms // 3)
         return Assignment(stored.generation, queues, len(stored.members), heartbeat_ms)
 
     def leave(self, group: str, member_id: str, now_ms: int) -> None:
         """Give up membership; the queues go to the others. GroupRefused (GROUP_UNKNOWN, NOT_A_MEMBER)."""
-        stored, held = self._stored(group), self._groups.get(group)
-        if held is not None and member_id in held.members:
-            self._remove(held, member_id)
-        elif member_id not in stored.members or not (held is None or held.inherited):
+        stored, local = self._stored(group), self._groups.get(group)
+        if local is not None and member_id in local.members:
+            self._remove(local, member_id)
+        elif member_id not in stored.members or not (local is None or local.inherited):
             raise _no_member(group, member_id)
-        if held is None:
-            held = self._groups[group] = self._orphan(now_ms)
-        held.left.add(member_id)
+        if local is None:
+            local = self._groups[group] = self._orphan(now_ms)
+        local.left.add(member_id)
 
     def tick(self, now_ms: int) -> list[NewGeneration]:
         """What is to be proposed now, of all groups."""
@@ -150,66 +150,66 @@ class GroupCoordinator:
 
     def proposal(self, group: str, now_ms: int) -> NewGeneration | None:
         """What is to be proposed for one group now, so that a join need not wait for the next tick."""
-        held, stored = self._groups.get(group), self._catalog.group(group)
-        if held is None or held.proposing:
+        local, stored = self._groups.get(group), self._catalog.group(group)
+        if local is None or local.proposing:
             return None
         if stored is None:
             self._forget(group)
             return None
-        self._expire(held, now_ms)
-        if held.inherited:
-            awaited = stored.members.keys() - held.members.keys() - held.left
-            if awaited and now_ms < held.deadline_ms:
+        self._expire(local, now_ms)
+        if local.inherited:
+            awaited = stored.members.keys() - local.members.keys() - local.left
+            if awaited and now_ms < local.deadline_ms:
                 return None
-        elif self._agrees(held, stored):
-            if not held.members:
+        elif self._agrees(local, stored):
+            if not local.members:
                 self._forget(group)
             return None
-        held.proposing = True
-        return NewGeneration(group, self._wanted(held))
+        local.proposing = True
+        return NewGeneration(group, self._wanted(local))
 
     def settled(self, group: str, *, applied: bool) -> None:
         """The command of this group was applied; or it was refused, or nobody knows what became of it."""
-        held = self._groups.get(group)
-        if held is None:
+        local = self._groups.get(group)
+        if local is None:
             return
-        held.proposing = False
+        local.proposing = False
         if applied:
-            held.inherited = False
-            held.left.clear()
+            local.inherited = False
+            local.left.clear()
 
     # -- members ------------------------------------------------------------------------------------------
 
-    def _admit(self, held: _Group, member_id: str, subscription: frozenset[str]) -> None:
+    def _admit(self, local: _Group, member_id: str, subscription: frozenset[str]) -> None:
         """Busy or IllegalMessage if the group or the broker cannot have this member, or this subscription."""
-        known = held.members.get(member_id)
+        known = local.members.get(member_id)
         if known is not None and known.topics == subscription:
             return
-        if known is None and len(held.members) >= MAX_MEMBERS_PER_GROUP:
+        if known is None and len(local.members) >= MAX_MEMBERS_PER_GROUP:
             raise error_for(Status.TOO_MANY_MEMBERS, f"the group has {MAX_MEMBERS_PER_GROUP} members")
         if known is None and self._member_count >= self._config.max_members:
             raise error_for(Status.TOO_MANY_MEMBERS, f"the broker has {self._config.max_members} members")
-        others = (member.topics for other, member in held.members.items() if other != member_id)
+        others = (member.topics for other, member in local.members.items() if other != member_id)
         check_subscription(subscription.union(*others))
 
-    def _put(self, held: _Group, member_id: str, member: _Member) -> None:
-        before = held.members.get(member_id)
-        held.members[member_id] = member
-        held.left.discard(member_id)
+    def _put(self, local: _Group, member_id: str, member: _Member) -> None:
+        before = local.members.get(member_id)
+        local.members[member_id] = member
+        local.left.discard(member_id)
         if before is None:
             self._member_count += 1
         if before is None or before.topics != member.topics:
-            held.computed_from = None
+            local.computed_from = None
 
-    def _remove(self, held: _Group, member_id: str) -> None:
-        del held.members[member_id]
+    def _remove(self, local: _Group, member_id: str) -> None:
+        del local.members[member_id]
         self._member_count -= 1
-        held.computed_from = None
+        local.computed_from = None
 
-    def _expire(self, held: _Group, now_ms: int) -> None:
-        for member_id in [key for key, member in held.members.items() if member.expires_ms <= now_ms]:
-            self._remove(held, member_id)
-            held.left.add(member_id)
+    def _expire(self, local: _Group, now_ms: int) -> None:
+        for member_id in [key for key, member in local.members.items() if member.expires_ms <= now_ms]:
+            self._remove(local, member_id)
+            local.left.add(member_id)
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -224,21 +224,21 @@ class GroupCoordinator:
     def _forget(self, group: str) -> None:
         self._member_count -= len(self._groups.pop(group).members)
 
-    def _wanted(self, held: _Group) -> dict[str, Queues]:
+    def _wanted(self, local: _Group) -> dict[str, Queues]:
         topics = self._catalog.topics
-        if held.computed_from is not topics:
-            held.wanted = assign({key: member.topics for key, member in held.members.items()}, topics)
-            held.computed_from = topics
-            held.agreed = None
-        return held.wanted
+        if local.computed_from is not topics:
+            local.wanted = assign({key: member.topics for key, member in local.members.items()}, topics)
+            local.computed_from = topics
+            local.agreed = None
+        return local.wanted
 
-    def _agrees(self, held: _Group, stored: Group) -> bool:
+    def _agrees(self, local: _Group, stored: Group) -> bool:
         """Whether the log says what the members and topics of now lead to. Dear only after a change."""
-        wanted = self._wanted(held)
-        if held.agreed is stored.members:
+        wanted = self._wanted(local)
+        if local.agreed is stored.members:
             return True
         if wanted == stored.members:
-            held.agreed = stored.members
+            local.agreed = stored.members
             return True
         return False
 

@@ -36,7 +36,7 @@ from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_creation import TopicCreation, check_writable
-from broker_adapter.server.held_pulls import HeldPulls
+from broker_adapter.server.long_polls import LongPolls
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 from dledger import DLedgerError
 from dledger.platform import client_of
@@ -74,7 +74,7 @@ class Broker:
     ) -> None:
         """`delivered`: by (topic, queue id), the first offset that is not done of what a group is given one
         by one. `used` is told each topic that a client uses."""
-        self.held = HeldPulls(settings.max_held_pulls)
+        self.long_polls = LongPolls(settings.max_held_pulls)
         self._settings = settings
         self._node = node
         self._writer = writer
@@ -148,11 +148,11 @@ class Broker:
                 continue
             if result.status not in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
                 return result
-            if loop.time() >= deadline or self.held.is_closed:
+            if loop.time() >= deadline or self.long_polls.is_closed:
                 return result
             offset = result.next_offset
             has_grown = partial(self._has, topic, queue_id, offset)
-            await self.held.wait(topic, queue_id, offset, has_grown, deadline)
+            await self.long_polls.wait(topic, queue_id, offset, has_grown, deadline)
 
     async def message_at(self, physical_offset: int) -> bytes:
         if physical_offset < 0:

@@ -81,7 +81,7 @@ class BrokerStatus:
             "set_aside": figures.set_aside._asdict(),
             "topics": len(program.metadata.topics),
             "groups": len(program.metadata.groups()),
-            "held_pulls": len(program.broker.held),
+            "held_pulls": len(program.broker.long_polls),
             "delivery": program.delivery.figures()._asdict(),
             "clients": {"by_type": dict(program.clients.streams.by_type()), **self._forwarding()},
             "role_change": handler.status.as_dict(),
@@ -172,7 +172,7 @@ class BrokerStatus:
                 "Messages dispatched and not yet in the IndexFile.",
                 figures.index_pending,
             ),
-            ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
+            ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.long_polls)),
             ("broker_topics", "Topics that exist.", len(program.metadata.topics)),
             (
                 "broker_delivery_pending",

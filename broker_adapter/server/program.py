@@ -294,7 +294,7 @@ class BrokerProgram:
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
-        self.broker.held.close()
+        self.broker.long_polls.close()
         self.delivery.wake_all()
         await self.node.step_aside()
         await self.clients.service.drain(_DRAIN_S)
@@ -465,7 +465,7 @@ class BrokerProgram:
 
     def _role_changed(self) -> None:
         """Beside the role and never in its way: the registrar has tasks of its own."""
-        self.broker.held.wake_all()
+        self.broker.long_polls.wake_all()
         self.delivery.wake_all()
         self.directory.role_changed()
         self._register()
@@ -520,8 +520,8 @@ class BrokerProgram:
         """On the machine's thread. Waking the loop is expensive; later waiters look themselves."""
         if beyond := self.writer.arrived(arrivals):
             self._call_soon(self.writer.skip_to, beyond)
-        if len(self.broker.held):
-            self._call_soon(self.broker.held.arrived, arrivals)
+        if len(self.broker.long_polls):
+            self._call_soon(self.broker.long_polls.arrived, arrivals)
         if self.delivery.is_awaited:
             self._call_soon(self.delivery.arrived, arrivals)
 

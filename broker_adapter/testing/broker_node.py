@@ -283,7 +283,7 @@ class SimBroker:
 
         async def stop() -> None:
             self.writer.stop()
-            self.broker.held.close()
+            self.broker.long_polls.close()
             self.delivery.wake_all()
             await self.handler.stop()
             done()
@@ -301,7 +301,7 @@ class SimBroker:
         self.delivery.on_outcomes(request_id, outcomes)
 
     def _on_change(self) -> None:
-        self.broker.held.wake_all()
+        self.broker.long_polls.wake_all()
         self.delivery.wake_all()
 
     def _on_topic_cut(self, topic: str) -> None:
@@ -311,7 +311,7 @@ class SimBroker:
     def _on_arrival(self, arrivals: Arrivals) -> None:
         if beyond := self.writer.arrived(arrivals):
             self.loop.call_soon_threadsafe(self.writer.skip_to, beyond)
-        self.loop.call_soon_threadsafe(self.broker.held.arrived, arrivals)
+        self.loop.call_soon_threadsafe(self.broker.long_polls.arrived, arrivals)
         self.loop.call_soon_threadsafe(self.delivery.arrived, arrivals)
 
     def _on_job_queue(self, delay_ms: int, job: Callable[[], None]) -> None:

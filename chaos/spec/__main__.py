@@ -35,7 +35,7 @@ def describe(outcome: Outcome) -> str:
     return (
         f"refused: {outcome.explained} of {outcome.lines} lines have a step, and then this has none:\n"
         f"  {outcome.line}\n  because: {outcome.why}\n  before it:\n    "
-        + outcome.held.replace("\n", "\n    ")
+        + outcome.state.replace("\n", "\n    ")
     )
 
 

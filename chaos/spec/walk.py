@@ -31,14 +31,14 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`line`: the first one without a step; `why`: the guard that does not hold, or what nobody can say;
-    `held`: the state before it, in words. `explained`: lines that have a step."""
+    `state`: the state before it, in words. `explained`: lines that have a step."""
 
     verdict: Verdict
     explained: int
     lines: int
     why: str = ""
     line: Line | None = None
-    held: str = ""
+    state: str = ""
 
 
 @dataclass(slots=True)
@@ -88,8 +88,8 @@ class _Walk:
                 self._best = end
         assert self._best is not None
         best, explained = self._best, self._best.branch.explained
-        held = in_words(best.branch.cluster)
-        return Outcome(Verdict.REFUSED, explained, self._total, best.why, best.line, held)
+        state = in_words(best.branch.cluster)
+        return Outcome(Verdict.REFUSED, explained, self._total, best.why, best.line, state)
 
     def _follow(self, branch: _Branch) -> _End | None:
         """Take steps until no line has one any more. None: all lines have one, or the bound is reached."""

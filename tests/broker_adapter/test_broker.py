@@ -69,7 +69,7 @@ async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> N
         slave = next(p for p in cluster.programs.values() if p is not master)
         await in_step(master, slave)
         waiting = asyncio.create_task(slave.broker.pull("orders", 0, 1, wait_ms=30_000, tags=["x"]))
-        await until(lambda: len(slave.broker.held) == 1)
+        await until(lambda: len(slave.broker.long_polls) == 1)
         await master.broker.send("orders", messages("no"), queue_id=0)
         await master.broker.send("orders", messages("yes", TAGS="x"), queue_id=0)
         result = await waiting

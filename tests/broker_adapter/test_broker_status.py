@@ -45,7 +45,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         writer=SimpleNamespace(expected=(3, 7)),
         files=SimpleNamespace(dispatch_behind_bytes=11),
         dispatcher=SimpleNamespace(figures=lambda: DISPATCH),
-        broker=SimpleNamespace(held=[]),
+        broker=SimpleNamespace(long_polls=[]),
         metadata=SimpleNamespace(topics={}),
         delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
         clients=SimpleNamespace(

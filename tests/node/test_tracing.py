@@ -67,7 +67,7 @@ def check_explained(*lives: Recorder) -> None:
         for number, (ev, e, fields) in enumerate(told, 1)
     ]
     outcome = walk(TraceOfLog([lines], ("n1",), 1))
-    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.held)
+    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.state)
 
 
 async def run(folder: Path, trace: Recorder, bodies: int) -> None:

@@ -269,8 +269,8 @@ class AnswersBeforeTheLog(GroupCoordinator):
     """Tells members what they will have, under the generation that is over then."""
 
     def answer(self, group: str, member_id: str) -> Assignment:
-        stored, held = self._stored(group), self._groups[group]
-        wanted = self._wanted(held)
+        stored, local = self._stored(group), self._groups[group]
+        wanted = self._wanted(local)
         return Assignment(stored.generation, wanted[member_id], len(wanted), LEASE // 3)
 
 

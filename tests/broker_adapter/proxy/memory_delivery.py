@@ -39,11 +39,11 @@ from broker_adapter.pop.api import (
 RENEWED_MS = 60_000
 MAX_DELAY_MS = 86_400_000
 #: Of handles and ids that are none: one that has no meaning outside of these calls.
-_NOT_HELD = Status.RECORD_FIELD
+_NOT_POPPED = Status.RECORD_FIELD
 
 
 @dataclass
-class Held:
+class Popped:
     """One message of a group that is not done with."""
 
     record: bytes
@@ -59,7 +59,7 @@ class Held:
 @dataclass
 class GroupState:
     cursors: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    held: list[Held] = field(default_factory=list)
+    popped: list[Popped] = field(default_factory=list)
 
 
 @dataclass
@@ -186,7 +186,7 @@ class MemoryDelivery(DeliveryApi):
         self._may_fail()
         found = self._delayed.get(recall_handle)
         if found is None or found[0] != topic:
-            raise ReadFailed(_NOT_HELD, "there is no such delayed message")
+            raise ReadFailed(_NOT_POPPED, "there is no such delayed message")
         found[2].cancel()
         del self._delayed[recall_handle]
         return found[1]
@@ -232,7 +232,7 @@ class MemoryDelivery(DeliveryApi):
             return
         waiting = self._halves.get(transaction_id)
         if waiting is None:
-            raise ReadFailed(_NOT_HELD, "there is no such transaction")
+            raise ReadFailed(_NOT_POPPED, "there is no such transaction")
         if resolution is Resolution.UNKNOWN:
             return
         del self._halves[transaction_id]
@@ -290,25 +290,25 @@ class MemoryDelivery(DeliveryApi):
         self._may_fail()
         state, results = self._groups[group, topic], []
         for handle in handles:
-            held = self._find(state, handle)
-            if held is not None:
-                state.held.remove(held)
-            results.append(AckStatus.INVALID_HANDLE if held is None else AckStatus.OK)
+            popped = self._find(state, handle)
+            if popped is not None:
+                state.popped.remove(popped)
+            results.append(AckStatus.INVALID_HANDLE if popped is None else AckStatus.OK)
         self._wake()
         return results
 
     async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
         self._may_fail()
-        held = self._held(group, topic, handle)
-        held.handle, held.invisible_until_ms = self._handle(), self.now_ms() + invisible_ms
+        popped = self._popped(group, topic, handle)
+        popped.handle, popped.invisible_until_ms = self._handle(), self.now_ms() + invisible_ms
         self._wake()
-        return held.handle
+        return popped.handle
 
     async def dead_letter(self, group: str, topic: str, handle: str) -> None:
         self._may_fail()
-        held = self._held(group, topic, handle)
-        self._groups[group, topic].held.remove(held)
-        self._give_up(group, topic, held)
+        popped = self._popped(group, topic, handle)
+        self._groups[group, topic].popped.remove(popped)
+        self._give_up(group, topic, popped)
 
     def heard_of(self, client_id: str, group: str = "") -> None:
         self.heard.append((client_id, group))
@@ -317,9 +317,9 @@ class MemoryDelivery(DeliveryApi):
         self._may_fail()
         self.released.append((client_id, group))
         for (name, _), state in self._groups.items():
-            for held in state.held:
-                if held.client_id == client_id and group in ("", name):
-                    held.invisible_until_ms = min(held.invisible_until_ms, self.now_ms() + 1_000)
+            for popped in state.popped:
+                if popped.client_id == client_id and group in ("", name):
+                    popped.invisible_until_ms = min(popped.invisible_until_ms, self.now_ms() + 1_000)
         self._wake()
 
     # -- inside
@@ -388,63 +388,68 @@ class MemoryDelivery(DeliveryApi):
     ) -> list[Delivery]:
         state, now = self._groups[group, topic], self.now_ms()
         limit = self.groups.get(group, GroupConfig(group)).retry_max_times + 1
-        for held in [
-            held for held in state.held if held.invisible_until_ms <= now and held.attempts >= limit
+        for popped in [
+            popped for popped in state.popped if popped.invisible_until_ms <= now and popped.attempts >= limit
         ]:
-            state.held.remove(held)
-            self._give_up(group, topic, held)
-        again = [held for held in state.held if attempt_id and held.attempt_id == attempt_id]
-        taken = again or [held for held in state.held if held.invisible_until_ms <= now]
+            state.popped.remove(popped)
+            self._give_up(group, topic, popped)
+        again = [popped for popped in state.popped if attempt_id and popped.attempt_id == attempt_id]
+        taken = again or [popped for popped in state.popped if popped.invisible_until_ms <= now]
         for queue_id in range(self.topics[topic].read_queues):
             queue = self.queues[topic, queue_id]
             while not again and state.cursors[queue_id] < len(queue) and len(taken) < most:
                 if group in self.orderly and any(
-                    held.queue_id == queue_id and held not in taken for held in state.held
+                    popped.queue_id == queue_id and popped not in taken for popped in state.popped
                 ):
                     break
                 offset = state.cursors[queue_id]
                 state.cursors[queue_id] += 1
                 if _matches(queue[offset], wanted):
-                    fresh = Held(queue[offset], queue_id, offset)
-                    state.held.append(fresh)
+                    fresh = Popped(queue[offset], queue_id, offset)
+                    state.popped.append(fresh)
                     taken.append(fresh)
-        for held in taken[:most]:
-            held.attempts += 0 if again else 1
-            held.invisible_until_ms = now + (invisible_ms or RENEWED_MS)
-            held.handle, held.client_id, held.attempt_id = self._handle(), client_id, attempt_id
+        for popped in taken[:most]:
+            popped.attempts += 0 if again else 1
+            popped.invisible_until_ms = now + (invisible_ms or RENEWED_MS)
+            popped.handle, popped.client_id, popped.attempt_id = self._handle(), client_id, attempt_id
         return [
             Delivery(
-                held.record,
-                held.queue_id,
-                held.queue_offset,
-                held.attempts,
-                held.handle,
-                held.invisible_until_ms,
+                popped.record,
+                popped.queue_id,
+                popped.queue_offset,
+                popped.attempts,
+                popped.handle,
+                popped.invisible_until_ms,
             )
-            for held in taken[:most]
+            for popped in taken[:most]
         ]
 
     def _next_expiry_s(self, group: str, topic: str) -> float:
-        untils = [held.invisible_until_ms for held in self._groups[group, topic].held]
+        untils = [popped.invisible_until_ms for popped in self._groups[group, topic].popped]
         return max(0.001, (min(untils) - self.now_ms()) / 1000) if untils else 3_600.0
 
     def _handle(self) -> str:
         return f"handle-{next(self._numbers)}"
 
-    def _find(self, state: GroupState, handle: str) -> Held | None:
+    def _find(self, state: GroupState, handle: str) -> Popped | None:
         now = self.now_ms()
         return next(
-            (held for held in state.held if held.handle == handle and held.invisible_until_ms > now), None
+            (
+                popped
+                for popped in state.popped
+                if popped.handle == handle and popped.invisible_until_ms > now
+            ),
+            None,
         )
 
-    def _held(self, group: str, topic: str, handle: str) -> Held:
-        held = self._find(self._groups[group, topic], handle)
-        if held is None:
-            raise ReadFailed(_NOT_HELD, "nothing is held by this handle")
-        return held
+    def _popped(self, group: str, topic: str, handle: str) -> Popped:
+        popped = self._find(self._groups[group, topic], handle)
+        if popped is None:
+            raise ReadFailed(_NOT_POPPED, "nothing was popped with this handle")
+        return popped
 
-    def _give_up(self, group: str, topic: str, held: Held) -> None:
-        message = decode(held.record)
+    def _give_up(self, group: str, topic: str, popped: Popped) -> None:
+        message = decode(popped.record)
         properties = split_properties(message.properties)
         message_id = properties.pop(UNIQ_KEY, "")
         properties |= {"DLQ_ORIGIN_TOPIC": topic, "DLQ_ORIGIN_MESSAGE_ID": message_id}

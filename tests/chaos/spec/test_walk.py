@@ -512,7 +512,7 @@ def the_files_hold_another_term_than_was_committed() -> Hand:
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.__name__)
 def test_what_a_correct_cluster_may_do_is_accepted(case: Case) -> None:
     outcome = case().walk()
-    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.held)
+    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.state)
 
 
 @pytest.mark.parametrize(("case", "why"), BAD, ids=lambda value: getattr(value, "__name__", ""))
@@ -521,7 +521,7 @@ def test_what_it_may_not_is_refused_with_the_guard_that_does_not_hold(case: Case
     outcome = hand.walk()
     assert outcome.verdict is Verdict.REFUSED and outcome.line is not None
     assert why in outcome.why, outcome.why
-    assert outcome.held.count("\n") == len(ALL) and outcome.explained < outcome.lines
+    assert outcome.state.count("\n") == len(ALL) and outcome.explained < outcome.lines
 
 
 @pytest.mark.parametrize(("case", "why"), BAD, ids=lambda value: getattr(value, "__name__", ""))
@@ -540,7 +540,7 @@ def test_clocks_that_tell_nothing_make_nothing_bad(case: Case) -> None:
     for lines in trace.streams:
         lines[:] = [line._replace(event={**line.event, "mono": 0}) for line in lines]
     outcome = walk(trace)
-    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.held)
+    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.state)
 
 
 def test_a_search_that_is_bounded_says_that_it_does_not_know() -> None:
@@ -555,4 +555,4 @@ def test_traces_that_were_made_without_a_cluster_are_accepted(
 ) -> None:
     clean_trace("made", broker=broker, seed=seed, rounds=12).write(tmp_path)
     outcome = walk(read_trace(tmp_path))
-    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.held)
+    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.state)

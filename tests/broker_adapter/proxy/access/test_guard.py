@@ -263,16 +263,16 @@ async def test_accounts_of_one_group_speak_for_what_their_own_calls_were_given(t
         (handle,) = [
             one.message.system_properties.receipt_handle for one in answers if one.HasField("message")
         ]
-        (held,) = w.delivery._groups["g", "t"].held
-        before = replace(held)
+        (popped,) = w.delivery._groups["g", "t"].popped
+        before = replace(popped)
 
         beat = calls.HeartbeatRequest(client_type=pb.ClientType.PUSH_CONSUMER, group=resource("g"))
         gone = calls.NotifyClientTerminationRequest(group=resource("g"))
         for key in ("boss", "reader"):
             assert await code_of(w, "Heartbeat", beat, by(key)) == Code.OK
         (boss, _), (reader, _) = w.delivery.heard
-        assert boss != reader == held.client_id
+        assert boss != reader == popped.client_id
         assert await code_of(w, "NotifyClientTermination", gone, by("boss")) == Code.OK
-        assert held == before and held.handle == handle
+        assert popped == before and popped.handle == handle
         assert await code_of(w, "NotifyClientTermination", gone, by("reader")) == Code.OK
-        assert held != before, "it is visible soon"
+        assert popped != before, "it is visible soon"

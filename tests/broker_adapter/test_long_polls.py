@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.server.held_pulls import HeldPulls
+from broker_adapter.server.long_polls import LongPolls
 
 
-async def begun(held: HeldPulls, *pulls: tuple[str, int, int]) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(held.wait(*pull)) for pull in pulls]
+async def begun(polls: LongPolls, *pulls: tuple[str, int, int]) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(polls.wait(*pull)) for pull in pulls]
     await asyncio.wait(tasks, timeout=0)
     return tasks
 
@@ -22,47 +22,47 @@ async def ended(*tasks: asyncio.Task[None]) -> list[bool]:
 
 
 async def test_an_arrival_wakes_whom_it_concerns_and_nobody_else() -> None:
-    held = HeldPulls(10)
-    tasks = await begun(held, ("t", 0, 5), ("t", 0, 6), ("t", 1, 0), ("u", 0, 5))
-    held.arrived([("t", 0, 6)])
+    polls = LongPolls(10)
+    tasks = await begun(polls, ("t", 0, 5), ("t", 0, 6), ("t", 1, 0), ("u", 0, 5))
+    polls.arrived([("t", 0, 6)])
     assert await ended(*tasks) == [True, False, False, False]
-    held.arrived([("t", 0, 7), ("u", 0, 6), ("nobody", 0, 1)])
+    polls.arrived([("t", 0, 7), ("u", 0, 6), ("nobody", 0, 1)])
     assert await ended(*tasks) == [True, True, False, True]
-    assert len(held) == 1
+    assert len(polls) == 1
     tasks[2].cancel()
 
 
 async def test_whoever_gives_up_leaves_no_trace() -> None:
-    held = HeldPulls(1)
-    (task,) = await begun(held, ("t", 0, 5))
+    polls = LongPolls(1)
+    (task,) = await begun(polls, ("t", 0, 5))
     with pytest.raises(ReadFailed) as caught:
-        await held.wait("t", 0, 5)
+        await polls.wait("t", 0, 5)
     assert caught.value.status is Status.TOO_MANY_HELD_PULLS
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert len(held) == 0
-    held.arrived([("t", 0, 6)])
+    assert len(polls) == 0
+    polls.arrived([("t", 0, 6)])
 
 
 async def test_a_change_of_role_and_the_end_wake_all() -> None:
-    held = HeldPulls(10)
-    tasks = await begun(held, ("t", 0, 5), ("u", 0, 5))
-    held.wake_all()
+    polls = LongPolls(10)
+    tasks = await begun(polls, ("t", 0, 5), ("u", 0, 5))
+    polls.wake_all()
     assert await ended(*tasks) == [True, True]
-    (task,) = await begun(held, ("t", 0, 5))
-    held.close()
+    (task,) = await begun(polls, ("t", 0, 5))
+    polls.close()
     assert await ended(task) == [True]
-    await held.wait("t", 0, 5)
+    await polls.wait("t", 0, 5)
 
 
 async def test_a_queue_that_has_grown_before_one_waits_keeps_nobody_waiting() -> None:
-    held = HeldPulls(10)
+    polls = LongPolls(10)
     seen: list[int] = []
 
     def has_grown() -> bool:
-        seen.append(len(held))
+        seen.append(len(polls))
         return True
 
-    await held.wait("t", 0, 5, has_grown)
+    await polls.wait("t", 0, 5, has_grown)
     assert seen == [1], "it is asked when an arrival would be noticed, not before"
-    assert len(held) == 0
+    assert len(polls) == 0

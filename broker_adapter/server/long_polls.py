@@ -11,7 +11,7 @@ from dledger.platform import settle, wake_queue
 Queue = tuple[str, int]
 
 
-class HeldPulls:
+class LongPolls:
     """RocketMQ's PullRequestHoldService, without its scans: each arrival wakes whom it concerns."""
 
     def __init__(self, max_held: int) -> None:
