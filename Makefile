@@ -19,7 +19,7 @@ JOBS ?= 2
 # Tests that start processes leave two thirds of a core unused, measured: three workers keep two cores busy.
 WORKERS ?= 3
 RATE ?= 1000
-NUMBER ?= 500
+NUMBER ?= 200
 SEED ?=
 ARGS ?=
 TESTS ?= tests
@@ -94,7 +94,7 @@ test: $(DEV) clients-python ## Lint, types and tests (10 to 18 minutes; ARGS="-k
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
 
-test-mutations: $(CHECKER) $(DEV) ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes; NUMBER=500 of each run, SEED=)
+test-mutations: $(CHECKER) $(DEV) ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes at most; NUMBER=200 of each run, SEED=)
 	@$(BIN)/python -m tests.chaos.checker.generated --pairs --number $(NUMBER) --seed $(or $(SEED),1) $(ARGS)
 
 test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (15 to 30 minutes)

@@ -25,6 +25,23 @@ class DuckEngine:
         """Well-formed lines only: what is torn or unknown is the business of the engine of record."""
         self.load_files([path for run in run_dirs for path in sorted((run / RAW_DIR).glob("*.jsonl"))])
 
+    def load_shared(self, recorded: str, files: Mapping[str, Sequence[Path]]) -> None:
+        """The files of several runs, by run. A run may take files of the run `recorded`: where they say that
+        name, the name of the run stands then."""
+        self.load_files(sorted({path for paths in files.values() for path in paths}))
+        self._connection.execute("ALTER TABLE events RENAME TO lines")
+        taken = [(run, str(path)) for run, paths in files.items() for path in paths]
+        self._connection.execute(
+            """CREATE TABLE events AS SELECT l.* REPLACE (replace(l.run, $recorded, t.run) AS run)
+            FROM lines l JOIN (SELECT unnest($runs) AS run, unnest($paths) AS path) t ON t.path = l.file""",
+            {
+                "recorded": recorded,
+                "runs": [run for run, _ in taken],
+                "paths": [path for _, path in taken],
+            },
+        )
+        self._connection.execute("DROP TABLE lines")
+
     def load_files(self, files: Sequence[Path]) -> None:
         """Of lines, as `load`."""
         # Not by read_json: it takes three times as long where files are small and many. Nor by read_text:

@@ -108,12 +108,17 @@ class Source:
             yield Way.OMIT, kind, name
         yield from ((Way.ADD, kind, name) for name in sorted(set(event.optional) - there))
 
-    def changed(self, run: str, targets: Sequence[Target], random: Random) -> tuple[Trace, list[Change]]:
+    @property
+    def trace(self) -> Trace:
+        """As it was recorded."""
+        return self._trace
+
+    def changed(self, targets: Sequence[Target], random: Random) -> tuple[Trace, list[Change]]:
         """A copy of the trace with these changes. Fewer changes are made than there are targets if
         two of them hit the same line."""
-        trace = Trace(run)
+        trace = Trace(self._trace.run)
         for key, lines in self._trace.files.items():
-            trace.files[key] = [line | {"run": run} for line in lines]
+            trace.files[key] = [dict(line) for line in lines]
         taken: dict[int, Line] = {}
         chosen = []
         for target in targets:

@@ -12,7 +12,9 @@ from random import Random
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.synthetic import Trace
 from chaos.checker.tables import make_tables
+from chaos.trace.schema import RAW_DIR, file_name
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.generated.changes import Change, Source, Target
 from tests.chaos.checker.generated.harmless import open_reason, reason
@@ -33,11 +35,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One changed trace. `fired`: the checks that found something."""
+    """One changed trace. `fired`: the checks that found something; `unproved`: those of them to which it is
+    no proof."""
 
     outcome: Outcome
     changes: list[Change]
     fired: frozenset[str]
+    unproved: frozenset[str]
 
     @property
     def why(self) -> list[str]:
@@ -60,30 +64,54 @@ def draw(source: Source, seed: int, number: int, at_once: int = 1) -> list[list[
     return [drawn[k * at_once : (k + 1) * at_once] for k in range(number)]
 
 
-def try_all(source: Source, drawn: Sequence[Sequence[Target]], folder: Path, seed: int) -> Iterator[Tried]:
-    """Make each of the drawn changes and judge it. `folder` is emptied on the way."""
+def try_all(
+    source: Source, drawn: Sequence[Sequence[Target]], folder: Path, seed: int
+) -> Iterator[list[Tried]]:
+    """Make each of the drawn changes and judge it; some at a time. `folder` is emptied on the way.
+
+    Most files of a changed trace are as they were recorded: those are written and read once.
+    """
     for first in range(0, len(drawn), _TOGETHER):
-        changes = {}
+        source.trace.write(folder / source.trace.run)
+        changes: dict[str, list[Change]] = {}
+        files: dict[str, list[Path]] = {}
         for number, targets in enumerate(drawn[first : first + _TOGETHER], first):
             # A line that is given another `run` is a run of its own, which is judged with this one.
             run = f"{number}."
-            trace, changes[run] = source.changed(run, targets, Random(f"{seed} {number}"))
-            trace.write(folder / run)
-        yield from _judge(changes, folder)
+            trace, changes[run] = source.changed(targets, Random(f"{seed} {number}"))
+            files[run] = _write(trace, source.trace, folder, run)
+        tried = list(_judge(source.trace.run, files, changes))
         shutil.rmtree(folder)
+        yield tried
 
 
-def _judge(changes: dict[str, list[Change]], folder: Path) -> Iterator[Tried]:
+def _write(trace: Trace, recorded: Trace, folder: Path, run: str) -> list[Path]:
+    """Write the files that are not as they were recorded; where each file of the trace is."""
+    others = {key: lines for key, lines in trace.files.items() if lines != recorded.files[key]}
+    Trace(run, others).write(folder / run)
+    return [
+        folder / (run if key in others else recorded.run) / RAW_DIR / file_name(*key)
+        for key, lines in trace.files.items()
+        if lines
+    ]
+
+
+def _judge(recorded: str, files: dict[str, list[Path]], changes: dict[str, list[Change]]) -> Iterator[Tried]:
     engine = DuckEngine()
-    engine.load([folder / run for run in changes])
+    engine.load_shared(recorded, files)
     make_tables(engine)
     found: dict[str, list[RunResult]] = defaultdict(list)
     for result in judge(engine, CHECKS):
         found[result.run.partition(".")[0] + "."].append(result)
     for run, made in changes.items():
         verdicts = {result.verdict for result in found[run]}
-        fired = {f.check.id for result in found[run] for f in result.findings if f.violations}
-        yield Tried(_outcome(verdicts, made), made, frozenset(fired))
+        findings = [f for result in found[run] for f in result.findings if f.violations]
+        yield Tried(
+            _outcome(verdicts, made),
+            made,
+            frozenset(f.check.id for f in findings),
+            frozenset(f.check.id for f in findings if f.unmet),
+        )
 
 
 def _outcome(verdicts: set[Verdict], changes: list[Change]) -> Outcome:
