@@ -322,7 +322,9 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
     "chaos.checker.agreement": set(),
     "chaos.checker.shapes": {"chaos.trace.schema"},
+    "chaos.checker.whole_operations": {"chaos.checker.agreement", "chaos.checker.checks.registry"},
     "chaos.checker.completeness": {
+        "chaos.checker.whole_operations",
         "chaos.trace.schema",
         "chaos.checker.agreement",
         "chaos.checker.shapes",

@@ -56,6 +56,81 @@ LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run
 LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
 """
 
+#: Acks of messages that their member had not been through with, and messages that it gave back and had not
+#: failed at.
+UNDONE = """
+SELECT o.run, o.op, o.f, o.mid, o.consumer, o.src, o.inc, o.seq FROM ops o
+JOIN runs r ON r.run = o.run AND r.history IS NULL
+ANTI JOIN done d ON d.run = o.run AND d.grp = o.grp AND d.consumer = o.consumer AND d.mid = o.mid
+  AND d.src = o.src AND d.inc = o.inc AND d.seq < o.seq AND (d.code = 'retry') = (o.f = 'change_invisible')
+WHERE o.f IN ('ack', 'change_invisible')
+"""
+
+#: Ends of transactions, beside how often these begin and whether they begin as the same message.
+OTHER_HALVES = """
+SELECT e.run, e.op, e.mid, count(b.op) AS n, e.src, e.inc, e.seq,
+  coalesce(max(CASE WHEN b.digest <> e.digest OR b.key <> e.key OR b.tag <> e.tag OR b.topic <> e.topic
+    OR b.q <> e.q THEN 1 ELSE 0 END), 0) = 1 AS differs
+FROM ops e JOIN runs r ON r.run = e.run AND r.history IS NULL
+LEFT JOIN ops b ON b.run = e.run AND b.mid = e.mid AND b.f = 'txn_begin'
+WHERE e.f IN ('txn_commit', 'txn_rollback') GROUP BY e.run, e.op, e.mid, e.src, e.inc, e.seq
+"""
+
+#: Members of groups that were given messages of topics for which they had not joined, or left without that.
+UNJOINED = """
+SELECT d.run, d.grp, d.consumer, d.topic, min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq FROM (
+  SELECT run, grp, consumer, topic, src, inc, seq FROM dlv_lines
+  WHERE grp IS NOT NULL AND consumer IS NOT NULL AND topic IS NOT NULL
+  UNION ALL
+  SELECT run, grp, consumer, topic, src, inc, seq FROM member WHERE e <> 'join' AND consumer IS NOT NULL) d
+JOIN runs r ON r.run = d.run AND r.history IS NULL
+ANTI JOIN member j ON j.run = d.run AND j.grp = d.grp AND j.consumer = d.consumer
+  AND j.topic = coalesce(d.topic, j.topic) AND j.e = 'join'
+GROUP BY d.run, d.grp, d.consumer, d.topic
+"""
+
+#: Groups by how their members say that they consume a topic.
+JOINED_OTHERWISE = """
+SELECT run, grp, topic, min(src) AS src, min(inc) AS inc, min(seq) AS seq, min(mode) AS mode_min,
+  max(mode) AS mode_max, min(filter) AS filter_min, max(filter) AS filter_max,
+  min(CASE WHEN from_start THEN 1 ELSE 0 END) AS start_min,
+  max(CASE WHEN from_start THEN 1 ELSE 0 END) AS start_max
+FROM member WHERE e = 'join' GROUP BY run, grp, topic
+"""
+
+#: What members read in a generation, and what was taken from them, beside how they were assigned it.
+UNASSIGNED = """
+SELECT m.run, m.m_what, m.grp, m.consumer, m.log, m.epoch, m.from_off, count(a.run) AS n,
+  max(a.off) AS off, m.src, m.inc, m.seq
+FROM (
+  SELECT run, 'a read' AS m_what, grp, consumer, log, epoch, from_off, src, inc, seq FROM reads
+  WHERE f = 'pull' AND grp IS NOT NULL AND consumer IS NOT NULL
+  UNION ALL
+  SELECT run, 'a loss', grp, consumer, log, epoch, CAST(NULL AS BIGINT), src, inc, seq FROM member
+  WHERE e = 'revoke') m
+JOIN runs r ON r.run = m.run AND r.history IS NULL
+LEFT JOIN member a ON a.run = m.run AND a.grp = m.grp AND a.consumer = m.consumer AND a.log = m.log
+  AND a.epoch = m.epoch AND a.e = 'assign'
+GROUP BY m.run, m.m_what, m.grp, m.consumer, m.log, m.epoch, m.from_off, m.src, m.inc, m.seq
+"""
+
+#: Masters, and how many of the steps to that role their node has told of before.
+STEPS = """
+SELECT m.run, m.node, m.term, m.src, m.inc, m.seq, count(DISTINCT s.e) AS n FROM milestones m
+LEFT JOIN milestones s ON s.run = m.run AND s.node = m.node AND s.inc = m.inc AND s.term = m.term
+  AND s.seq < m.seq AND s.e IN ('leader', 'elected', 'barrier_committed', 'dispatched')
+WHERE m.e = 'master_ready' GROUP BY m.run, m.node, m.term, m.src, m.inc, m.seq
+"""
+
+#: Votes that a node gave in a term of which it has told that it was kept, and never with a vote.
+VOTES_KEPT = """
+SELECT v.run, v.node, v.term, v.candidate, v.src, v.inc, v.seq FROM milestones v
+JOIN (SELECT run, node, inc, term, max(coalesce(vote, '')) AS vote FROM milestones WHERE e = 'term_vote'
+  GROUP BY run, node, inc, term) k
+  ON k.run = v.run AND k.node = v.node AND k.inc = v.inc AND k.term = v.term AND k.vote = ''
+WHERE v.e = 'vote'
+"""
+
 UNOPENED = """
 SELECT w.run, w.src, w.opens FROM writers w JOIN runs r ON r.run = w.run AND r.history IS NULL
 """

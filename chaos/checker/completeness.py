@@ -7,26 +7,24 @@ counted like all checks; the judge looks at them first.
 from __future__ import annotations
 
 from chaos.checker.agreement import (
-    AGAIN,
-    COUNTED,
     EFFECTS,
     ENDS_TOLD,
     FILES_READ,
     LEDGERS,
     LOGS_TOLD,
     MUDDLED,
-    NEVER_GIVEN,
     NODES_READ,
-    STRAYS,
+    STEPS,
     SYNCED_BEYOND,
-    UNENDED,
     UNKNOWN_LOGS,
     UNOPENED,
+    VOTES_KEPT,
     WATCHED,
     WATCHED_LIVES,
 )
 from chaos.checker.checks.registry import Check, Part, void
-from chaos.checker.shapes import ODD_SHAPES, names_in
+from chaos.checker.shapes import HALF_ANSWERED, ODD_SHAPES, names_in
+from chaos.checker.whole_operations import CHECKS as WHOLE_OPERATIONS
 from chaos.trace.schema import ENDING
 
 #: A wall clock is read a moment after the monotonic one. The least of so many differences tells how the
@@ -41,14 +39,6 @@ _SOME = 10
 
 #: Of one writer; a number above that is none.
 _MOST_LINES = 1 << 30
-
-_IN_TURN = """
-SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, torn_apart,
-  row_number() OVER w AS n,
-  lag(completed) OVER w AS before,
-  lag(outcome) OVER w AS outcome_before
-FROM ops WINDOW w AS (PARTITION BY run, proc ORDER BY inv, op)
-"""
 
 _SENT_IDS = """
 SELECT run, mid, min(op) AS op, max(op) AS op_last, min(digest) AS digest, max(digest) AS digest_last,
@@ -251,66 +241,7 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
     ),
-    void(
-        "W2",
-        "every operation has one invoke, at most one completion after it, and the messages that it says",
-        "ops",
-        "{what}",
-        Part(
-            _IN_TURN,
-            "invokes <> 1 OR completions > 1 OR completed < inv",
-            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || '): ' || CAST(invokes AS STRING) "
-            "|| ' invokes, ' || CAST(completions AS STRING) || ' completions' AS what, src, inc, seq",
-        ),
-        Part(
-            _IN_TURN,
-            "torn_apart",
-            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') was completed by another writer or "
-            "process, or as one of another kind' AS what, src, inc, seq",
-        ),
-        Part(
-            UNENDED,
-            "true",
-            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') never ended, and its client did "
-            "not crash' AS what, src, inc, seq",
-        ),
-        Part(
-            STRAYS,
-            "true",
-            "op, 'operation ' || CAST(op AS STRING) || ' sends message ' || CAST(mid AS STRING) "
-            "|| ', which is for another log' AS what, src, inc, seq",
-        ),
-        Part(
-            COUNTED,
-            "n <> there",
-            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') says that it has ' "
-            "|| CAST(n AS STRING) || ' messages, and ' || CAST(there AS STRING) || ' are there' AS what, "
-            "src, inc, seq",
-        ),
-        Part(
-            NEVER_GIVEN,
-            "true",
-            "mid, consumer || ' was through with message ' || CAST(mid AS STRING) || ', and nothing tells "
-            "that it was given to it' AS what, src, inc, seq",
-        ),
-        Part(
-            AGAIN,
-            "sent_by IS NULL OR retry_no < 1 OR (mid IS NOT NULL AND coalesce(mid <> sent_mid, true))",
-            "op, 'operation ' || CAST(op AS STRING) || ' was tried again (' || CAST(retry_no AS STRING) "
-            "|| '), and nothing tells that it had begun so' AS what, src, inc, seq",
-        ),
-    ),
-    void(
-        "W3",
-        "a process has one operation at a time, and none after one without an answer",
-        "ops",
-        "process {proc}: operation {op} began before the one before it ended, or after an unknown one",
-        Part(
-            _IN_TURN,
-            "n > 1 AND (before IS NULL OR before > inv OR outcome_before = 'info')",
-            "proc, op, src, inc, seq",
-        ),
-    ),
+    *WHOLE_OPERATIONS,
     void(
         "W4",
         "every message id is sent by one operation only",
@@ -399,6 +330,17 @@ CHECKS: tuple[Check, ...] = (
             "foreign_fields <> 0",
             f"n, {_KIND} || ', with what is not of that kind:' || {names_in('foreign_fields')} AS what",
             few=True,
+        ),
+        Part(
+            ODD_SHAPES,
+            "wanting <> 0",
+            f"n, {_KIND} || ', without what each must say:' || {names_in('wanting')} AS what",
+            few=True,
+        ),
+        Part(
+            HALF_ANSWERED,
+            "torn > 0 OR (qoff > 0 AND qoff < n)",
+            "n, 'answers to sends, and some say only in part where the message stands' AS what",
         ),
     ),
     void(
@@ -563,6 +505,20 @@ CHECKS: tuple[Check, ...] = (
             "'all nodes' AS node, '?' AS pid, 'told of ' || CAST(leaders AS STRING) || ' leaders, ' "
             "|| CAST(votes AS STRING) || ' votes, ' || CAST(elected AS STRING) || ' elected brokers, ' "
             "|| CAST(ready AS STRING) || ' masters' AS what",
+            few=True,
+        ),
+        Part(
+            STEPS,
+            "n < 4",
+            "node, '?' AS pid, 'told of being master of term ' || CAST(term AS STRING) || ', and of ' "
+            "|| CAST(n AS STRING) || ' of the four steps before' AS what, src, inc, seq",
+            few=True,
+        ),
+        Part(
+            VOTES_KEPT,
+            "true",
+            "node, '?' AS pid, 'told of a vote for ' || candidate || ' in term ' || CAST(term AS STRING) "
+            "|| ', and not that it had kept it' AS what, src, inc, seq",
             few=True,
         ),
     ),

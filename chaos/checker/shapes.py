@@ -6,7 +6,7 @@ cannot be wrong, and one that says more says what nobody else can confirm.
 
 from __future__ import annotations
 
-from chaos.trace.schema import ENVELOPE, EVENTS, REQUESTS, Ev, OpType
+from chaos.trace.schema import DEMANDED, ENVELOPE, EVENTS, REQUESTS, Ev, OpType
 
 #: Fields that a line may have or not, whatever its like say: ev, what, operation or "", names. `term_vote`,
 #: `vote_synced`, `recover`: without a vote, none was given in that term, and without `wiped` nothing is
@@ -23,7 +23,7 @@ _VARYING: tuple[tuple[Ev, str, str, str], ...] = (
     (Ev.OP, OpType.INVOKE, "send", "delay_ms"),
     (Ev.ITEM, "", "", "delay_ms"),
     (Ev.OP, OpType.INVOKE, "receive", "delay_ms"),
-    (Ev.OP, OpType.OK, "send", "lidx qoff node term ledger"),
+    (Ev.OP, OpType.OK, "send", "lidx qoff node term ledger"),  # `HALF_ANSWERED` says more
     (Ev.OP, OpType.OK, "route", "term"),
     (Ev.OP, OpType.OK, "get", "max_off"),
     (Ev.OP, OpType.OK, "max_off", "min_off"),
@@ -33,7 +33,7 @@ _VARYING: tuple[tuple[Ev, str, str, str], ...] = (
 #: What stands in completions that tell of a failure depends on the failure.
 _ALL_MAY_VARY = ((Ev.OP, OpType.FAIL), (Ev.OP, OpType.INFO), (Ev.FAULT, "begin"), (Ev.FAULT, "end"))
 #: They are for people, or say how often something was tried.
-_FREE = frozenset(("text", "error", "code", "evidence", "params", "git", "config", "aim", "retry_no"))
+_FREE = frozenset(("text", "error", "code", "evidence", "params", "git", "config", "aim"))
 
 _NAMES = sorted(
     {name for event in EVENTS.values() for name in event.optional} - _FREE - frozenset(ENVELOPE) - {"op"}
@@ -94,7 +94,19 @@ def _allowed() -> str:
         for what, names in zip((OpType.INVOKE, OpType.OK), requests, strict=True):
             bits = sum(_BITS[name] for name in names & _BITS.keys())
             cases.append(f"WHEN ev = 'op' AND what = '{what}' AND f = '{f}' THEN {bits}")
+    # What did not end well answers nothing.
+    cases.append("WHEN ev = 'op' AND what IN ('fail', 'info') THEN 0")
     return f"CASE {' '.join(cases)} ELSE {sum(_BITS.values())} END"
+
+
+def _demanded() -> str:
+    """SQL for the bits of fields that every line of an operation, and of an end of a fault, must have."""
+    cases = [f"WHEN ev = 'fault' AND what = 'end' THEN {_BITS['targets']}"]
+    for f, demands in DEMANDED.items():
+        for what, names in zip((OpType.INVOKE, OpType.OK), demands, strict=True):
+            bits = sum(_BITS[name] for name in names)
+            cases.append(f"WHEN ev = 'op' AND what = '{what}' AND f = '{f}' THEN {bits}")
+    return f"CASE {' '.join(cases)} ELSE 0 END"
 
 
 #: Kinds of lines, and the fields that some of them have and others have not. Histories of other systems say
@@ -102,9 +114,19 @@ def _allowed() -> str:
 ODD_SHAPES = f"""
 SELECT s.run, s.ev, s.what, s.f, s.n, (s.ever - s.always) & ({_strict()}) AS sometimes,
   (s.ever - s.always) & ({_strict()}) & ({_mute()}) AS mute,
-  s.ever - (s.ever & ({_allowed()})) AS foreign_fields
+  s.ever - (s.ever & ({_allowed()})) AS foreign_fields,
+  ({_demanded()}) - (({_demanded()}) & s.always) AS wanting
 FROM shapes s
 JOIN runs r ON r.run = s.run AND r.history IS NULL
+"""
+
+#: Answers to sends, of which those of one run say the offset or none does, but for messages that are delayed.
+#: Of a message that was sent again the answer may not say which node has stored it where.
+HALF_ANSWERED = """
+SELECT o.run, count(*) AS n, count(o.qoff) AS qoff,
+  count(*) FILTER (WHERE (o.lidx IS NULL) <> (o.node IS NULL) OR (o.lidx IS NULL) <> (o.term IS NULL)) AS torn
+FROM ops o JOIN runs r ON r.run = o.run AND r.history IS NULL
+WHERE o.f = 'send' AND o.outcome = 'ok' AND coalesce(o.delay_ms, 0) = 0 GROUP BY o.run
 """
 
 

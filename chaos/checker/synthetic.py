@@ -241,7 +241,8 @@ class Synthetic:
         self._append([None])
         if self.broker:
             reached = dict.fromkeys(("committed", "reput", "target"), barrier)
-            self._node(node, Ev.ROLE, e="master_ready", **about, **reached)
+            for step in ("barrier_committed", "dispatched", "master_ready"):
+                self._node(node, Ev.ROLE, e=step, **about, **reached)
 
     def _append(self, sent: Sequence[_Sent | None]) -> int:
         """Append to all nodes, commit, build the queues; None is a no-op. The first index."""

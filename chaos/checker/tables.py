@@ -130,7 +130,7 @@ _ONCE = (
 )
 
 #: What is taken of the lines of an operation, whichever of them says it.
-_EITHER = ("retry_no", *(name for line in _ONCE for name in line.split()))
+_EITHER = tuple(name for line in _ONCE for name in line.split())
 
 #: Operations whose lines are not one invoke and one completion at most.
 _ODD_OPS = """
@@ -178,8 +178,7 @@ SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger,
   o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.delay_ms, o.completed,
   CASE WHEN o.outcome = 'ok' AND c.outcome = 'ok' THEN 'fail'
     WHEN o.outcome = 'ok' AND c.outcome = 'info' THEN 'info' ELSE o.outcome END AS outcome,
-  o.outcome AS said, o.node, o.term, {pos_of("o")} AS pos, o.lidx, coalesce(o.retry_no, 0) AS retry_no,
-  o.src, o.inc, o.seq
+  o.outcome AS said, o.node, o.term, {pos_of("o")} AS pos, o.lidx, o.src, o.inc, o.seq
 FROM ops o LEFT JOIN recalled c ON c.mid = o.mid AND c.run = o.run
 WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
@@ -191,7 +190,7 @@ SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, 
   m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.completed, o.outcome,
   o.outcome, o.node, o.term,
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL THEN o.qoff + m.i ELSE o.lidx + m.i END, o.lidx + m.i,
-  coalesce(m.retry_no, o.retry_no, 0), o.src, o.inc, o.seq
+  o.src, o.inc, o.seq
 FROM items m JOIN ops o ON o.op = m.op AND o.run = m.run
 """
 
@@ -207,7 +206,7 @@ SELECT run, log, pos, mid, digest FROM dump WHERE mid IS NOT NULL AND sure AND p
 #: `seen_min`, `seen_max`: contents where it was seen.
 _PLACED = """
 SELECT run, log, mid,
-  sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails, max(retries) AS retries,
+  sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails,
   min(inv) AS inv, min(ret) AS ret, min(read_at) AS read_at, min(sent_digest) AS sent_digest,
   min(digest) AS digest_min, max(digest) AS digest_max,
   sum(acked) AS acked, sum(reads) AS reads, sum(finals) AS finals, sum(dumps) AS dumps,
@@ -219,14 +218,14 @@ SELECT run, log, mid,
 FROM (
   SELECT run, log, mid, CASE WHEN log IS NOT NULL THEN 1 ELSE 0 END AS sent,
     CASE WHEN log IS NOT NULL AND outcome = 'ok' THEN 1 ELSE 0 END AS oks,
-    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv,
+    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, inv,
     ret, CAST(NULL AS BIGINT) AS read_at, digest AS sent_digest, digest,
     CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
     0 AS reads, 0 AS finals, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
     CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
   FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
   UNION ALL
-  SELECT v.run, v.log, v.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
+  SELECT v.run, v.log, v.mid, 0, 0, 0, CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
     v.mono, CAST(NULL AS BIGINT), v.digest, 0, 1,
     CASE WHEN f.op IS NOT NULL OR h.run IS NOT NULL THEN 1 ELSE 0 END, 0, v.pos, CAST(NULL AS BIGINT),
     CAST(0 AS BIGINT)
@@ -234,7 +233,7 @@ FROM (
   LEFT JOIN (SELECT run FROM runs WHERE history IS NOT NULL) h ON h.run = v.run
   WHERE v.pos IS NOT NULL
   UNION ALL
-  SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
+  SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
     CAST(NULL AS BIGINT), CAST(NULL AS BIGINT), d.digest, 0, 0, 0, 1, d.pos, d.lidx,
     coalesce(e.bit, CAST(0 AS BIGINT))
   FROM dump d
@@ -562,7 +561,7 @@ _ON_FACTS = (
 _FACTS: tuple[dict[str, str], ...] = (
     {
         "odd_ops": _ODD_OPS,
-        "items": """SELECT run, op, src, inc, i, topic, q, ledger, mid, digest, key, tag, retry_no, delay_ms
+        "items": """SELECT run, op, src, inc, i, topic, q, ledger, mid, digest, key, tag, delay_ms
           FROM events WHERE ev = 'item'""",
         "line_counts": _LINE_COUNTS,
         "milestones": _MILESTONES,
@@ -580,7 +579,7 @@ _FACTS: tuple[dict[str, str], ...] = (
         "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'",
         "final_reads": """SELECT o.run, o.op FROM ops o
           JOIN runs r ON r.run = o.run AND r.history IS NULL AND o.inv + r.bound >= r.healed
-          WHERE o.f = 'drain'""",
+          WHERE o.f = 'drain' AND NOT coalesce(o.stale, false)""",
     },
     {"sends": _SENDS},
     {

@@ -23,7 +23,6 @@ class Facts:
         self._sent: dict[int, list[int]] = {}  # op -> its mids
         self._invoked: set[int] = set()
         self._failed: set[int] = set()
-        self._repeated: set[int] = set()  # by their client, who says so: may be stored twice
 
     def chain(self, index: int, term: int, chain: str) -> None:
         """Tell the history of an entry."""
@@ -47,8 +46,6 @@ class Facts:
     def _send(self, op: int, mid: int, event: Event) -> None:
         self._sent.setdefault(op, []).append(mid)
         self._invoked.add(mid)
-        if event.get("retry_no", 0) > 0:
-            self._repeated.add(mid)
 
     def complete(self, event: Event) -> None:
         """An append is answered: with its first index, or with a refusal, after which it is nowhere."""
@@ -74,5 +71,5 @@ class Facts:
             raise Refused(f"message {mid} was refused, and is stored at {index}")
         if self._bodies.setdefault(index, mid) != mid:
             raise Refused(f"at {index} is message {mid}, and was message {self._bodies[index]}")
-        if mid not in self._repeated and self._places.setdefault(mid, index) != index:
+        if self._places.setdefault(mid, index) != index:
             raise Refused(f"message {mid} is stored at {self._places[mid]}, and again at {index}")

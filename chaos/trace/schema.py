@@ -13,8 +13,6 @@ Conventions, on which the checks rely:
 - A process (`proc`) has one operation at a time and is never used again after an `info`.
 - `mid` is given by the harness and unique in a run. Retries inside one operation are lines of their own
   (`attempt`), which excuse nothing: only what was refused is repeated, or, in a session, what is stored once.
-  A client that repeats what may have happened says so by `retry_no` of an `item` or of the operation; it
-  makes the whole operation `info` if any try was.
 - Events of nodes are written in the critical section that makes the change; what is evidence of a promise
   (vote, ack, flush) reaches the file before the effect is visible outside.
 - A log is named `ledger:<ledger>` (positions: `lidx`) or `q:<topic>/<q>` (positions: `qoff`). Operations on a
@@ -85,7 +83,7 @@ def _words(*lines: str) -> tuple[str, ...]:
 _INT = _words(
     # Envelope.
     "v inc seq mono wall "
-    # Operations and messages. attempt: 0 for the first delivery. retry_no: 0 for the first try.
+    # Operations and messages. attempt: 0 for the first delivery. retry_no: of an `attempt`.
     "op i count mid delay_ms retry_no attempt epoch q qoff lidx from_off next_off max_off "
     "min_off off "
     # Nodes. last: last index of a range that begins at lidx. ended: last index present (-1: none).
@@ -168,9 +166,7 @@ HOSTILE = (
     *("forged_peers", "forged_registrations", "registration_floods"),
 )
 
-_COMPLETION = (
-    "node term code lidx qoff next_off max_off min_off epoch end_claim error retry_no ledger topic q"
-)
+_COMPLETION = "node term code lidx qoff next_off max_off min_off epoch end_claim error ledger topic q"
 
 
 def _request(invoke: str, ok: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -178,7 +174,7 @@ def _request(invoke: str, ok: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 _ANSWERED = "node term lidx qoff count ledger topic q"
-_ABOUT = "mid digest key tag ledger topic q retry_no"
+_ABOUT = "mid digest key tag ledger topic q"
 _READER = "ledger topic q from_off stale"
 _READ_ANSWER = "count next_off max_off end_claim node term"
 _OFFSET = "group consumer epoch topic q node"
@@ -187,7 +183,7 @@ _OFFSET = "group consumer epoch topic q node"
 REQUESTS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "send": _request(f"{_ABOUT} delay_ms node", _ANSWERED),
     "append": _request(f"{_ABOUT} node", _ANSWERED),
-    "send_batch": _request("count ledger topic q retry_no node", _ANSWERED),
+    "send_batch": _request("count ledger topic q node", _ANSWERED),
     "get": _request(_READER, _READ_ANSWER),
     "pull": _request(f"{_READER} group consumer epoch", _READ_ANSWER),
     "drain": _request(_READER, _READ_ANSWER),
@@ -206,20 +202,43 @@ REQUESTS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "txn_commit": _request(_ABOUT, _ANSWERED),
     "txn_rollback": _request(_ABOUT, _ANSWERED),
 }
+#: What the invoke of an operation must say, and what its `ok` must: without it the line says nothing of what
+#: the operation is about.
+DEMANDED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "send": _request("mid digest topic q", ""),
+    "append": _request("mid digest ledger", "lidx term"),
+    "send_batch": _request("count", "lidx term"),
+    "get": _request("from_off", "next_off"),
+    "pull": _request("group consumer from_off topic q", ""),
+    "drain": _request("from_off", "next_off"),
+    "max_off": _request("", "max_off"),
+    "min_off": _request("", "min_off"),
+    "commit_off": _request("group topic q off", ""),
+    "fetch_off": _request("group topic q", "off"),
+    "reset_off": _request("group topic q off", ""),
+    "lookup": _request("topic key", "end_claim"),
+    "route": _request("topic", ""),
+    "receive": _request("group consumer", ""),
+    "ack": _request("group consumer mid", ""),
+    "change_invisible": _request("group consumer mid", ""),
+    "recall": _request("mid topic q", ""),
+    "txn_begin": _request("mid digest topic q", ""),
+    "txn_commit": _request("mid digest topic q", ""),
+    "txn_rollback": _request("mid", ""),
+}
 
 #: (ev, what) -> its fields. `what` is the value of `type` for operations, of `e` for everything else that has
 #: several events, and "" for kinds that have one.
 EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.OP, OpType.INVOKE): _event(
         "op proc f type",
-        "ledger topic q mid digest key tag delay_ms retry_no count from_off off stale group consumer epoch "
-        "node",
+        "ledger topic q mid digest key tag delay_ms count from_off off stale group consumer epoch node",
     ),
     # count: of messages, that were sent (of a batch) or are handed over (of a read).
     (Ev.OP, OpType.OK): _event("op proc f type", f"{_COMPLETION} count off"),
     (Ev.OP, OpType.FAIL): _event("op proc f type", _COMPLETION),
     (Ev.OP, OpType.INFO): _event("op proc f type", _COMPLETION),
-    (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms retry_no"),
+    (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms"),
     # mid: of the first message, if it is a send. retry_no: 1 for the second attempt. May come after the end
     # of an operation of which nobody knows what became: a session goes on with it.
     (Ev.ATTEMPT, ""): _event("op retry_no", "mid"),

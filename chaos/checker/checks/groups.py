@@ -1,4 +1,4 @@
-"""Who owns a queue, and how far a group has got: C13-C19.
+"""Who owns a queue, and how far a group has got: C13-C22.
 
 The `epoch` of an assignment, of a commit and of a reset is the generation of the group, the same for all its
 members. Generations are given by the log, so their order needs no clocks.
@@ -7,7 +7,7 @@ members. Generations are given by the log, so their order needs no clocks.
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
-from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
+from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
 
 _OP_LOG = "'q:' || {t}.topic || '/' || CAST({t}.q AS STRING)"
 
@@ -196,6 +196,49 @@ JOIN spells s ON s.run = m.run AND s.grp = m.grp AND s.consumer = m.consumer AND
 WHERE m.e = 'revoke'
 """
 
+#: Assignments of a member, each with the newest generation that it had been told of before.
+_GENERATIONS_OF_MEMBERS = """
+SELECT run, grp, consumer, log, epoch, src, inc, seq, max(epoch) OVER (
+  PARTITION BY run, grp, consumer, src, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+  AS before
+FROM member WHERE e = 'assign'
+"""
+
+#: Offsets that groups were told (k 1), beside the highest that anybody had asked to store, or to set, before
+#: (k 0). Of groups that begin at the start of their queues, where nothing was purged. Who crashes writes no
+#: more, and may still have stored how far it was.
+_STORED_BY_SOMEBODY = f"""
+SELECT *, coalesce(max(CASE WHEN k = 0 THEN off END) OVER (PARTITION BY run, grp, log ORDER BY t, k
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS most
+FROM (
+  SELECT o.run, o.grp, {_OP_LOG.format(t="o")} AS log, 0 AS k, o.inv - r.bound AS t, o.off_asked AS off,
+    '' AS what, o.src, o.inc, o.seq
+  FROM ops o JOIN runs r ON r.run = o.run
+  WHERE o.f IN ('commit_off', 'reset_off') AND o.outcome <> 'fail' AND o.topic IS NOT NULL AND o.q IS NOT NULL
+  UNION ALL
+  SELECT d.run, d.grp, d.log, 0, d.mono - r.bound, d.pos + 1, '', d.src, d.inc, d.seq FROM done d
+  JOIN runs r ON r.run = d.run
+  SEMI JOIN member c ON c.run = d.run AND c.grp = d.grp AND c.consumer = d.consumer AND c.e = 'crash'
+  UNION ALL
+  SELECT f.run, f.grp, {_OP_LOG.format(t="f")}, 1, f.ret, f.off_answered, 'answered', f.src, f.inc, f.seq
+  FROM ops f
+  WHERE f.f = 'fetch_off' AND f.outcome = 'ok' AND f.topic IS NOT NULL AND f.q IS NOT NULL
+  UNION ALL
+  SELECT run, grp, log, 1, mono, off, 'assigned to ' || consumer, src, inc, seq FROM member
+  WHERE e = 'assign'
+) o
+ANTI JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = o.run
+ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND NOT coalesce(from_start, false)
+  GROUP BY run, grp) j ON j.run = o.run AND j.grp = o.grp
+"""
+
+#: What groups that receive messages one by one were given, and as which attempt before.
+_ATTEMPTS = """
+SELECT run, grp, consumer, log, mid, attempt, src, inc, seq, max(attempt) OVER (
+  PARTITION BY run, grp, mid ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM dlv WHERE received
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "C13",
@@ -280,5 +323,39 @@ CHECKS: tuple[Check, ...] = (
         "{grp}/{consumer} was given messages of {log} after it had been taken from it",
         Part(_TAKEN_AWAY, "last > taken_at", "grp, consumer, log, src, inc, seq", few=True),
         needs=EVIDENT,
+    ),
+    hard(
+        "C20",
+        "a member is never put back into an earlier generation of its group",
+        "assigns",
+        "{grp}/{consumer} was assigned {log} in generation {epoch}, after generation {before}",
+        Part(
+            _GENERATIONS_OF_MEMBERS,
+            "epoch < before",
+            "grp, consumer, log, epoch, before, src, inc, seq",
+            few=True,
+        ),
+        needs=NODE_LINES,
+    ),
+    hard(
+        "C21",
+        "how often a message was tried is never forgotten",
+        "receives group_reads",
+        "{grp}/{consumer} was given message {mid} of {log} as attempt {attempt}, after attempt {before}",
+        # Equal: what a client was given may not have been counted, if its answer seemed not to arrive.
+        Part(_ATTEMPTS, "attempt < before", "grp, consumer, log, mid, attempt, before, src, inc, seq"),
+        needs=(*EVIDENT, Need.CLOCKS),
+    ),
+    hard(
+        "C22",
+        "a group is told no offset beyond those that were stored or set",
+        "commits_off",
+        "group {grp} on {log}: offset {off} was {what}; nobody had asked for more than {most}",
+        Part(
+            _STORED_BY_SOMEBODY,
+            "k = 1 AND off > most",
+            "grp, log, off, what, most, src, inc, seq",
+        ),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
 )

@@ -167,3 +167,36 @@ def named(trace: Trace, term: int) -> None:
 @mutation("S13")
 def a_name_server_names_a_master_that_nobody_elected(trace: Trace) -> None:
     named(trace, 4)
+
+
+@mutation("W13")
+def a_master_does_not_tell_how_it_became_one(trace: Trace) -> None:
+    remove(trace, lines(trace, Ev.ROLE, e="dispatched", term=3)[0])
+
+
+@mutation("W13")
+def a_node_does_not_tell_that_it_kept_its_vote(trace: Trace) -> None:
+    vote = lines(trace, Ev.RAFT, e="vote", term=2)[-1]
+    for line in lines(trace, Ev.RAFT, e="term_vote", term=2, node=vote["node"]):
+        del line["vote"]
+
+
+@mutation("W14")
+def some_answers_do_not_say_where_the_message_stands(trace: Trace) -> None:
+    del next(acked(trace))[1]["node"]
+
+
+@mutation("W14")
+def an_unknown_outcome_says_where_the_message_stands(trace: Trace) -> None:
+    lines(trace, Ev.OP, type="info")[0]["term"] = 1
+
+
+@mutation("W14")
+def the_end_of_a_fault_does_not_say_where_it_was(trace: Trace) -> None:
+    for line in lines(trace, Ev.FAULT, e="end"):
+        del line["targets"]
+
+
+@mutation("W8 L6b", broker=False)
+def a_final_read_may_be_late(trace: Trace) -> None:
+    lines(trace, Ev.OP, type="invoke", f="drain")[0]["stale"] = True

@@ -90,7 +90,7 @@ def a_commit_of_a_generation_that_is_over(trace: Trace) -> None:
     assert last["epoch"] == before["epoch"]
 
 
-@mutation("C15")
+@mutation("C15 C22")
 def a_group_is_told_an_offset_beyond_the_end(trace: Trace) -> None:
     last = stored(trace)[-1]
     told(trace, completion(trace, last), 0, "fetch_off", {}, {"off": number(last, "off") + 1_000})
@@ -142,3 +142,21 @@ def a_consumer_begins_beyond_where_it_was_to(trace: Trace) -> None:
     again = lines(trace, Ev.MEMBER, e="assign")[-1]
     assert again["epoch"] == 2
     again["off"] = number(again, "off") - 1
+
+
+@mutation("C20")
+def a_member_is_put_back_into_an_earlier_generation(trace: Trace) -> None:
+    after = stored(trace)[-1]
+    earlier = number(after, "epoch") - 1
+    assigned_again(trace, after, epoch=earlier, off=number(after, "off"))
+
+
+@mutation("C22")
+def an_offset_is_answered_that_nobody_stored(trace: Trace) -> None:
+    first = stored(trace)[0]
+    told(trace, completion(trace, first), 70, "fetch_off", {}, {"off": number(first, "off") + 1})
+
+
+@mutation("W14")
+def the_offset_of_a_group_is_answered_by_nothing(trace: Trace) -> None:
+    told(trace, completion(trace, stored(trace)[-1]), 71, "fetch_off", {}, {})

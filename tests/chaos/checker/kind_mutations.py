@@ -62,3 +62,16 @@ def what_was_recalled_is_delivered(trace: Trace) -> None:
 def a_delayed_message_never_comes(trace: Trace) -> None:
     invoke = delay(trace)
     remove(trace, *lines(trace, Ev.DLV, mid=invoke["mid"]), *lines(trace, Ev.DONE, mid=invoke["mid"]))
+
+
+@mutation("W2")
+def a_transaction_ends_as_another_message_than_it_began(trace: Trace) -> None:
+    all_kinds_well(trace)
+    lines(trace, Ev.OP, type="invoke", f="txn_begin")[0]["tag"] = "red"
+    lines(trace, Ev.OP, type="invoke", f="txn_commit")[0]["tag"] = "blue"
+
+
+@mutation("W2")
+def a_transaction_ends_that_nobody_began(trace: Trace) -> None:
+    all_kinds_well(trace)
+    remove(trace, *lines(trace, Ev.OP, f="txn_begin"))

@@ -155,15 +155,6 @@ def more_is_gone_than_is_damaged(trace: Trace) -> None:
 # -- warnings -----------------------------------------------------------------------------------------
 
 
-@mutation("L2W C10 L14", broker=False)
-def a_retry_stores_a_message_twice(trace: Trace) -> None:
-    invoke, _ = next(acked(trace))
-    invoke["retry_no"] = 1
-    last = max(lines(trace, Ev.DLV), key=lambda line: (number(line, "lidx"), number(line, "mono")))
-    end = {"lidx": number(last, "lidx") + 1, "i": number(last, "i") + 1}
-    become(trace, last, last, mid=invoke["mid"], digest=invoke["digest"], **end)
-
-
 @mutation("L12", broker=False)
 def a_late_read_says_that_it_saw_all(trace: Trace) -> None:
     asked = lines(trace, Ev.OP, type="invoke", f="get", stale=True)[0]

@@ -597,7 +597,7 @@ def the_least_offset_falls(trace: Trace) -> None:
     ask(trace, last, 9_000_002, "min_off", answer={"min_off": 0})
 
 
-@mutation("S1 S4 S4W R17")
+@mutation("S1 S4 S4W R17 W13")
 def two_masters_of_a_term(trace: Trace) -> None:
     ready = lines(trace, Ev.ROLE, e="master_ready", term=2)[0]
     other = lines(trace, Ev.RAFT, e="follower", term=2, node="n3")[0]
@@ -654,9 +654,15 @@ def an_orderly_group_that_left_had_skipped_a_message(trace: Trace) -> None:
 
 
 def as_transaction(trace: Trace, invoke: Line, how: str) -> None:
-    """The send of a message becomes the end of a transaction, committed or rolled back."""
+    """The send of a message becomes the end of a transaction that began before: its commit or rollback."""
     for line in lines(trace, Ev.OP, op=invoke["op"]):
         line["f"] = how
+    half = invoke | {"f": "txn_begin", "op": number(invoke, "op") + 9_400_000, "proc": "half"}
+    answer = {name: half[name] for name in half.keys() - {"mid", "digest", "key", "tag", "ledger"}}
+    file = trace.files[str(invoke["src"]), number(invoke, "inc")]
+    at = next(i for i, line in enumerate(file) if line is invoke)
+    file[at:at] = [half, answer | {"type": "ok"}]
+    trace.renumber()
 
 
 @mutation("B4 L4 C2")

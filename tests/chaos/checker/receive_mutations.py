@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import add, lines, mutation, number
+from tests.chaos.checker.mutations import add, lines, mutation, number, remove
 
 _OP = 9_100_000
 #: So many messages of a queue are received.
@@ -24,6 +24,7 @@ class Receiver:
         self._now = max(number(line, "mono") for line in trace.all_lines())
         self._op = _OP
         self._mode = mode
+        self._attempts: dict[tuple[str, int], int] = {}
         for name in ("s0", "s1"):
             add(trace, lines(trace, Ev.META, e="expect")[0], member=f"client:{name}")
             self._emit(name, ev="meta", e="writer_begin", boot_id="b")
@@ -33,16 +34,19 @@ class Receiver:
         """(message by its place in the queue, attempt) of each. `held_ms`: so long nobody else gets them."""
         op = self._invoke(name, "receive", **_who(name), **({"delay_ms": held_ms} if held_ms else {}))
         for i, (place, attempt) in enumerate(which):
+            self._attempts[name, place] = attempt
             about = {"i": i, "attempt": attempt, **_who(name)}
             self._emit(name, ev="dlv", op=op, **_message(self.messages[place], "digest", "qoff"), **about)
         self._complete(name, op, "receive", "ok")
 
     def ack(self, name: str, place: int, outcome: str = "ok") -> None:
+        about = {**_message(self.messages[place], "qoff"), "attempt": self._attempts.get((name, place), 0)}
+        self._emit(name, ev="done", code="ok", **_who(name), **about)
         op = self._invoke(name, "ack", **_who(name), **_message(self.messages[place]))
         self._complete(name, op, "ack", outcome)
 
     def fail(self, name: str, place: int) -> None:
-        about = _message(self.messages[place], "qoff")
+        about = {**_message(self.messages[place], "qoff"), "attempt": self._attempts.get((name, place), 0)}
         self._emit(name, ev="done", code="retry", **_who(name), **about)
 
     def crash(self, name: str) -> None:
@@ -144,3 +148,37 @@ def a_message_is_received_twice_for_the_first_time(trace: Trace) -> None:
     group.receive("s0", (0, 0), (1, 0))
     group.receive("s0", (1, 0))
     group.end()
+
+
+@mutation("C21")
+def it_is_forgotten_how_often_a_message_was_tried(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0))
+    group.receive("s0", (1, 2))
+    group.receive("s1", (1, 1))
+    group.end()
+
+
+@mutation("W2")
+def a_message_is_acknowledged_that_nobody_was_through_with(trace: Trace) -> None:
+    receive_well(trace)
+    remove(trace, lines(trace, Ev.DONE, code="ok", group="R")[0])
+
+
+@mutation("W2")
+def a_member_gives_back_what_it_had_not_failed_at(trace: Trace) -> None:
+    receive_well(trace)
+    for line in [line for line in lines(trace, Ev.OP, f="ack") if line["op"] == _OP + 3]:
+        line["f"] = "change_invisible"
+
+
+@mutation("W2")
+def a_member_is_given_messages_and_has_not_joined(trace: Trace) -> None:
+    receive_well(trace)
+    remove(trace, lines(trace, Ev.MEMBER, e="join", consumer="s1")[0])
+
+
+@mutation("W2")
+def members_of_a_group_consume_in_several_ways(trace: Trace) -> None:
+    receive_well(trace)
+    lines(trace, Ev.MEMBER, e="join", consumer="s1")[0]["mode"] = "fifo"

@@ -31,7 +31,7 @@ ONLY_SPARK = {
     ),
     "it asks of groups whether all was processed, in which order, and whether an ack came back: no "
     "offsets, generations, attempts or filters of messages; of groups that left nothing": (
-        "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 S9"
+        "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 C20 C22 S9"
     ),
     "of reads it looks at the final ones, at those of groups and at what keys find; at no tag or key that is "
     "shown with a message, and not at what is found twice": ("L10 L13 L14"),
@@ -47,6 +47,10 @@ ONLY_QUICK = {
     "a group that did not ask to begin at the start (`from_start`): Spark does not want it to process what "
     "was sent before; the quick check does not know, so no run may have such a group": (
         "a_message_is_received_twice_for_the_first_time",
+        "a_message_is_acknowledged_that_nobody_was_through_with",
+        "a_member_gives_back_what_it_had_not_failed_at",
+        "a_member_is_given_messages_and_has_not_joined",
+        "members_of_a_group_consume_in_several_ways",
         "clean_again",
         "clean_receives",
     ),

@@ -21,6 +21,7 @@ from chaos.trace.schema import EVENTS, FIELDS, Ev, Kind, what
 _NAMES = frozenset(("ev", "e", "type"))
 #: A line that is swapped or delayed goes so many lines further at most.
 _FURTHEST = 40
+_CLOCKS = ("mono", "wall")
 
 
 class Way(StrEnum):
@@ -172,11 +173,12 @@ class Source:
                 other = dict(file[place])
                 if way is Way.SWAP:
                     file[index], file[place] = file[place], line
-                    line["mono"], file[index]["mono"] = other["mono"], before["mono"]
+                    file[index] |= {clock: before[clock] for clock in _CLOCKS}
                 else:
                     del file[index]
                     file.insert(place, line)
-                    line["mono"] = other["mono"]
+                # Both clocks: it happened at another time.
+                line |= {clock: other[clock] for clock in _CLOCKS}
             case Way.MOVE_NODE | Way.MOVE_LIFE:
                 alike = [
                     k for k in trace.files if k[0].split(":")[0] == key[0].split(":")[0] and k[0] != key[0]

@@ -15,9 +15,7 @@ from tests.chaos.checker.generated.changes import Change, Way
 _FIELDS = (Way.ALTER, Way.OMIT, Way.ADD)
 _PLACES = (Way.SWAP, Way.DELAY)
 _MOVES = (Way.MOVE_NODE, Way.MOVE_LIFE)
-_FOR_PEOPLE = frozenset(
-    ("host", "wall", "evidence", "params", "text", "config", "git", "seed", "error", "aim")
-)
+_FOR_PEOPLE = frozenset(("host", "wall", "evidence", "params", "text", "config", "git", "seed", "error"))
 #: What nodes say of themselves.
 _REPORTS = ("raft/", "store/", "role/")
 #: Reports that only repeat what the node's other lines, or those of others, show.
@@ -57,7 +55,8 @@ HARMLESS = (
     Harmless(
         "The same report twice reports nothing else.",
         lambda c: (
-            c.way is Way.REPEAT and c.kind.startswith((*_REPORTS, "disk/", "meta/", "fault/", "member/"))
+            c.way is Way.REPEAT
+            and c.kind.startswith((*_REPORTS, "disk/", "meta/", "fault/", "member/", "done"))
         ),
     ),
     Harmless(
@@ -66,7 +65,7 @@ HARMLESS = (
     ),
     Harmless(
         "The node's other lines, or those of others, show it as well.",
-        lambda c: c.way is Way.DROP and c.kind in _SPARE,
+        lambda c: c.way in (Way.DROP, *_MOVES) and c.kind in _SPARE,
     ),
     Harmless(
         "A line that only marks a moment for people: what it is about is told by others.",
@@ -74,17 +73,38 @@ HARMLESS = (
     ),
     Harmless(
         "Left out, it means the strictest: a log that is not lost, all that is promised, nothing excused.",
+        lambda c: c.way is Way.OMIT and c.field in ("wiped", "flush_mode", "stale"),
+    ),
+    Harmless(
+        "How often something was tried. A retry inside an operation excuses nothing.",
+        lambda c: c.kind == "attempt" and c.field == "retry_no",
+    ),
+    Harmless(
+        "What the plan asked for, or how far clocks may differ (a second at most): only the harness knows, "
+        "and no defect of the product can look like it.",
+        lambda c: c.way in _FIELDS and c.field in ("aim", "max_attempts", "clock_bound_ns"),
+    ),
+    Harmless(
+        "Which server answered a read or a question: right is what it says, whoever it was.",
+        lambda c: c.kind.startswith("op/ok/") and c.field in ("node", "term") and not _is_send(c),
+    ),
+    Harmless(
+        "That a member left, crashed or failed at a message: it would have excused that the message came "
+        "again, and nothing has to be excused.",
         lambda c: (
-            c.way is Way.OMIT and c.field in ("wiped", "flush_mode", "clock_bound_ns", "retry_no", "stale")
+            c.way is Way.DROP
+            and (
+                c.kind in ("member/crash", "member/leave") or (c.kind == "done" and c.line["code"] == "retry")
+            )
         ),
     ),
     Harmless(
-        "How often something was tried that nothing stores twice.",
-        lambda c: (
-            c.field == "retry_no"
-            and c.kind.startswith("op/")
-            and c.kind.split("/")[-1] not in ("send", "append", "send_batch")
-        ),
+        "The second time that a group was through with a message.",
+        lambda c: c.way is Way.DROP and c.kind == "done",
+    ),
+    Harmless(
+        "Who asks for an offset: the answer is about the group.",
+        lambda c: c.kind == "op/invoke/fetch_off" and c.field == "consumer",
     ),
     Harmless(
         "The number that tells two processes, or two lines of one read, apart: nothing else has it.",
@@ -123,6 +143,10 @@ OPEN = (
 )
 
 
+def _is_send(change: Change) -> bool:
+    return change.kind.split("/")[-1] in ("send", "append", "send_batch")
+
+
 def _is_code_of_a_refusal(change: Change) -> bool:
     return change.field == "code" and change.kind.startswith(("op/", "role/refused"))
 
@@ -132,7 +156,7 @@ def _varies(change: Change) -> bool:
     return (
         change.kind.startswith(("op/fail", "op/info"))
         or (change.kind in ("raft/term_vote", "disk/vote_synced", "store/recover") and change.field == "vote")
-        or (change.kind in ("op/ok/send", "op/invoke/send", "op/invoke/receive", "item", "op/ok/fetch_off"))
+        or (change.kind in ("op/invoke/send", "op/invoke/receive", "item"))
         or (change.kind == "op/ok/get" and change.field == "max_off")
         or change.field == "wiped"
     )
