@@ -11,13 +11,16 @@ from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
 
 _OP_LOG = "'q:' || {t}.topic || '/' || CAST({t}.q AS STRING)"
 
-#: Commits that were acknowledged, to members of a group.
+#: Commits that were acknowledged, to members of a group. `epoch`: NULL by protocols that name none.
 _TAKEN = f"""
 SELECT o.run, o.grp, o.consumer, o.epoch, {_OP_LOG.format(t="o")} AS log, o.op, o.off_asked AS off, o.inv,
   o.ret, o.src, o.inc, o.seq
-FROM ops o WHERE o.f = 'commit_off' AND o.outcome = 'ok' AND o.consumer IS NOT NULL AND o.epoch >= 0
+FROM ops o WHERE o.f = 'commit_off' AND o.outcome = 'ok' AND o.consumer IS NOT NULL
   AND o.topic IS NOT NULL AND o.q IS NOT NULL
 """
+
+#: Those that name the generation in which their member owns the queue.
+_FENCED = f"SELECT * FROM ({_TAKEN}) WHERE epoch >= 0"
 
 #: Who says of a queue that it is his in a generation.
 _OWNERS = f"""
@@ -26,7 +29,7 @@ SELECT run, grp, log, epoch, min(consumer) AS consumer, max(consumer) AS consume
 FROM (
   SELECT run, grp, log, epoch, consumer, src, inc, seq FROM member WHERE e = 'assign'
   UNION ALL
-  SELECT run, grp, log, epoch, consumer, src, inc, seq FROM ({_TAKEN})
+  SELECT run, grp, log, epoch, consumer, src, inc, seq FROM ({_FENCED})
 ) GROUP BY run, grp, log, epoch
 """
 
@@ -55,7 +58,7 @@ SELECT *, max(CASE WHEN k = 0 THEN epoch END) OVER (PARTITION BY run, grp, log O
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS newest
 FROM (
   SELECT c.run, c.grp, c.log, c.consumer, c.epoch, c.op, c.inv AS t, 1 AS k, c.src, c.inc, c.seq
-  FROM ({_TAKEN}) c
+  FROM ({_FENCED}) c
   UNION ALL
   SELECT m.run, m.grp, m.log, '', m.epoch, NULL, m.mono + r.bound, 0, '', NULL, NULL FROM member m
   JOIN runs r ON r.run = m.run WHERE m.e = 'assign'
@@ -99,7 +102,7 @@ FROM (
       inc, seq
     FROM member WHERE e IN ('assign', 'reset')
     UNION ALL
-    SELECT run, grp, log, consumer, epoch, off, 1, ret, src, inc, seq FROM ({_TAKEN})
+    SELECT run, grp, log, consumer, epoch, off, 1, ret, src, inc, seq FROM ({_FENCED})
   )
 )
 """
@@ -157,7 +160,7 @@ SELECT c.run, c.grp, c.log, c.consumer, c.op, c.off, c.src, c.inc, c.seq, c.assi
   max_by(r.off, r.epoch) AS off_reset
 FROM (
   SELECT c.run, c.grp, c.log, c.consumer, c.epoch, c.op, c.off, c.src, c.inc, c.seq, max(a.epoch) AS assigned
-  FROM ({_TAKEN}) c
+  FROM ({_FENCED}) c
   SEMI JOIN (SELECT run, grp, log FROM ({_RESETS}) GROUP BY run, grp, log) s
     ON s.run = c.run AND s.grp = c.grp AND s.log = c.log
   JOIN member a ON a.run = c.run AND a.grp = c.grp AND a.log = c.log AND a.consumer = c.consumer
@@ -256,17 +259,17 @@ CHECKS: tuple[Check, ...] = (
         "C14",
         "offsets are taken only of the owner of the queue, and only in the group's present generation",
         "assigns commits_off",
-        "{grp}/{consumer} stored an offset of {log} by operation {op} in generation {epoch}, {what}",
+        "{grp}/{consumer} stored an offset of {log} by operation {op}, {what}",
         Part(
             _ENTITLED,
             "first_epoch IS NULL OR first_epoch > epoch",
-            "grp, consumer, log, op, epoch, 'and had not been assigned it' AS what, src, inc, seq",
+            "grp, consumer, log, op, 'and had not been assigned it' AS what, src, inc, seq",
         ),
         Part(
             _GENERATIONS,
             "k = 1 AND newest > epoch",
-            "grp, consumer, log, op, epoch, 'after generation ' || CAST(newest AS STRING) || ' had begun' "
-            "AS what, src, inc, seq",
+            "grp, consumer, log, op, 'in generation ' || CAST(epoch AS STRING) || ' after ' "
+            "|| CAST(newest AS STRING) || ' had begun' AS what, src, inc, seq",
         ),
         needs=(*WHOLE, Need.CLOCKS),
     ),
