@@ -45,7 +45,7 @@ class _Model(DeliveryModel):
 
     def _take(self, element: Element, number: int, stamp_ms: int) -> None:
         if isinstance(element, End) and element.ending in (Ending.ROLLED_BACK, Ending.RECALLED):
-            self._holds.pop(element.deferred_id, None)
+            self._deferred.pop(element.deferred_id, None)
         else:
             super()._take(element, number, stamp_ms)
 
