@@ -13,6 +13,7 @@ from broker_adapter.format.message import Message, record_size_at
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.admin_bodies import group_body
 from broker_adapter.remoting_client.core.outcomes import error_of
 from broker_adapter.remoting_client.core.route_data import parse_clusters
 from broker_adapter.remoting_client.instance import ClientInstance
@@ -140,17 +141,8 @@ class ImportTarget:
     # -- groups -------------------------------------------------------------------------------------------
 
     async def put_group(self, config: GroupConfig) -> None:
-        body = {
-            "groupName": config.name,
-            "consumeEnable": config.consume_enable,
-            "consumeFromMinEnable": config.consume_from_min_enable,
-            "consumeBroadcastEnable": config.consume_broadcast_enable,
-            "consumeMessageOrderly": config.consume_orderly,
-            "retryQueueNums": config.retry_queues,
-            "retryMaxTimes": config.retry_max_times,
-        }
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await self._call(RemotingCommand(code, {}, json.dumps(body).encode()))
+        await self._call(RemotingCommand(code, {}, group_body(config)))
 
     async def commit(self, group: str, offset: QueueOffset) -> None:
         """The greater offset stays."""
