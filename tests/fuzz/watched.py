@@ -7,6 +7,7 @@ leaves the input there.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import pickle
@@ -108,6 +109,8 @@ def _child(target: Target, inputs: Inputs, shared: mmap.mmap, results: Any) -> N
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # decoders log what they refuse
+        # A full collection of what the parent has made would copy all its pages, at the cost of one input.
+        gc.freeze()
         _limit_memory()
         try:
             found: Slice | str = _decode_all(target, inputs, shared)
