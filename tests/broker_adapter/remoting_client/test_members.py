@@ -153,7 +153,7 @@ async def test_a_listener_hears_of_queues_and_commits(code: int) -> None:
         member = consumer(world, lambda messages: seen.extend(one.body for one in messages), noted=noted)
         async with member:
             await until(lambda: len(seen) == MESSAGES)
-            assert member.positions == {MessageQueue("t", "a", 0): MESSAGES}
+            await until(lambda: member.positions == {MessageQueue("t", "a", 0): MESSAGES})
     ended = "failed" if code else "committed"
     assert noted.told == [("assigned", 0), ("committing", MESSAGES), (ended, MESSAGES), ("revoked",)]
 
