@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -41,7 +42,18 @@ class Asker:
         return json.loads(answer.body)
 
     async def send(self, topic: str, body: bytes, queue_id: int = -1, **properties: str) -> Mapping[str, str]:
-        return await self.get(RequestCode.SEND_MESSAGE_V2, body, **send_fields(topic, queue_id, **properties))
+        """Until consumers see it: a send is answered once it is committed, dispatched a moment later."""
+        fields = send_fields(topic, queue_id, **properties)
+        answer = await self.get(RequestCode.SEND_MESSAGE_V2, body, **fields)
+        if not {"DELAY", "TIMER_DELAY_MS", "TRAN_MSG"} & properties.keys():
+            async with asyncio.timeout(60):
+                while await self._end(topic, answer["queueId"]) <= int(answer["queueOffset"]):
+                    pass
+        return answer
+
+    async def _end(self, topic: str, queue_id: str) -> int:
+        told = await self.get(RequestCode.GET_MAX_OFFSET, topic=topic, queueId=queue_id)
+        return int(told["offset"])
 
 
 def send_fields(topic: str, queue_id: int = -1, **properties: str) -> dict[str, object]:
