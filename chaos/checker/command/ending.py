@@ -7,11 +7,13 @@ import re
 import select
 import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Thread, main_thread
 from types import FrameType
 
 from chaos.checker.children import child_processes
@@ -33,6 +35,7 @@ class Terminated(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.code = 128 + number
 
 
@@ -45,48 +48,80 @@ def said_of(ended: Terminated) -> str:
     return f"ended by {ended}; this says nothing about the run"
 
 
+class _Ending:
+    """What is known of the end that a signal has asked for."""
+
+    def __init__(self, tell: int) -> None:
+        """`tell`: the pipe to `_end_for_certain`."""
+        self._tell = tell
+        self._is_raised = self._is_told = False
+        self._hook_before = sys.unraisablehook
+
+    def raise_it(self, number: int, _frame: FrameType | None) -> None:
+        """The handler of each signal."""
+        if not self._is_raised:
+            self._is_raised = True
+            if not self._is_told:
+                self._is_told = True
+                os.write(self._tell, bytes([number]))
+            raise Terminated(number)
+
+    def raise_lost_again(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Asks for the signal once more where `Terminated` was raised in a `__del__`, which nobody hears."""
+        if isinstance(unraisable.exc_value, Terminated):
+            self._is_raised = False
+            os.write(self._tell, bytes([unraisable.exc_value.number]))
+        else:
+            self._hook_before(unraisable)
+
+
 @contextmanager
 def signals_raise(patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Within, each of `SIGNALS` raises `Terminated`, once: what is done then is not disturbed again.
 
-    An exception out of nowhere may be lost (in a `__del__`), or leave a lock behind that others wait for. So
-    a thread ends the process for certain where that has not ended the block `patience_s` later.
+    An exception out of nowhere may be lost, or leave a lock behind that others wait for. Where it is seen to
+    be lost, it is raised again; and a thread ends the process for certain where that has not ended the block
+    `patience_s` later.
     """
     told, tell = os.pipe()
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        os.write(tell, bytes([number]))
-        raise Terminated(number)
-
+    ending = _Ending(tell)
     # Whoever ignores a signal, as `nohup` does, wants it to be ignored.
     before = {each: signal.getsignal(each) for each in SIGNALS}
+    hook_before, sys.unraisablehook = sys.unraisablehook, ending.raise_lost_again
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(each, end)
+            signal.signal(each, ending.raise_it)
     Thread(target=_end_for_certain, args=(told, patience_s), daemon=True).start()
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+        sys.unraisablehook = hook_before
         os.close(tell)
 
 
 def _end_for_certain(told: int, patience_s: float) -> None:
-    """Once `told` says the number of a signal, unless its other end is closed soon after."""
-    number = os.read(told, 1)
-    in_good_order = not number or bool(select.select([told], [], [], patience_s)[0])
+    """Once `told` says the number of a signal, unless its other end is closed soon after.
+
+    A number that comes again asks for that signal again.
+    """
+    numbers = os.read(told, 1)
+    deadline = time.monotonic() + patience_s
+    while numbers and select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (again := os.read(told, 1)):
+            numbers = b""  # the block has ended in good order
+        else:
+            signal.pthread_kill(main_thread().ident or 0, again[0])
     os.close(told)
-    if in_good_order:
+    if not numbers:
         return
     for pid in child_processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for folder in list(_folders):
         shutil.rmtree(folder, ignore_errors=True)
-    ended = Terminated(number[0])
+    ended = Terminated(numbers[0])
     os.write(2, f"{said_of(ended)}\n".encode())
     os._exit(ended.code)
 

@@ -71,7 +71,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing(when: str, tmp_path: Path)
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("hsperfdata")] == []
 
 
-#: Exceptions out of nowhere get lost: so does this one, in a `__del__` or in a thread that waits for a lock.
+#: Exceptions out of nowhere get lost: so does this one.
 STUBBORN = """
 import subprocess, sys, threading
 from pathlib import Path
@@ -79,9 +79,9 @@ from chaos.checker.command.ending import signals_raise, work_folder
 
 with signals_raise(patience_s=0.1), work_folder(Path(sys.argv[1])):
     child = subprocess.Popen(["sleep", "1000"])
-    print(child.pid, flush=True)
     while True:
         try:
+            print(child.pid, flush=True)
             threading.Event().wait()
         except BaseException:
             pass
@@ -103,6 +103,33 @@ def test_a_command_that_loses_the_exception_of_a_signal_ends_all_the_same(tmp_pa
     assert process.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
     assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
+
+
+#: Told to end in a `__del__`, out of which no exception comes.
+TOLD_IN_A_DEL = """
+import os, signal, sys, threading
+from chaos.checker.command.ending import Terminated, said_of, signals_raise
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for each in range(1000):
+            pass
+
+try:
+    with signals_raise(patience_s=500):
+        Last()
+        threading.Event().wait()
+except Terminated as ended:
+    print(said_of(ended), file=sys.stderr)
+    sys.exit(ended.code)
+"""
+
+
+def test_a_signal_that_comes_in_a_del_is_not_lost() -> None:
+    ended = subprocess.run([sys.executable, "-c", TOLD_IN_A_DEL], capture_output=True, text=True, timeout=100)
+    assert ended.stderr == "ended by SIGTERM; this says nothing about the run\n"
+    assert ended.returncode == 128 + signal.SIGTERM
 
 
 def test_a_full_work_directory_is_a_line(tmp_path: Path) -> None:
