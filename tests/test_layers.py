@@ -194,9 +194,11 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.remoting_client.core",
     },
     "broker_adapter.classic": {*_BROKER_BASE},
+    "broker_adapter.ha": {*_BROKER_BASE, "broker_adapter.classic"},
     "broker_adapter.moving": {
         *_BROKER_BASE,
         "broker_adapter.classic",
+        "broker_adapter.ha",
         "broker_adapter.remoting",
         "broker_adapter.remoting_client",
         "broker_adapter.remoting_client.core",
