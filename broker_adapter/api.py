@@ -169,6 +169,10 @@ class ImportApi(Protocol):
         StoredDataDamaged or IllegalMessage for what is no such record, PutRefused (IMPORT_OUT_OF_ORDER) if
         one does not have the next offset of its queue."""
 
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
+        """Some messages from an offset on, whatever the topic permits; -1: the last one. All that was stored
+        before is seen. TopicRefused (TOPIC_UNKNOWN); ReadFailed."""
+
 
 class BrokerApi(Protocol):
     """Everything raises `broker_adapter.errors.BrokerError`s. Writes and group calls need the master."""

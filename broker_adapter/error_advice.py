@@ -479,6 +479,17 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "Somebody else sent to the topic, or its messages were imported from another store.",
         "The message names the queues. Import into topics that were never used.",
     ),
+    Status.MASTER_DIFFERS: Advice(
+        "A queue that was mirrored is not that of the master any more. Nothing was stored.",
+        "The topic was deleted and made again there, the master lost messages, or its retention removed some "
+        "while no mirror ran.",
+        "Delete the topic that the message names in the group of ours, and run the mirror again.",
+    ),
+    Status.TAKEOVER_BLOCKED: Advice(
+        "A mirror cannot take over from its master yet. The master takes messages as before.",
+        "The message says what is in the way.",
+        "docs/moving-in.md says what becomes of it; run the mirror again.",
+    ),
     Status.NOT_AUTHENTICATED: Advice(
         "A request of the remoting protocol was not signed by an account.",
         "The client signs nothing, with an unknown access key, or with another secret.",

@@ -157,6 +157,8 @@ class Status(IntEnum):
     IMPORT_OUT_OF_ORDER = 814
     QUEUE_NOT_NEW = 815
     IMPORT_DIFFERS = 816
+    MASTER_DIFFERS = 817
+    TAKEOVER_BLOCKED = 818
     NOT_AUTHENTICATED = 805
     NOT_PERMITTED = 806
     CLIENT_NOT_CONNECTED = 807
@@ -253,6 +255,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.IMPORT_OUT_OF_ORDER: ResponseCode.MESSAGE_ILLEGAL,
     Status.QUEUE_NOT_NEW: ResponseCode.MESSAGE_ILLEGAL,
     Status.IMPORT_DIFFERS: ResponseCode.SYSTEM_ERROR,
+    Status.MASTER_DIFFERS: ResponseCode.SYSTEM_ERROR,
+    Status.TAKEOVER_BLOCKED: ResponseCode.SYSTEM_ERROR,
     Status.NOT_AUTHENTICATED: ResponseCode.NO_PERMISSION,
     Status.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
     Status.CLIENT_NOT_CONNECTED: ResponseCode.SYSTEM_ERROR,
@@ -439,6 +443,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.IMPORT_OUT_OF_ORDER: PutRefused,
     Status.QUEUE_NOT_NEW: TopicRefused,
     Status.IMPORT_DIFFERS: StoredDataDamaged,
+    Status.MASTER_DIFFERS: StoredDataDamaged,
+    Status.TAKEOVER_BLOCKED: PutRefused,
     Status.NOT_AUTHENTICATED: RemotingRefused,
     Status.NOT_PERMITTED: RemotingRefused,
     Status.CLIENT_NOT_CONNECTED: RemotingRefused,

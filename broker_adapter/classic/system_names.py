@@ -13,6 +13,8 @@ _TOPICS = frozenset(
         SCHEDULE_TOPIC,
         HALF_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
         "RMQ_SYS_TRACE_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "BenchmarkTest",

@@ -10,6 +10,7 @@ from broker_adapter.cli.broker_errors import error_line, exit_code_of
 from broker_adapter.cli.consume_command import consume
 from broker_adapter.cli.group_commands import group
 from broker_adapter.cli.import_command import import_
+from broker_adapter.cli.mirror_command import mirror
 from broker_adapter.cli.offset_commands import offsets
 from broker_adapter.cli.produce_command import produce
 from broker_adapter.cli.query_command import query
@@ -50,5 +51,5 @@ def broker() -> None:
     """
 
 
-for _command in (topic, produce, consume, offsets, group, query, status, import_):
+for _command in (topic, produce, consume, offsets, group, query, status, import_, mirror):
     broker.add_command(_command)

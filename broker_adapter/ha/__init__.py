@@ -1,1 +1,1 @@
-"""The protocol by which a master of RocketMQ ships its CommitLog to slaves (HAService), from the slave's side."""
+"""The protocol by which a master of RocketMQ ships its CommitLog to slaves (HAService): the slave's side."""

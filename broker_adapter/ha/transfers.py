@@ -7,9 +7,9 @@
 
 (big endian; DefaultHAConnection and DefaultHAClient of RocketMQ 5.5)
 
-A slave that reports 0 first gets the log from its newest file on. One that reports another offset gets it from
-there. So whoever wants all reports 1, and supplies the first byte: it is the highest one of a record's size,
-which is less than 2^24.
+A slave that reports 0 first gets the log from its newest file on. One that reports another offset gets it
+from there. So whoever wants all reports 1, and supplies the first byte: it is the highest one of a record's
+size, which is less than 2^24.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker_adapter.errors import FrameRefused
 
 _REPORT = struct.Struct(">q")
 _HEADER = struct.Struct(">qi")
-#: haTransferBatchSize is a setting of the master; a file of its CommitLog is the most that it can send at once.
+#: haTransferBatchSize is a setting of the master, which sends no more than a file of its CommitLog at once.
 _MOST_BYTES: Final = 1 << 30
 _FIRST_BYTE = b"\0"
 
@@ -55,8 +55,8 @@ class TransferReader:
         self._missing = 0  # bytes of the frame that is being read
 
     def feed(self, data: bytes) -> Iterator[Transfer]:
-        """Take all of it. FrameRefused (FRAME_INVALID) for a frame that does not go on where the last one ended:
-        nothing behind it can be read."""
+        """Take all of it. FrameRefused (FRAME_INVALID) for a frame that does not go on where the last one
+        ended: nothing behind it can be read."""
         at = 0
         while at < len(data):
             if self._missing:

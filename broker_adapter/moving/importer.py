@@ -5,8 +5,7 @@ What is there already is found out from the target, so an import that is run aga
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, GroupConfig, QueueOffset, TopicConfig
@@ -18,13 +17,11 @@ from broker_adapter.classic.store_directory import (
     StoreDirectory,
 )
 from broker_adapter.classic.system_names import SCHEDULE_TOPIC, is_system_group, is_system_topic
-from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.errors import Status, error_for
 from broker_adapter.moving.delayed import move_delayed, pending
-from broker_adapter.moving.target import ImportTarget, pause
+from broker_adapter.moving.storing import MOST_BYTES, MOST_RECORDS, Row, store_once
+from broker_adapter.moving.target import ImportTarget
 
-#: Of one request: what the put pipeline takes at once without holding up anybody.
-_MOST_BYTES = 1 << 20
-_MOST_RECORDS = 1_024
 _SHOWN_QUEUES = 5
 
 
@@ -82,7 +79,7 @@ class Importer:
         say: Callable[[str], None],
         *,
         timeout_s: float = 30.0,
-        batch_records: int = _MOST_RECORDS,
+        batch_records: int = MOST_RECORDS,
     ) -> None:
         """`timeout_s`: for one batch of messages, changes of the master included."""
         self._store = store
@@ -144,7 +141,7 @@ class Importer:
         self._say(f"{plan.messages - missing} of {plan.messages} messages are there already")
         if not missing:
             return
-        batch: list[tuple[QueueKey, int, bytes]] = []
+        batch: list[Row] = []
         size = done = 0
         told = missing // 10 + 1
         for found in self._store.messages(contents):
@@ -152,34 +149,18 @@ class Importer:
             key = message.topic, message.queue_id
             if key not in plan.queues or message.queue_offset < self._next[key]:
                 continue
-            if batch and (len(batch) == self._batch_records or size + len(record) > _MOST_BYTES):
-                await self._store_batch(batch)
+            if batch and (len(batch) == self._batch_records or size + len(record) > MOST_BYTES):
+                await store_once(self._target, batch, self._timeout_s)
                 before, done = done, done + len(batch)
                 if done // told > before // told:
                     self._say(f"{done} of {missing} messages stored, up to offset {message.physical_offset}")
                 batch, size = [], 0
-            batch.append((key, message.queue_offset, record))
+            batch.append(Row(key, message.queue_offset, record))
             size += len(record)
         if batch:
-            await self._store_batch(batch)
+            await store_once(self._target, batch, self._timeout_s)
             done += len(batch)
         self._say(f"{done} of {missing} messages stored")
-
-    async def _store_batch(self, batch: Iterable[tuple[QueueKey, int, bytes]]) -> None:
-        """Each message once: after an error the target is asked what it has."""
-        loop = asyncio.get_running_loop()
-        deadline, attempt, rows = loop.time() + self._timeout_s, 0, list(batch)
-        while rows:
-            try:
-                await self._target.store(record for _, _, record in rows)
-                return
-            except BrokerError as error:
-                if loop.time() > deadline or error.status is Status.CHANGE_NOT_ALLOWED:
-                    raise
-            await pause(attempt)
-            attempt += 1
-            ends = {key: (await self._target.bounds(*key))[1] for key in {row[0] for row in rows}}
-            rows = [row for row in rows if row[1] >= ends[row[0]]]
 
     async def _compare(self, plan: Plan) -> None:
         """Every queue of the target, read back, with the store."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.classic.commit_log import MAX_BODY_BYTES
 from broker_adapter.errors import BrokerError, ReadFailed, ResponseCode, Status, TopicRefused
 from broker_adapter.format.message import Message, record_size_at
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
-from broker_adapter.remoting_client.core.admin_bodies import group_body
+from broker_adapter.remoting_client.core.admin_bodies import group_body, parse_topics
 from broker_adapter.remoting_client.core.outcomes import error_of
 from broker_adapter.remoting_client.core.route_data import parse_clusters
+from broker_adapter.remoting_client.core.values import MessageQueue
 from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
 
@@ -35,6 +37,14 @@ _FINAL = frozenset(
         Status.TOPIC_RESERVED,
     }
 )
+
+
+class QueuePart(NamedTuple):
+    """Some records of a queue, which has messages `begin` to `end`."""
+
+    begin: int
+    end: int
+    records: list[bytes]
 
 
 class ImportTarget:
@@ -80,6 +90,18 @@ class ImportTarget:
         least = await self._call(RemotingCommand(RequestCode.GET_MIN_OFFSET, dict(fields)))
         end = await self._call(RemotingCommand(RequestCode.GET_MAX_OFFSET, dict(fields)))
         return requests.number(least, "offset"), requests.number(end, "offset")
+
+    async def configs(self) -> dict[str, TopicConfig]:
+        """All topics, by name."""
+        answer = await self._call(RemotingCommand(RequestCode.GET_ALL_TOPIC_CONFIG))
+        return {one.name: one for one in parse_topics(answer.body)}
+
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> QueuePart:
+        """Whatever the topic permits. -1: the last message."""
+        fields = {"topic": topic, "queueId": str(queue_id), "offset": str(offset)}
+        answer = await self._call(RemotingCommand(RequestCode.READ_QUEUE, fields))
+        begin, end = requests.number(answer, "minOffset"), requests.number(answer, "maxOffset")
+        return QueuePart(begin, end, _split(answer.body))
 
     async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
         fields = {"topic": topic, "queueId": str(queue_id), "offset": str(offset)}
@@ -131,12 +153,7 @@ class ImportTarget:
         }
         request = RemotingCommand(RequestCode.PULL_MESSAGE, fields)
         answer = await self._call(request, also=ResponseCode.PULL_NOT_FOUND)
-        found, at = [], 0
-        while at < len(answer.body):
-            end = at + record_size_at(answer.body, at)
-            found.append(answer.body[at:end])
-            at = end
-        return found
+        return _split(answer.body)
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -155,6 +172,11 @@ class ImportTarget:
         await self._call(RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    async def reset(self, group: str, offset: QueueOffset) -> None:
+        """To this offset, also a lower one."""
+        queue = MessageQueue(offset.topic, self._broker_name, offset.queue_id)
+        await self._call(requests.reset_offset(group, queue, offset.offset))
 
     async def _call(self, request: RemotingCommand, *, also: int = ResponseCode.SUCCESS) -> RemotingCommand:
         loop = asyncio.get_running_loop()
@@ -196,6 +218,15 @@ class ImportTarget:
             raise ReadFailed(Status.NOT_CONFIRMED, f"{names[0]} has no master at the moment")
         self._address = master
         return master
+
+
+def _split(body: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(body):
+        end = at + record_size_at(body, at, max_body_bytes=MAX_BODY_BYTES)
+        found.append(body[at:end])
+        at = end
+    return found
 
 
 async def pause(attempt: int) -> None:

@@ -207,4 +207,5 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _admin,
     RequestCode.BEGIN_QUEUE: _admin,
     RequestCode.IMPORT_MESSAGES: _admin,
+    RequestCode.READ_QUEUE: _admin,
 }

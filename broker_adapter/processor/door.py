@@ -69,6 +69,7 @@ ADMIN_CHANGES = (
     RequestCode.DELETE_SUBSCRIPTIONGROUP,
     RequestCode.BEGIN_QUEUE,
     RequestCode.IMPORT_MESSAGES,
+    RequestCode.READ_QUEUE,
 )
 ADMIN_QUERIES = (
     RequestCode.GET_ALL_TOPIC_CONFIG,

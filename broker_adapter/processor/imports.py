@@ -23,3 +23,11 @@ class ImportProcessor:
     async def store(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         count = await self._imports.store(request.command.body)
         return request.command.answer(ResponseCode.SUCCESS, fields={"stored": str(count)})
+
+    async def read_queue(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        fields = request.fields
+        topic, queue_id = read.text(fields, "topic"), read.number(fields, "queueId")
+        found = await self._imports.read_queue(topic, queue_id, read.number(fields, "offset"))
+        bounds = {"minOffset": str(found.min_offset), "maxOffset": str(found.max_offset)}
+        body = b"".join(found.records)
+        return request.command.answer(ResponseCode.SUCCESS, fields=bounds, body=body)

@@ -128,6 +128,7 @@ def both_protocols(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: admin.reset,
         RequestCode.BEGIN_QUEUE: imported.begin_queue,
         RequestCode.IMPORT_MESSAGES: imported.store,
+        RequestCode.READ_QUEUE: imported.read_queue,
         RequestCode.LOCK_BATCH_MQ: locks.lock,
         RequestCode.UNLOCK_BATCH_MQ: locks.unlock,
     }

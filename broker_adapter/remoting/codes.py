@@ -67,6 +67,7 @@ class RequestCode(IntEnum):
     UPDATE_NAMESRV_CONFIG = 318
     GET_NAMESRV_CONFIG = 319
     SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
     QUERY_DATA_VERSION = 322
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
@@ -84,6 +85,7 @@ class RequestCode(IntEnum):
     # This project's own, beyond those of RocketMQ:
     BEGIN_QUEUE = 910_001
     IMPORT_MESSAGES = 910_002
+    READ_QUEUE = 910_003
 
 
 class Language(IntEnum):

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 _MAX_PULLED_MESSAGES = 4096
 _MAX_PULLED_BYTES = 4 << 20
+#: The offset that stands for the last message.
+_LAST = -1
 _MAX_QUERIED = 1024
 
 
@@ -213,6 +215,27 @@ class Broker:
         config = self._known_topic(topic)
         count = max(config.read_queues, config.write_queues)
         return await self._read(lambda: [self._queue_stats(topic, queue_id) for queue_id in range(count)])
+
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
+        """As `ImportApi` has it."""
+        config = self._known_topic(topic)
+        if not 0 <= queue_id < max(config.read_queues, config.write_queues) or offset < _LAST:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"queue {queue_id} of {topic} from {offset} on")
+        await self._confirm()
+
+        def read() -> PullResult:
+            least, end = self._files.bounds(topic, queue_id)
+            at = max(least, end - 1) if offset == _LAST else offset
+            return self._reader.read(
+                topic,
+                queue_id,
+                at,
+                max_messages=_MAX_PULLED_MESSAGES,
+                max_bytes=_MAX_PULLED_BYTES,
+                tags=frozenset(),
+            )
+
+        return await self._read(read)
 
     # -- groups -------------------------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 
+from broker_adapter.api import PullResult
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import StoredRecords
@@ -21,15 +23,26 @@ MAX_RECORDS = 1_024
 class Imports:
     """Implements `broker_adapter.api.ImportApi`. On the node's event loop."""
 
-    def __init__(self, writer: MessageWriter, proposals: Proposals) -> None:
+    def __init__(
+        self,
+        writer: MessageWriter,
+        proposals: Proposals,
+        read_queue: Callable[[str, int, int], Awaitable[PullResult]],
+    ) -> None:
+        """`read_queue`: see the API."""
         self._writer = writer
         self._proposals = proposals
+        self._read_queue = read_queue
 
     async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
         self._writer.check_master()
         (await self._proposals.propose(BeginQueue(topic, queue_id, offset))).check()
         # The dispatcher tells it, too, but in its own time.
         self._writer.skip_to([(topic, queue_id, offset)])
+
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
+        self._writer.check_master()
+        return await self._read_queue(topic, queue_id, offset)
 
     async def store(self, records: bytes) -> int:
         self._writer.check_master()

@@ -398,7 +398,7 @@ class BrokerProgram:
         self.answering = both_protocols(
             handlers,
             broker=self.broker,
-            imports=Imports(self.writer, self.proposals),
+            imports=Imports(self.writer, self.proposals, self.broker.read_queue),
             delivery=self.delivery,
             directory=self.directory,
             making=Making(self.broker.make_topic, self.groups.make_known),

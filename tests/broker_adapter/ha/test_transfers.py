@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ def frame(offset: int, data: bytes) -> bytes:
 
 def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(places)]
 
 
 def test_reports() -> None:

@@ -11,7 +11,7 @@ from broker_adapter.remoting.codes import RequestCode
 PAGE = Path(__file__).parents[3] / "docs" / "remoting.md"
 #: What nodes ask clients; of the program that imports stores of RocketMQ (docs/moving-in.md).
 ASKED = {RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
-OF_IMPORTS = {RequestCode.BEGIN_QUEUE, RequestCode.IMPORT_MESSAGES}
+OF_IMPORTS = {RequestCode.BEGIN_QUEUE, RequestCode.IMPORT_MESSAGES, RequestCode.READ_QUEUE}
 
 
 def test_each_code_that_is_answered_is_in_the_table() -> None:
