@@ -65,13 +65,14 @@ class ProcessCluster:
         folder: Path,
         size: int = 3,
         *,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | Callable[[str], Mapping[str, Any]] | None = None,
         data_file_size: int = 16 << 20,
         fault_injection: bool = False,
         init: bool = True,
         server_options: Sequence[str] = (),
     ) -> None:
-        """`fault_injection`: with disks that `inject` has a say in. `init` False: the directories are there.
+        """`settings`: of all nodes, or of the node of an id. `fault_injection`: with disks that `inject` has
+        a say in. `init` False: the directories are there.
         `server_options`: start the nodes with `dledger server` and these."""
         self.folder = folder
         self._fault_injection = fault_injection
@@ -92,7 +93,7 @@ class ProcessCluster:
                 "cluster_id": CLUSTER,
                 "group": GROUP,
                 "members": self.members,
-                **(settings or {}),
+                **((settings(node) if callable(settings) else settings) or {}),
             }
             (folder / f"{node}.toml").write_text(toml_of(config))
 

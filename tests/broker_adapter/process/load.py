@@ -5,28 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from random import Random
 from types import TracebackType
 from typing import NamedTuple
 
-from broker_adapter.client import (
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from broker_adapter.errors import (
+    BrokerError,
+    NameServerUnavailable,
+    PutIndeterminate,
+    PutRefused,
+    Status,
+    TopicRefused,
+)
+from broker_adapter.remoting_client import (
     Admin,
-    Consumer,
+    ConsumeFromWhere,
+    ConsumeSettings,
     Message,
-    NameServerRoutes,
+    MessageExt,
+    MessageQueue,
     Producer,
     PullConsumer,
-    SendReceipt,
+    PushConsumer,
+    SendResult,
+    SendStatus,
 )
-from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, ReadFailed, Status
-from dledger import TlsFiles
-from tests.broker_adapter.process.processes import BrokerProcesses
+from tests.broker_adapter.process.processes import OPTIONS, BrokerProcesses, queue_of
 
 GROUP, AUDITORS = "readers", "auditors"
 BODY = b"%d:%d:"
 _BURST = 4
 _AUDIT_S = 0.05
+#: After a send that was refused, and may be repeated.
+_AGAIN_S = 0.1
+_CONSUMING = ConsumeSettings(
+    is_ordered=True,
+    suspend_s=0.05,
+    lock_interval_s=1.0,
+    pull_retry_s=0.2,
+    commit_interval_s=0.1,
+)
 
 TopicQueue = tuple[str, int]  # topic, queue id
 
@@ -56,52 +78,54 @@ class Notes:
 class Load:
     """`async with Load(brokers) as load:` sends and consumes without pause.
 
-    Each writer goes through all queues in turn, with bursts of single sends and atomic batches: so the order
-    of its numbers in a queue is that of its calls. `size`: of a body, at least. `refusals`: sends may be
-    refused for good, after `timeout` seconds, and that is noted. `consumers`: members of the group.
+    Each writer goes through all queues in turn, with runs of single sends, one after the other, and atomic
+    batches: so the order of its numbers in a queue is that of its calls. Each send goes to any node; what is
+    refused is sent again for `timeout` seconds. `size`: of a body, at least. `refusals`: sends may be refused
+    for good, and that is noted. `consumers`: members of the group, which consume in order.
     """
 
     def __init__(
         self,
         brokers: BrokerProcesses,
         *,
-        writers: int = 3,
+        writers: int = 8,
         consumers: int = 2,
         size: int = 100,
         pause_s: float = 0.0,
         timeout: float = 60.0,
         refusals: bool = False,
-        routes: NameServerRoutes | None = None,
-        tls: TlsFiles | None = None,
     ) -> None:
-        self._routes = brokers.routes if routes is None else routes
+        self._names = brokers.names
         self._topics = brokers.topics
         self._writers, self._size, self._pause_s = writers, size, pause_s
-        self._refusals = refusals
-        self._producer = Producer(self._routes, timeout=timeout, stall_timeout=5.0, tls=tls)
-        self._admin = Admin(self._routes, timeout=30, tls=tls)
-        self._auditor = PullConsumer(self._routes, group=AUDITORS, timeout=30, tls=tls)
-        self._consumers = [self._consumer(f"member-{n}", tls) for n in range(consumers)]
+        self._timeout, self._refusals = timeout, refusals
+        self._rng = Random(7)
+        self._producer = Producer("writers", self._names, options=OPTIONS)
+        self._admin = Admin(self._names, options=replace(OPTIONS, timeout_s=30.0))
+        self._auditor = PullConsumer(AUDITORS, self._names, options=OPTIONS)
+        self._consumers = [self._consumer() for _ in range(consumers)]
         self.notes = Notes(consumers > 0)
         self.committed: dict[TopicQueue, int] = {}  # what the group has committed, as last seen
         self._changed = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _consumer(self, member_id: str, tls: TlsFiles | None) -> Consumer:
-        topics = [topic.name for topic in self._topics]
-        return Consumer(
-            self._routes,
+    def _consumer(self) -> PushConsumer:
+        consumer = PushConsumer(
             GROUP,
-            topics,
-            handler=self._consume,
-            lease=10.0,
-            commit_interval=0.1,
-            member_id=member_id,
-            tls=tls,
+            self._names,
+            self._consume,
+            consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            settings=_CONSUMING,
+            options=OPTIONS,
         )
+        for topic in self._topics:
+            consumer.subscribe(topic.name)
+        return consumer
 
     async def __aenter__(self) -> Load:
+        for client in (self._producer, self._admin, self._auditor):
+            await client.start()
         for consumer in self._consumers:
             await consumer.start()
         self._tasks = [asyncio.create_task(self._write(writer)) for writer in range(self._writers)]
@@ -130,11 +154,11 @@ class Load:
             try:
                 if error is None and self._consumers:
                     await self._look_at_offsets()
+                    assert any(self.committed.values()), "nothing was committed"
             finally:
                 await self._producer.close()
                 await self._admin.close()
                 await self._auditor.close()
-                await self._routes.close()
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -173,7 +197,8 @@ class Load:
             if number // _BURST % 3 == 0:
                 await self._send_batch(topic, queue_id, writer, numbers)
             else:
-                await asyncio.gather(*(self._send(topic, queue_id, writer, n) for n in numbers))
+                for each in numbers:
+                    await self._send(topic, queue_id, writer, each)
             async with self._changed:
                 self._changed.notify_all()
             if self._pause_s:
@@ -182,31 +207,57 @@ class Load:
     async def _send(self, topic: str, queue_id: int, writer: int, number: int) -> None:
         body = self._body(writer, number)
         tag, key = f"tag-{number % 3}", f"key-{writer}-{number}"
+        message = Message(topic, body, tags=tag, keys=[key])
         try:
-            receipt = await self._producer.send(topic, body, tag=tag, keys=key, queue_id=queue_id)
-        except (PutRefused, PutIndeterminate) as error:
+            result = await self._stored([message], queue_id)
+        except BrokerError as error:
             self._note_failure([body], error)
         else:
-            self._note(receipt, Acknowledged(body, tag, key, receipt.offset_id))
+            self._note(result, 0, Acknowledged(body, tag, key, result.offset_message_ids[0]))
 
     async def _send_batch(self, topic: str, queue_id: int, writer: int, numbers: Sequence[int]) -> None:
         bodies = [self._body(writer, number) for number in numbers]
         tag, key = "batch", f"key-{writer}-{numbers[0]}"
         self.notes.batches.append(bodies)
         try:
-            receipts = await self._producer.send_many(topic, bodies, tag=tag, keys=key, queue_id=queue_id)
-        except (PutRefused, PutIndeterminate) as error:
+            result = await self._stored([Message(topic, b, tags=tag, keys=[key]) for b in bodies], queue_id)
+        except BrokerError as error:
             self._note_failure(bodies, error)
         else:
-            for body, receipt in zip(bodies, receipts, strict=True):
+            of_each = zip(bodies, result.message_ids, result.offset_message_ids, strict=True)
+            for number, (body, message_id, offset_id) in enumerate(of_each):
                 # All of a batch have its key: it tells nothing about one of them.
-                self._note(receipt, Acknowledged(body, tag, receipt.message_id, receipt.offset_id))
+                self._note(result, number, Acknowledged(body, tag, message_id, offset_id))
+
+    async def _stored(self, messages: Sequence[Message], queue_id: int) -> SendResult:
+        """Sent again while it is certain that nothing was stored."""
+        again = AsyncRetrying(
+            retry=retry_if_exception_type((PutRefused, TopicRefused, NameServerUnavailable)),
+            wait=wait_fixed(_AGAIN_S),
+            stop=stop_after_delay(self._timeout),
+            reraise=True,
+        )
+
+        async def send() -> SendResult:
+            if len(messages) > 1:
+                return await self._producer.send_batch(messages, selector=self._any_node, arg=queue_id)
+            return await self._producer.send(messages[0], selector=self._any_node, arg=queue_id)
+
+        return await again(send)
+
+    def _any_node(self, queues: Sequence[MessageQueue], message: Message, queue_id: object) -> MessageQueue:
+        """Each node has a name, and all of them take messages of the queue."""
+        its = [queue for queue in queues if queue.queue_id == queue_id]
+        if not its:
+            raise TopicRefused(Status.QUEUE_UNKNOWN, f"no node takes messages of queue {queue_id}")
+        return self._rng.choice(its)
 
     def _body(self, writer: int, number: int) -> bytes:
         return (BODY % (writer, number)).ljust(self._size, b".")
 
-    def _note(self, receipt: SendReceipt, what: Acknowledged) -> None:
-        place = (receipt.topic, receipt.queue_id, receipt.queue_offset)
+    def _note(self, result: SendResult, number: int, what: Acknowledged) -> None:
+        assert result.status is SendStatus.SEND_OK
+        place = (result.queue.topic, result.queue.queue_id, result.queue_offset + number)
         assert place not in self.notes.acknowledged, f"{place} was given away twice"
         self.notes.acknowledged[place] = what
 
@@ -220,9 +271,10 @@ class Load:
 
     # -- consuming ----------------------------------------------------------------------------------------
 
-    async def _consume(self, message: Message) -> None:
-        place = (message.topic, message.queue_id)
-        self.notes.delivered.setdefault(place, []).append((message.queue_offset, message.body))
+    async def _consume(self, messages: Sequence[MessageExt]) -> None:
+        for message in messages:
+            place = (message.topic, message.queue.queue_id)
+            self.notes.delivered.setdefault(place, []).append((message.queue_offset, message.body))
         if self._stopped.is_set():
             async with self._changed:
                 self._changed.notify_all()
@@ -247,31 +299,28 @@ class Load:
     async def _audit(self) -> None:
         """Offsets are read linearizably, so that each reading is of a later moment than the one before. And
         a group of its own commits how far deliveries have come: what was acknowledged stays."""
-        place = (self._topics[0].name, 0)
-        generation, acknowledged = -1, 0
+        place, acknowledged = (self._topics[0].name, 0), 0
         while not self._stopped.is_set():
-            with suppress(PutRefused, PutIndeterminate, ReadFailed):
-                generation = await self._look_at_offsets(generation)
+            with suppress(BrokerError):  # at the end nothing is suppressed
+                await self._look_at_offsets()
                 if place in self.notes.delivered:
                     acknowledged = await self._commit_own(place, acknowledged)
             await self._pause(_AUDIT_S)
 
     async def _commit_own(self, place: TopicQueue, acknowledged: int) -> int:
-        offset = self._last(place)
-        await self._auditor.commit(*place, offset)
+        queue, offset = queue_of(*place), self._last(place)
+        await self._auditor.commit(queue, offset)
         acknowledged = max(acknowledged, offset)
-        found = await self._auditor.committed(*place)
+        found = await self._auditor.committed(queue)
         assert found is not None and found >= acknowledged, f"{found} after {acknowledged}"
         return acknowledged
 
-    async def _look_at_offsets(self, generation: int = -1) -> int:
-        found, offsets = await self._admin.offsets(GROUP)
-        assert found >= generation, f"generation {found} after {generation}"
-        seen = {(one.topic, one.queue_id): one.offset for one in offsets}
+    async def _look_at_offsets(self) -> None:
+        offsets = await self._admin.group_offsets(GROUP)
+        seen = {(queue.topic, queue.queue_id): offset for queue, offset in offsets.items()}
         fallen = {p: (at, seen.get(p)) for p, at in self.committed.items() if seen.get(p, -1) < at}
         assert not fallen, f"committed offsets went back: {fallen}"
         self.committed = seen
-        return found
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

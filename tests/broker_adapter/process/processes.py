@@ -7,14 +7,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from operator import not_
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
-
 from broker_adapter.api import TopicConfig
-from broker_adapter.client import Admin, NameServerRoutes
+from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting_client import Admin, ClientOptions, MessageQueue
 from dledger.status.model import NodeStatus
 from tests.process.cluster import ProcessCluster, free_ports, toml_of
 
@@ -30,6 +29,17 @@ SMALL: dict[str, Any] = {
     "role_change_report_ms": 3000,
 }
 TOPICS = (TopicConfig("orders", 3, 3), TopicConfig("events", 2, 2))
+#: By which routes name all nodes; one of them is named `broker-a-n1`, ...
+NAME = "broker-a"
+#: A node looks for a master for 3 s before it says that there is none: who waits longer knows more. Routes
+#: and heartbeats are for what lasts minutes elsewhere.
+OPTIONS = ClientOptions(
+    timeout_s=5.0,
+    request_timeout_s=4.0,
+    poll_name_server_s=1.0,
+    heartbeat_broker_s=1.0,
+    avoid_broker_s=1.0,
+)
 
 Seen = dict[str, NodeStatus]
 
@@ -39,10 +49,16 @@ class NameServers:
 
     def __init__(self, folder: Path, count: int, settings: Mapping[str, Any] | None = None) -> None:
         self._folder = folder
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        ports = [f"127.0.0.1:{port}" for port in free_ports(2 * count)]
+        self.addresses, self.remoting = ports[:count], ports[count:]
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         for number, address in enumerate(self.addresses):
-            config = {"directory": str(folder / f"namesrv-{number}"), "listen": address, **(settings or {})}
+            config = {
+                "directory": str(folder / f"namesrv-{number}"),
+                "listen": address,
+                "remoting_listen": self.remoting[number],
+                **(settings or {}),
+            }
             self._config(address).write_text(toml_of(config))
 
     def _config(self, address: str) -> Path:
@@ -89,22 +105,27 @@ class BrokerProcesses:
         self.folder = folder
         self.topics = topics
         self.name_servers = NameServers(folder, name_servers)
-        settings = {**SMALL, "namesrv": self.name_servers.addresses, **(broker or {})}
+        shared = {**SMALL, "name": NAME, "namesrv": self.name_servers.addresses, **(broker or {})}
+        #: Where a node serves clients of the remoting protocol, started again too.
+        self.remoting: dict[str, str] = {}
+
+        def settings(node: str) -> Mapping[str, Any]:
+            (port,) = free_ports(1)
+            self.remoting[node] = f"127.0.0.1:{port}"
+            own = {**shared, "remoting": {"listen": self.remoting[node]}}
+            return {"timing": TIMING, **(log or {}), "program": {"factory": program, "settings": own}}
+
         self.nodes = ProcessCluster(
             folder,
-            settings={
-                "timing": TIMING,
-                **(log or {}),
-                "program": {"factory": program, "settings": settings},
-            },
+            settings=settings,
             data_file_size=data_file_size,
             fault_injection=fault_injection,
         )
 
     @property
-    def routes(self) -> NameServerRoutes:
-        """New ones, for a client to close."""
-        return NameServerRoutes(self.name_servers.addresses)
+    def names(self) -> list[str]:
+        """Addresses of the NameServers for clients of the remoting protocol."""
+        return self.name_servers.remoting
 
     def derived(self, node: str) -> Path:
         """Where a node has its ConsumeQueues and indexes."""
@@ -115,12 +136,9 @@ class BrokerProcesses:
             await self.name_servers.start()
             await self.nodes.start()
             await self.master(within_s=60)
-            await self.registered()
-            routes = self.routes
-            async with Admin(routes, timeout=30) as admin:
+            async with Admin(self.names, options=replace(OPTIONS, timeout_s=60.0)) as admin:
                 for topic in self.topics:
-                    await admin.put_topic(topic)
-            await routes.close()
+                    await admin.create_topic(topic.name, queues=topic.write_queues)
             await self.published()
         except BaseException:
             await self.__aexit__()
@@ -131,23 +149,12 @@ class BrokerProcesses:
         await self.nodes.__aexit__()
         await self.name_servers.kill()
 
-    async def registered(self, within_s: float = 60.0) -> None:
-        """Until every NameServer knows a broker: a master may be one before all of them have heard of it."""
-        until_one = AsyncRetrying(
-            retry=retry_if_result(not_), wait=wait_fixed(0.05), stop=stop_after_delay(within_s)
-        )
-        for address in self.name_servers.addresses:
-            routes = NameServerRoutes([address])
-            await until_one(routes.brokers)
-            await routes.close()
-
     async def published(self, within_s: float = 60.0) -> None:
         """Until every NameServer shows all topics and a master."""
         names = [topic.name for topic in self.topics]
         for address in self.name_servers.addresses:
-            routes = NameServerRoutes([address])
-            await until_shown(routes, names, within_s)
-            await routes.close()
+            async with NameServerClient([address]) as client:
+                await until_shown(client, names, within_s)
 
     # -- states -------------------------------------------------------------------------------------------
 
@@ -188,6 +195,11 @@ class BrokerProcesses:
         self.nodes.signal(node, number)
 
 
+def queue_of(topic: str, queue_id: int) -> MessageQueue:
+    """To read it."""
+    return MessageQueue(topic, NAME, queue_id)
+
+
 def is_writable(status: NodeStatus) -> bool:
     return bool(status.owner.get("writable"))
 
@@ -197,10 +209,10 @@ def step_of(status: NodeStatus) -> str:
     return str(status.owner.get("role_change", {}).get("step", ""))
 
 
-async def until_shown(routes: NameServerRoutes, topics: Sequence[str], within_s: float = 60.0) -> None:
+async def until_shown(client: NameServerClient, topics: Sequence[str], within_s: float = 60.0) -> None:
     """Until the NameServer shows all these topics and a master of each."""
     missing = set(topics)
-    async with asyncio.timeout(within_s), aclosing(routes.watch(topics)) as changes:
+    async with asyncio.timeout(within_s), aclosing(client.watch(topics)) as changes:
         while missing:
             route = await anext(changes)
             if route.queues and any(0 in ids for ids in route.brokers.values()):

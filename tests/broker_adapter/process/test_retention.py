@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_adapter.api import PullStatus, QueueStats
-from broker_adapter.client import PullConsumer
-from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.format.message import decode
-from broker_adapter.rpc.broker_client import BrokerClient
+from broker_adapter.api import QueueStats
+from broker_adapter.remoting_client import Admin, MessageQueue, PullConsumer, PullStatus
+from dledger import AsyncClient
 from tests.broker_adapter.process.checker import Queues, check
 from tests.broker_adapter.process.load import Load
-from tests.broker_adapter.process.processes import BrokerProcesses, Seen
+from tests.broker_adapter.process.processes import OPTIONS, BrokerProcesses, Seen, is_writable
+from tests.process.cluster import GROUP
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-retention")]
 
@@ -25,47 +25,45 @@ PURGING: dict[str, Any] = {
 }
 
 
-async def stats_of(brokers: BrokerProcesses, node: str) -> dict[tuple[str, int], QueueStats]:
-    client = BrokerClient(brokers.nodes.members[node])
-    try:
-        found = [one for topic in brokers.topics for one in await client.topic_stats(topic.name, 10.0)]
-        return {(one.topic, one.queue_id): one for one in found}
-    finally:
-        await client.close()
+Stats = dict[MessageQueue, QueueStats]
+PATIENTLY = replace(OPTIONS, timeout_s=30.0)
 
 
-async def alike_everywhere(brokers: BrokerProcesses) -> dict[tuple[str, int], QueueStats]:
-    """Least and greatest offset of every queue, once all nodes say the same and nothing moves any more."""
+async def alike_everywhere(brokers: BrokerProcesses) -> Stats:
+    """Least and greatest offset of every queue, as each node says once it is the master."""
     await brokers.in_step()
-    found: list[dict[tuple[str, int], QueueStats]] = []
+    found: list[Stats] = []
+    async with AsyncClient(brokers.nodes.addresses, group=GROUP) as log:
+        for node in brokers.nodes.members:
+            if await brokers.master() != node:
+                await log.transfer_leadership(node)
 
-    async def look() -> bool:
-        found[:] = [await stats_of(brokers, node) for node in brokers.nodes.members]
-        return all(each == found[0] for each in found)
+            def leads(seen: Seen, node: str = node) -> bool:
+                return is_writable(seen[node]) and all(s.leader_id == node for s in seen.values())
 
-    while not await look():
-        await brokers.nodes.wait_for(lambda seen: len(seen) == 3)
+            await brokers.nodes.wait_for(leads)
+            await brokers.published()
+            found.append(await stats_now(brokers))
+            await below_minimum(brokers, found[-1])
+    assert all(each == found[0] for each in found)
     return found[0]
 
 
-async def below_minimum(brokers: BrokerProcesses, stats: QueueStats) -> None:
-    """Each node says where the queue begins now, and gives nothing else instead."""
-    for address in brokers.nodes.members.values():
-        client = BrokerClient(address)
-        result = await client.pull(stats.topic, stats.queue_id, stats.min_offset - 1)
-        assert result.status is PullStatus.OFFSET_ILLEGAL and not result.records
-        assert (result.next_offset, result.min_offset) == (stats.min_offset, stats.min_offset)
-        result = await client.pull(stats.topic, stats.queue_id, stats.min_offset)
-        assert decode(result.records[0]).queue_offset == stats.min_offset
-        await client.close()
-    routes = brokers.routes
-    async with PullConsumer(routes) as consumer:
-        reader = consumer.reader(stats.topic, stats.queue_id, 0)
-        with pytest.raises(ReadFailed) as caught:
-            async for _ in reader.messages():
-                pass
-        assert caught.value.status is Status.OFFSET_BELOW_MINIMUM
-    await routes.close()
+async def stats_now(brokers: BrokerProcesses) -> Stats:
+    async with Admin(brokers.names, options=PATIENTLY) as admin:
+        of_topics = [await admin.topic_stats(topic.name) for topic in brokers.topics]
+    return {queue: one for of_topic in of_topics for queue, one in of_topic.items()}
+
+
+async def below_minimum(brokers: BrokerProcesses, stats: Stats) -> None:
+    """The master says where the queue begins now, and gives nothing else instead."""
+    queue, one = next(iter(stats.items()))
+    async with PullConsumer("readers", brokers.names, options=PATIENTLY) as consumer:
+        result = await consumer.pull(queue, one.min_offset - 1)
+        assert result.status is PullStatus.OFFSET_ILLEGAL and not result.messages
+        assert (result.next_offset, result.min_offset) == (one.min_offset, one.min_offset)
+        result = await consumer.pull(queue, one.min_offset)
+        assert result.messages[0].queue_offset == one.min_offset
 
 
 async def test_queues_begin_where_the_log_does_and_a_node_without_that_log_gets_them_anew(
@@ -96,10 +94,10 @@ async def test_queues_begin_where_the_log_does_and_a_node_without_that_log_gets_
         stats = await alike_everywhere(brokers)
         for one in stats.values():
             assert 0 < one.min_offset < one.max_offset
-        await below_minimum(brokers, stats["orders", 0])
         queues: dict[str, Queues] = await check(brokers, load)
         for found in queues.values():
-            for place, one in stats.items():
+            for queue, one in stats.items():
+                place = (queue.topic, queue.queue_id)
                 assert (next(iter(found[place])), next(reversed(found[place]))) == (
                     one.min_offset,
                     one.max_offset - 1,

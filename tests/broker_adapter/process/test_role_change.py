@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from broker_adapter.api import OutgoingMessage
-from broker_adapter.client import Producer, PullConsumer
-from broker_adapter.errors import NotMaster
-from broker_adapter.rpc.broker_client import BrokerClient
+from broker_adapter.errors import PutRefused
+from broker_adapter.remoting_client import Admin, Message, MessageQueue, Producer
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
-from tests.broker_adapter.process.processes import BrokerProcesses, Seen, is_writable, step_of
+from tests.broker_adapter.process.processes import (
+    NAME,
+    OPTIONS,
+    BrokerProcesses,
+    Seen,
+    is_writable,
+    queue_of,
+    step_of,
+)
 from tests.broker_adapter.process.programs import held_up, never_master
 from tests.node.local import PATIENT
 
@@ -21,18 +28,23 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")
 
 FAULTY = "tests.broker_adapter.process.programs:faulty"
 MESSAGES, BATCH, LANES = 100_000, 500, 2
+PATIENTLY = replace(OPTIONS, timeout_s=60.0, request_timeout_s=60.0)
 
 
-async def send_many(brokers: BrokerProcesses) -> None:
-    routes = brokers.routes
-    async with Producer(routes, timeout=60, unique_keys=False) as producer:
+def at_node(node: str, lane: int) -> MessageQueue:
+    """To write to it, by way of this node."""
+    return MessageQueue("events", f"{NAME}-{node}", lane)
+
+
+async def send_many(brokers: BrokerProcesses, node: str) -> None:
+    async with Producer("writers", brokers.names, options=PATIENTLY) as producer:
 
         async def send(lane: int) -> None:
             for _ in range(MESSAGES // BATCH // LANES):
-                await producer.send_many("events", [b"x" * 20] * BATCH, queue_id=lane)
+                batch = [Message("events", b"x" * 20)] * BATCH
+                await producer.send_batch(batch, queue=at_node(node, lane))
 
         await asyncio.gather(*(send(lane) for lane in range(LANES)))
-    await routes.close()
 
 
 async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_new_one(tmp_path: Path) -> None:
@@ -43,7 +55,7 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
         slaves = brokers.slaves(master)
         for slave in slaves:
             held_up(folder / slave).touch()
-        await send_many(brokers)
+        await send_many(brokers, master)
         await nodes.settle()
         await nodes.kill(master)
 
@@ -55,21 +67,21 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
         status = await nodes.wait_for(lambda seen: seen[leader], nodes=slaves)
         assert status.committed_index - status.applied_index >= MESSAGES
         assert status.owner["dispatch_behind_bytes"] > MESSAGES * 100
-        client = BrokerClient(nodes.members[leader])
-        with pytest.raises(NotMaster):
-            await client.send("events", 0, [OutgoingMessage(b"early")], 10.0)
-        await client.close()
+        async with Producer("early", brokers.names, options=PATIENTLY) as producer:
+            with pytest.raises(PutRefused):
+                await producer.send(Message("events", b"early"), queue=at_node(leader, 0))
 
         for slave in slaves:
             held_up(folder / slave).unlink()
-        await brokers.master(other_than=master)
-        routes = brokers.routes
-        async with Producer(routes, timeout=60) as producer, PullConsumer(routes, timeout=60) as consumer:
+        new = await brokers.master(other_than=master)
+        async with (
+            Producer("late", brokers.names, options=PATIENTLY) as producer,
+            Admin(brokers.names, options=PATIENTLY) as admin,
+        ):
             for lane in range(LANES):
-                receipt = await producer.send("events", b"first of the new ones", queue_id=lane)
-                assert receipt.queue_offset == MESSAGES // LANES
-                assert (await consumer.bounds("events", lane)).max_offset == MESSAGES // LANES + 1
-        await routes.close()
+                result = await producer.send(Message("events", b"first of the new"), queue=at_node(new, lane))
+                assert result.queue_offset == MESSAGES // LANES
+                assert await admin.max_offset(queue_of("events", lane)) == MESSAGES // LANES + 1
 
 
 async def test_leadership_moves_on_from_a_broker_that_cannot_become_master(tmp_path: Path) -> None:
