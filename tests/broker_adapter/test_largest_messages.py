@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.client import Producer, PullConsumer, StaticRoutes
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.remoting_client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer
+from broker_adapter.remoting_client.core.queue_choice import QueueNumber
 from broker_adapter.server.program import BrokerProgram
 from dledger import AsyncClient, ConfigError
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
+from tests.broker_adapter.namesrv.helpers import name_server
+from tests.broker_adapter.processor.asker import LISTEN
 from tests.broker_adapter.proxy.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.proxy.world import ack_request, message, resource
 from tests.node.local import until
@@ -119,13 +122,23 @@ async def test_a_producer_is_asked_about_its_transaction(tmp_path: Path) -> None
         stream.cancel()
 
 
-async def test_producers_and_consumers_of_the_brokers_own_protocol(tmp_path: Path) -> None:
-    async with world(tmp_path) as (cluster, _):
-        routes = StaticRoutes(cluster.members.values())
-        async with Producer(routes) as producer, PullConsumer(routes) as consumer:
-            receipt = await producer.send("t", BODY)
-            found = await consumer.pull("t", receipt.queue_id, 0, wait=10)
-            assert [one.body for one in found.messages] == [BODY]
+async def test_producers_and_consumers_of_the_remoting_protocol(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0")
+        )
+        settings = {**LISTEN, "namesrv": [server.address]}
+        await stack.enter_async_context(brokers(tmp_path, 3, settings, data_file_size=FILE))
+        names = server.remoting_address
+        admin = await stack.enter_async_context(Admin(names, options=ClientOptions(timeout_s=60.0)))
+        await admin.create_topic("t", queues=1)
+        # Compressed it would not be large.
+        plain = ClientOptions(compress_above_bytes=LARGEST + 1)
+        producer = await stack.enter_async_context(Producer("p", names, options=plain))
+        consumer = await stack.enter_async_context(PullConsumer("g", names))
+        result = await producer.send(Message("t", BODY), selector=QueueNumber(0))
+        found = await consumer.pull(MessageQueue("t", "broker-a", 0), result.queue_offset, wait_s=10)
+        assert [one.body for one in found.messages] == [BODY]
 
 
 async def test_a_delayed_one_outlives_the_log_that_held_it(tmp_path: Path) -> None:

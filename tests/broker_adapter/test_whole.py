@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from broker_adapter.api import TopicConfig
-from broker_adapter.client import Admin, Consumer, Message, NameServerRoutes, Producer, StaticRoutes
+from broker_adapter.remoting_client import (
+    Admin,
+    ClientOptions,
+    ConsumeFromWhere,
+    ConsumeSettings,
+    Message,
+    MessageExt,
+    Producer,
+    PushConsumer,
+)
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.namesrv.helpers import name_server
+from tests.broker_adapter.processor.asker import LISTEN
 from tests.node.local import until
 
 #: Messages at least, and so many when the masters have come and gone.
 COUNT, AFTERWARDS, QUEUES = 150, 50, 3
+OPTIONS = ClientOptions(
+    timeout_s=20.0,
+    poll_name_server_s=0.2,
+    heartbeat_broker_s=0.2,
+    avoid_broker_s=0.5,
+)
+CONSUMING = ConsumeSettings(
+    is_ordered=True,
+    suspend_s=0.05,
+    lock_interval_s=0.5,
+    pull_retry_s=0.05,
+    commit_interval_s=0.02,
+)
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+@asynccontextmanager
+async def world(folder: Path, count: int) -> AsyncIterator[tuple[BrokerCluster, str]]:
+    """Brokers, and the address of a NameServer that knows their master."""
+    async with name_server(folder / "namesrv", remoting_listen="127.0.0.1:0") as server:
+        settings = {**LISTEN, "namesrv": [server.address], "default_queues": QUEUES}
+        async with brokers(folder, count, settings=settings) as cluster:
+            yield cluster, server.remoting_address
 
 
 class Reading:
@@ -22,12 +56,11 @@ class Reading:
         self.total: int | None = None  # not known yet
         self.seen: list[tuple[int, int, bytes]] = []  # queue, offset, body
 
-    async def run(self, routes: NameServerRoutes) -> None:
-        async with Consumer(routes, "readers", {"orders": "*"}, lease=3.0) as consumer:
-            async for message in consumer:
-                self.seen.append((message.queue_id, message.queue_offset, message.body))
-                if len({body for _, _, body in self.seen}) == self.total:
-                    return
+    async def listen(self, messages: Sequence[MessageExt]) -> None:
+        self.seen += [(one.queue.queue_id, one.queue_offset, one.body) for one in messages]
+
+    async def to_the_end(self) -> None:
+        await until(lambda: len({body for _, _, body in self.seen}) == self.total, within_s=60)
 
     async def progress(self, count: int) -> None:
         goal = len(self.seen) + count
@@ -48,7 +81,7 @@ async def produce(producer: Producer, reading: Reading, is_over: asyncio.Event) 
     while reading.total is None or n < reading.total:
         if reading.total is None and is_over.is_set():
             reading.total = max(COUNT, n + AFTERWARDS)
-        await producer.send("orders", b"%03d" % n, sharding_key=str(n % 7))
+        await producer.send(Message("orders", b"%03d" % n))
         n += 1
 
 
@@ -60,27 +93,25 @@ async def replace_master(cluster: BrokerCluster) -> None:
 
 
 async def test_a_group_gets_all_messages_in_order_while_masters_come_and_go(tmp_path: Path) -> None:
-    async with (
-        name_server(tmp_path / "namesrv") as server,
-        brokers(tmp_path, settings={"namesrv": [server.address], "default_queues": QUEUES}) as cluster,
-    ):
-        routes, reading = NameServerRoutes([server.address]), Reading()
-        async with Producer(routes, timeout=20) as producer:
-            await producer.send("orders", b"000", sharding_key="0")  # makes the topic
-            is_over = asyncio.Event()
-            producing = asyncio.create_task(produce(producer, reading, is_over))
-            work = [asyncio.create_task(reading.run(routes)), producing]
-            for _ in range(2):
-                await reading.progress(20)
-                await replace_master(cluster)
-            is_over.set()
-            async with asyncio.timeout(60):
-                await asyncio.gather(*work)
-        async with Admin(routes) as admin:
-            _, offsets = await admin.offsets("readers")
-            ends = {s.queue_id: s.max_offset for s in await admin.topic_stats("orders")}
-        # The last message was still in somebody's hands when its consumer left.
-        assert 0 <= sum(ends.values()) - sum(one.offset for one in offsets) <= 1
+    async with world(tmp_path, 3) as (cluster, names):
+        reading = Reading()
+        async with Admin(names, options=OPTIONS) as admin:
+            await admin.create_topic("orders", queues=QUEUES)
+            consumer = PushConsumer(
+                "readers", names, reading.listen, consume_from=FIRST, settings=CONSUMING, options=OPTIONS
+            )
+            consumer.subscribe("orders")
+            async with consumer, Producer("writers", names, options=OPTIONS) as producer:
+                is_over = asyncio.Event()
+                producing = asyncio.create_task(produce(producer, reading, is_over))
+                for _ in range(2):
+                    await reading.progress(20)
+                    await replace_master(cluster)
+                is_over.set()
+                await producing
+                await reading.to_the_end()
+            ends = {queue: one.max_offset for queue, one in (await admin.topic_stats("orders")).items()}
+            assert await admin.group_offsets("readers") == ends, "committed when it left"
         await in_step(*cluster.programs.values())
         for queue_id in range(QUEUES):
             stored = {tuple(await bodies(p, "orders", queue_id)) for p in cluster.programs.values()}
@@ -88,26 +119,26 @@ async def test_a_group_gets_all_messages_in_order_while_masters_come_and_go(tmp_
             seen = reading.first_of(queue_id)
             assert list(seen) == sorted(seen), "in the order of the queue"
             assert tuple(seen[n] for n in range(len(seen))) == stored.pop()
-        await routes.close()
 
 
 async def test_a_topic_of_a_group_is_deleted_and_made_again_while_all_are_consumed(tmp_path: Path) -> None:
-    async with brokers(tmp_path, 1, settings={"default_queues": QUEUES}) as cluster:
+    async with world(tmp_path, 1) as (cluster, names):
         program = await cluster.master()
-        routes = StaticRoutes([program.config.address])
         seen: dict[str, set[bytes]] = {"orders": set(), "extra": set()}
 
-        async def handle(message: Message) -> None:
-            seen[message.topic].add(message.body)
+        async def listen(messages: Sequence[MessageExt]) -> None:
+            for message in messages:
+                seen[message.topic].add(message.body)
 
         async def produce(producer: Producer, topic: str, name: bytes) -> None:
             sent = {b"%s %d" % (name, n) for n in range(20)}
             for body in sorted(sent):
-                await producer.send(topic, body)
+                await producer.send(Message(topic, body))
             await until(lambda: sent <= seen[topic])
 
         async def all_is_committed(admin: Admin) -> None:
-            ends = {("orders", s.queue_id): s.max_offset for s in await admin.topic_stats("orders")}
+            stats = await admin.topic_stats("orders")
+            ends = {(queue.topic, queue.queue_id): one.max_offset for queue, one in stats.items()}
 
             def committed() -> bool:
                 group = program.metadata.group("readers")
@@ -115,12 +146,17 @@ async def test_a_topic_of_a_group_is_deleted_and_made_again_while_all_are_consum
 
             await until(committed)
 
-        async with Producer(routes, timeout=30) as producer, Admin(routes) as admin:
+        async with (
+            Producer("writers", names, options=OPTIONS, create_topics=False) as producer,
+            Admin(names, options=OPTIONS) as admin,
+        ):
             for topic in seen:
-                await admin.put_topic(TopicConfig(topic, QUEUES, QUEUES))
-            consumer = Consumer(
-                routes, "readers", list(seen), handler=handle, lease=3.0, commit_interval=0.02
+                await admin.create_topic(topic, queues=QUEUES)
+            consumer = PushConsumer(
+                "readers", names, listen, consume_from=FIRST, settings=CONSUMING, options=OPTIONS
             )
+            for topic in seen:
+                consumer.subscribe(topic)
             async with consumer:
                 for life in range(3):
                     for topic in seen:
@@ -130,5 +166,4 @@ async def test_a_topic_of_a_group_is_deleted_and_made_again_while_all_are_consum
                         admin.delete_topic("extra"), produce(producer, "orders", b"%d, later" % life)
                     )
                     await all_is_committed(admin)
-                    await admin.put_topic(TopicConfig("extra", QUEUES, QUEUES))
-        await routes.close()
+                    await admin.create_topic("extra", queues=QUEUES)
