@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.v1 import broker_pb2 as broker
 from broker_adapter.v1 import namesrv_pb2 as namesrv
 from chaos.hostile import wire
-from chaos.hostile.callers import SERVICE_NAME, headers
+from chaos.hostile.callers import SERVICE_NAME, headers, receive_request
+from chaos.hostile.orders import PREFIX
 from chaos.hostile.world import World
 from dledger.platform import open_channel
 from dledger.v1 import log_pb2 as log
@@ -30,10 +30,9 @@ _METHODS = (
     "/dledger.v1.PeerService/Vote",
     "/dledger.v1.PeerService/Heartbeat",
     "/dledger.v1.PeerService/Fetch",
-    "/dledger.broker.v1.BrokerService/Send",
-    "/dledger.broker.v1.BrokerService/Pull",
-    "/dledger.broker.v1.BrokerService/Query",
+    "/dledger.broker.v1.NameServerService/GetRoute",
     *(f"/{SERVICE_NAME}/{name}" for name in ("SendMessage", "ReceiveMessage", "AckMessage", "Heartbeat")),
+    *(f"/{SERVICE_NAME}/{name}" for name in ("PullMessage", "QueryRoute")),
     "/dledger.v1.NoService/Nothing",
 )
 
@@ -131,15 +130,15 @@ async def unread_streams(world: World) -> None:
         """Address, path, request."""
         orders = world.orders
         address = orders.addresses[number % len(orders.addresses)]
-        if not orders.namesrv:
+        if not orders.namesrv or number % 8 in (2, 4):
             request = log.ReadRequest(group=orders.group, follow=True, mode=log.READ_MODE_LOCAL)
             return address, "/dledger.v1.LogService/ReadStream", request.SerializeToString()
         if number % 8 == 0:
             watch = namesrv.WatchRoutesRequest()
             path = "/dledger.broker.v1.NameServerService/WatchRoutes"
             return orders.namesrv[0], path, watch.SerializeToString()
-        pull = broker.PullRequest(topic=world.rng.choice(orders.topics), max_messages=1_000, wait_ms=1_000)
-        return address, "/dledger.broker.v1.BrokerService/PullStream", pull.SerializeToString()
+        receive = receive_request(f"{PREFIX}unread", world.rng.choice(orders.topics))
+        return address, f"/{SERVICE_NAME}/ReceiveMessage", receive.SerializeToString()
 
     async def once(number: int) -> None:
         address, path, request = requests(number)
