@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker_adapter.cli.broker_target import Target
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.format.message import decode
@@ -24,11 +26,13 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting_client.core.requests import create_topic
 from dledger import InvalidRequest
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
 from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, SUSPEND, beat, pull, records
 from tests.node.local import until
+from tests.tls.world import TlsWorld
 
 COMMIT, ROLLBACK = 8, 12
 
@@ -232,3 +236,22 @@ async def test_a_member_is_asked_what_it_does(cluster: BrokerCluster) -> None:
         gone = await asker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, clientId="c2", **of)
         assert (gone.code, "not online" in (gone.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     member.connection.close("done")
+
+
+@pytest.mark.parametrize("names", [{}, {"admin_names": ["ops"]}])
+async def test_at_a_broker_that_names_no_operators_only_members_change(
+    tmp_path: Path, names: dict[str, Any]
+) -> None:
+    world = TlsWorld(tmp_path)
+    section = world.section(world.files("n1"), **names)
+    async with brokers(tmp_path, 1, LISTEN, tls_of={"n1": section}) as cluster:
+        program = await cluster.master()
+        for who, may in (("app", False), ("ops", bool(names)), ("n1", True)):
+            files = world.files(who, hosts=(who, "127.0.0.1") if who == "n1" else (), folder="clients")
+            context = Target([], [], files, 1.0).client_tls
+            connection = await connect(program.remoting.address, timeout_s=20, tls=context)
+            made = create_topic(f"of-{who}", read_queues=1, write_queues=1, permission=6, attributes={})
+            answer = await connection.invoke(made, 40)
+            connection.close("done")
+            assert answer.code == (ResponseCode.SUCCESS if may else ResponseCode.NO_PERMISSION), who
+            assert (program.metadata.topic(f"of-{who}") is not None) is may, who

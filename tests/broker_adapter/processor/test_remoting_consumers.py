@@ -23,7 +23,7 @@ from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.server.broker_status import BrokerStatus
 from tests.broker_adapter.cluster import BrokerCluster, brokers, in_step
-from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
+from tests.broker_adapter.processor.asker import LISTEN, Asker, asking, send_fields
 from tests.node.local import until
 
 SUSPEND, SUBSCRIPTION = 2, 4
@@ -267,3 +267,29 @@ def test_what_a_connection_has_said_ends_with_it() -> None:
     assert list(clients.consumers["g"]) == ["c1"], "it has come back over another one"
     clients.channel_closed(two, "gone")  # type: ignore[arg-type]
     assert not clients.consumers
+
+
+async def test_numbers_that_no_queue_or_record_has_are_refused(cluster: BrokerCluster) -> None:
+    """As errors of the request, with a number of ours, and not as a mistake of the broker."""
+    nowhere: dict[str, object] = {"topic": "t", "queueId": -1, "consumerGroup": "g"}
+    first = {**nowhere, "queueId": 0}
+    topic: dict[str, object] = {"topic": "u", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    asked: list[tuple[int, dict[str, object], str]] = [
+        (RequestCode.GET_MAX_OFFSET, nowhere, "QUEUE_UNKNOWN"),
+        (RequestCode.GET_MIN_OFFSET, nowhere, "QUEUE_UNKNOWN"),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**nowhere, "timestamp": 0}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.QUERY_CONSUMER_OFFSET, nowhere, "QUEUE_UNKNOWN"),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {**nowhere, "commitOffset": 1}, "OFFSET_OUT_OF_RANGE"),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {**first, "commitOffset": 1 << 70}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": -1}, "MESSAGE_NOT_FOUND"),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": 77}, "MESSAGE_NOT_FOUND"),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "readQueueNums": -1}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "perm": 8}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.SEND_MESSAGE_V2, send_fields("t", 1 << 20), "FIELD_OUT_OF_RANGE"),
+    ]
+    async with asking(slave(cluster)) as asker:
+        await asker.send("t", b"x", 0)
+        for code, fields, status in asked:
+            answer = await asker.ask(code, **fields)
+            assert answer.code != ResponseCode.SUCCESS and status in (answer.remark or ""), (code, answer)
+        assert "FIELD_OUT_OF_RANGE" in ((await pull(asker, "t", 0, queueId=-1)).remark or "")
