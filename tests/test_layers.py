@@ -30,7 +30,7 @@ GENERATED = "dledger.v1"
 BROKER_GENERATED = "broker_adapter.v1"
 CLIENT_GENERATED = "broker_adapter.proxy.v2"
 #: The gRPC layers of the broker: modules whose names begin so.
-BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_", "broker_adapter.proxy.forwarding.")
+BROKER_RPC = ("broker_adapter.namesrv.rpc_", "broker_adapter.proxy.forwarding.")
 CLIENT_RPC = ("broker_adapter.proxy.",)
 #: Hostile clients speak the protocols as good ones would not.
 HOSTILE = "chaos.hostile"
@@ -208,9 +208,8 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter.commitlog": {*_BROKER_BASE},
     "broker_adapter.store": {*_BROKER_BASE},
     "broker_adapter.role": {*_BROKER_BASE, "broker_adapter.commitlog"},
-    "broker_adapter.rpc": {*_BROKER_BASE, BROKER_GENERATED},
+    "broker_adapter.rpc": {*_BROKER_BASE},
     "broker_adapter.namesrv": {*_BROKER_BASE, BROKER_GENERATED, "broker_adapter.remoting"},
-    "broker_adapter.client": {*_BROKER_BASE, "broker_adapter.rpc", "broker_adapter.namesrv"},
     "broker_adapter.pop": {
         *_BROKER_BASE,
         "broker_adapter.config",
@@ -271,7 +270,6 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.store",
         "broker_adapter.role",
         "broker_adapter.pop",
-        "broker_adapter.rpc",
         "broker_adapter.namesrv",
         "broker_adapter.proxy",
         "broker_adapter.proxy.access",
@@ -300,9 +298,7 @@ ALLOWED: dict[str, set[str]] = {
         *_BROKER_BASE,
         "dledger.cli",
         "dledger.cli.local",
-        "broker_adapter.rpc",
         "broker_adapter.namesrv",
-        "broker_adapter.client",
         "broker_adapter.remoting_client",
         "broker_adapter.classic",
         "broker_adapter.moving",
@@ -697,7 +693,7 @@ def test_planted_violations_are_found(module: str, source: str) -> None:
         ("dledger.node.server", "from dledger.rpc.transport.channels import open_channel"),
         ("broker_adapter.store", "from dledger import Refused, StateMachine\nimport asyncio\nimport dledger"),
         ("broker_adapter.store", "from broker_adapter.errors import Status\nfrom struct import Struct"),
-        ("broker_adapter.rpc.wire", "from broker_adapter.v1 import namesrv_pb2"),
+        ("broker_adapter.namesrv.rpc_wire", "from broker_adapter.v1 import namesrv_pb2"),
         ("broker_adapter.proxy.front", "from broker_adapter.proxy.v2 import service_pb2"),
         ("broker_adapter.namesrv.rpc_service", "import broker_adapter.v1.namesrv_pb2 as pb"),
         ("chaos.faults.faults", "import broker_adapter.errors\nfrom dledger.node.server import run_node"),

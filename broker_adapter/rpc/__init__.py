@@ -1,1 +1,1 @@
-"""The gRPC face of the broker, both sides of it. Nothing else imports its generated modules."""
+"""What the gRPC services of a broker share: places for calls, and for large requests."""

@@ -52,7 +52,6 @@ from broker_adapter.proxy.ports import ClientPorts
 from broker_adapter.proxy.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
@@ -197,8 +196,6 @@ class BrokerProgram:
         )
         self._make_expiries(files)
         self.delivery = self._make_delivery(files, reader, groups, max_entries)
-        self.service = BrokerService(self.broker, operators=self._operators())
-        node.add_service(GrpcService(self.service.name, self.service.handler))
         self._serve_clients(largest)
         self.adapter = BrokerRoleAdapter(
             writer,
@@ -293,7 +290,7 @@ class BrokerProgram:
         new master and handed on to it."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
+        await self.clients.handlers.drain(_DRAIN_S)
         self.broker.long_polls.close()
         self.delivery.wake_all()
         await self.node.step_aside()
@@ -308,7 +305,6 @@ class BrokerProgram:
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
-        self.service.stop()
         self.clients.service.stop()
         self.forwarding.stop()
         await self.forwarder.stop()

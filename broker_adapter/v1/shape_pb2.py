@@ -24,17 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62roker_adapter/v1/shape.proto\x12\x11\x64ledger.broker.v1\"?\n\tSendShape\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x10\n\x08messages\x18\x04 \x03(\x0c\x12\x0c\n\x04more\x18\x07 \x03(\x0c\"*\n\x14OutgoingMessageShape\x12\x12\n\nproperties\x18\x02 \x03(\x0c\"#\n\x11RegistrationShape\x12\x0e\n\x06topics\x18\x0b \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62roker_adapter/v1/shape.proto\x12\x11\x64ledger.broker.v1\"#\n\x11RegistrationShape\x12\x0e\n\x06topics\x18\x0b \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'broker_adapter.v1.shape_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SENDSHAPE']._serialized_start=52
-  _globals['_SENDSHAPE']._serialized_end=115
-  _globals['_OUTGOINGMESSAGESHAPE']._serialized_start=117
-  _globals['_OUTGOINGMESSAGESHAPE']._serialized_end=159
-  _globals['_REGISTRATIONSHAPE']._serialized_start=161
-  _globals['_REGISTRATIONSHAPE']._serialized_end=196
+  _globals['_REGISTRATIONSHAPE']._serialized_start=52
+  _globals['_REGISTRATIONSHAPE']._serialized_end=87
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,7 @@
 """Brokers without a log or a disk: what they have agreed on is one object that all of them share.
 
 Slow and obvious, but right: what `broker_adapter.api.BrokerApi` says holds here. A test moves the master with
-`MemoryCluster.lead`. `MemoryNode` puts one of them on a gRPC server of its own.
+`MemoryCluster.lead`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
-
-import grpc.aio
+from typing import NamedTuple
 
 from broker_adapter.api import (
     Assignment,
@@ -39,9 +36,6 @@ from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.format.message import Message, decode, encode, patch_offsets
 from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
 from broker_adapter.format.topic_names import check_topic_name
-from broker_adapter.rpc.limits import BrokerLimits
-from broker_adapter.rpc.service import BrokerService
-from dledger.rpc.transport.channels import new_server
 
 _HEADER = 48  # of an entry of the log
 
@@ -410,59 +404,3 @@ class MemoryBroker:
                 share = size + (i < rest)
                 state.queues[member_id] += queues[at : at + share]
                 at += share
-
-
-class MemoryNode:
-    """A broker of memory on a gRPC server on localhost."""
-
-    def __init__(self, broker: MemoryBroker, limits: BrokerLimits | None = None) -> None:
-        self.broker = broker
-        self.service = BrokerService(broker, limits)
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self, port: int = 0) -> None:
-        self._server = new_server()
-        self._server.add_generic_rpc_handlers((self.service.handler,))
-        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.broker.address = f"127.0.0.1:{port}"
-        await self._server.start()
-
-    async def kill(self) -> None:
-        """Cut every call, as a killed process does."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-
-    async def stop(self, grace: float = 1.0) -> None:
-        self.service.stop()
-        if self._server is not None:
-            await self._server.stop(grace)
-            self._server = None
-
-
-class MemoryBrokers:
-    """A cluster of brokers of memory, each on a server of its own."""
-
-    def __init__(self, size: int = 2, limits: BrokerLimits | None = None) -> None:
-        self._size = size
-        self._limits = limits
-        self.cluster: MemoryCluster
-        self.nodes: list[MemoryNode] = []
-
-    @property
-    def addresses(self) -> list[str]:
-        return [node.broker.address for node in self.nodes]
-
-    async def __aenter__(self) -> Self:
-        self.cluster = MemoryCluster(self._size)
-        self.nodes = [MemoryNode(broker, self._limits) for broker in self.cluster.brokers]
-        for node in self.nodes:
-            await node.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for node in self.nodes:
-            node.service.stop()
-            await node.kill()

@@ -8,10 +8,10 @@ import pytest
 
 from broker_adapter.metadata import commands, creation_limits
 from broker_adapter.pop import api as pop
+from broker_adapter.processor import pulls
 from broker_adapter.proxy import telemetry
 from broker_adapter.proxy.calls import consumer_calls
 from broker_adapter.proxy.messages import filters, sql92
-from broker_adapter.rpc.limits import BrokerLimits
 from dledger.core import sessions, term_allowance
 from dledger.core.values import MAX_INCARNATION, MAX_INDEX, MAX_POS, MAX_TERM
 from dledger.node.disk import body_reader, page_cache_release
@@ -20,7 +20,7 @@ from dledger.rpc.transport import channels, field_count, unsent_requests
 from dledger.status.connections import ConnectionLimits
 from tests.docs.pages import ROOT
 
-HTTP, BROKER = ConnectionLimits(), BrokerLimits()
+HTTP = ConnectionLimits()
 EACH, ALL = creation_limits.EACH_CLIENT, creation_limits.ALL_CLIENTS
 
 
@@ -88,10 +88,7 @@ COSTS = {
         f"{commands.MAX_MEMBERS_PER_GROUP} members, {commands.MAX_TOPICS_PER_GROUP} topics, "
         f"{commands.MAX_QUEUES_PER_TOPIC:,} queues"
     ),
-    "finding by key, by time, by offset": f"{BROKER.max_query_messages:,} messages",
-    "properties of a batch of the broker's own protocol": (
-        f"{BROKER.max_properties:,} of a message; {BROKER.max_batch_properties:,} of all"
-    ),
+    "finding by key, by time, by offset": f"{pulls._MAX_MESSAGES:,} messages",
 }
 
 

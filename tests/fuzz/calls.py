@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from broker_adapter.errors import Status
 from broker_adapter.proxy.v2 import definition_pb2, service_pb2
-from broker_adapter.v1 import broker_pb2, forward_pb2, namesrv_pb2
+from broker_adapter.v1 import forward_pb2, namesrv_pb2
 from dledger.errors import Code
 from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
@@ -66,41 +66,6 @@ _LOG: Known = {
     "before_age_ms": (1000,),
     "bytes_per_second": (1 << 20,),
     "to": ("n1", "n2"),
-}
-_OWN: Known = {
-    "more": (),
-    "messages": (),
-    "topic": ("T", "U", "good"),
-    "topics": ("T", "U"),
-    "tags": ("a",),
-    "name": ("T", "U", "g"),
-    "group": ("g", "h"),
-    "queue_id": (-1, 0, 1, 3),
-    "read_queues": (4,),
-    "write_queues": (4,),
-    "perm": (6,),
-    "sys_flag": (0,),
-    "message_type": ("", "FIFO", "DELAY"),
-    "bodies": (b"x", b"body" * 100),
-    "properties": ("TAGS\1a\2KEYS\1k\2",),
-    "flags": (0,),
-    "sys_flags": (0,),
-    "born_timestamps": (1_700_000_000_000,),
-    "offset": (0, 1, 5),
-    "max_messages": (1, 32),
-    "max_bytes": (1, 1 << 20),
-    "wait_ms": (0, 100),
-    "timeout_ms": (1000,),
-    "key": ("k",),
-    "physical_offset": (48, 100),
-    "begin_ms": (0,),
-    "end_ms": (1 << 42,),
-    "timestamp_ms": (0, 1_700_000_000_000),
-    "member_id": ("m1", "m2"),
-    "lease_ms": (10_000,),
-    "generation": (-1, 1, 2),
-    "retry_queues": (1,),
-    "retry_max_times": (16,),
 }
 _CLIENT: Known = {
     **dict.fromkeys(("lite_topic", "delivery_timestamp", "dead_letter_queue", "receipt_handle"), ()),
@@ -191,7 +156,6 @@ _ODD_HEADERS = (("x-mq-client-id", ""), ("x-mq-namespace", "x" * 300), ("x-mq-cl
 SERVICES: dict[str, tuple[tuple[Any, str, Known], ...]] = {
     "log": ((log_pb2, "LogService", _LOG), (admin_pb2, "AdminService", _LOG)),
     "broker": (
-        (broker_pb2, "BrokerService", _OWN),
         (service_pb2, "MessagingService", _CLIENT),
         (admin_pb2, "AdminService", _LOG),
     ),
@@ -205,8 +169,8 @@ SERVICES: dict[str, tuple[tuple[Any, str, Known], ...]] = {
 #: Methods that end when their caller wants, or when something comes.
 WAITING = frozenset(
     {
-        *("ReadStream", "PullStream", "Pull", "ReceiveMessage", "PullMessage", "WatchRoutes", "Session"),
-        *("AppendStream", "SendStream", "Push", "Forward", "Telemetry", "Scrub", "Backup"),
+        *("ReadStream", "ReceiveMessage", "PullMessage", "WatchRoutes", "Session"),
+        *("AppendStream", "Push", "Forward", "Telemetry", "Scrub", "Backup"),
     }
 )
 

@@ -69,7 +69,6 @@ EXCEPTIONS = {
     "broker_adapter.store.dispatcher:Metadata.load": "what others implement",
     "broker_adapter.store.files:read_file": "bytes as they are",
     "broker_adapter.store.open_files:OpenFiles.read": "bytes as they are",
-    "broker_adapter.rpc.send_service:SendService.parse": "requests of Send, which the fuzzed calls send",
     "chaos.cli.convert_command:convert_command": "a command",
     "chaos.spec.model:load": "a step of the model",
     "chaos.spec.reading:read_trace": "a directory: what is no line of a trace in it is a hole of the trace",

@@ -8,10 +8,19 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from broker_adapter.v1 import broker_pb2, namesrv_pb2
+from broker_adapter.api import GroupConfig
+from broker_adapter.errors import ResponseCode
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting_client.core.admin_bodies import group_body
+from broker_adapter.remoting_client.core.pulling import pull_request, pull_result
+from broker_adapter.remoting_client.core.requests import create_topic
+from broker_adapter.remoting_client.core.subscription import ALL, Subscription
+from broker_adapter.remoting_client.core.values import MessageQueue
+from broker_adapter.v1 import namesrv_pb2
 from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2
 from tests.broker_adapter.process.processes import BROKER, SMALL, NameServers
+from tests.broker_adapter.processor.asker import asking, send_fields
 from tests.process.cluster import GROUP, ProcessCluster, free_ports
 
 #: Resident memory of a server, whatever it was called with, one call at a time.
@@ -150,10 +159,17 @@ class LogNode(Node):
 
 
 class BrokerNode(Node):
-    """Alone, so that it is master."""
+    """Alone, so that it is master. Good clients come by the remoting protocol."""
 
     name = "broker"
     settings: ClassVar[dict[str, Any]] = {"program": {"factory": BROKER, "settings": {**SMALL, **_CLIENTS}}}
+
+    def __init__(self, folder: Path) -> None:
+        (port,) = free_ports(1)
+        self.remoting = f"127.0.0.1:{port}"
+        own = {**SMALL, **_CLIENTS, "remoting": {"listen": self.remoting}}
+        self.settings = {"program": {"factory": BROKER, "settings": own}}  # type: ignore[misc]
+        super().__init__(folder)
 
     def _is_ready(self, seen: dict[str, Any]) -> bool:
         return "n1" in seen and bool(seen["n1"].owner.get("writable"))
@@ -161,32 +177,34 @@ class BrokerNode(Node):
     async def start(self) -> None:
         """With the topics and groups that calls know of."""
         await super().start()
-        service = "/dledger.broker.v1.BrokerService"
-        for name in ("T", "U"):
-            topic = broker_pb2.TopicSettings(name=name, read_queues=2, write_queues=2, perm=6)
-            put = broker_pb2.PutTopicRequest(topic=topic)
-            await self.ask(f"{service}/PutTopic", put, broker_pb2.PutTopicResponse)
-        for name in ("g", "h"):
-            group = broker_pb2.GroupSettings(name=name, consume_enable=True, retry_max_times=16)
-            put_group = broker_pb2.PutGroupRequest(group=group)
-            await self.ask(f"{service}/PutGroup", put_group, broker_pb2.PutGroupResponse)
+        async with asking(self.remoting) as asker:
+            for name in ("T", "U"):
+                await asker.get(RequestCode.UPDATE_AND_CREATE_TOPIC, **_topic(name, 2))
+            for name in ("g", "h"):
+                body = group_body(GroupConfig(name))
+                await asker.get(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
 
     async def is_served(self) -> str:
-        """A send and a pull of it, on a topic that is put first, as fuzzed calls may delete it."""
-        topic = broker_pb2.TopicSettings(name="good", read_queues=1, write_queues=1, perm=6)
-        service = "/dledger.broker.v1.BrokerService"
-        put = broker_pb2.PutTopicRequest(topic=topic)
-        answer = await self.ask(f"{service}/PutTopic", put, broker_pb2.PutTopicResponse)
-        if answer.status.code:
-            return f"a topic is refused: {answer.status}"
-        columns = broker_pb2.MessageColumns(bodies=[b"good"])
-        send = broker_pb2.SendRequest(topic="good", columns=columns, timeout_ms=20_000)
-        sent = await self.ask(f"{service}/Send", send, broker_pb2.SendResponse)
-        if sent.status.code:
-            return f"a send is refused: {sent.status}"
-        pull = broker_pb2.PullRequest(topic="good", offset=sent.queue_offset, max_messages=1, wait_ms=10_000)
-        pulled = await self.ask(f"{service}/Pull", pull, broker_pb2.PullResponse)
-        return "" if len(pulled.records) == 1 else f"a message is not pulled: {pulled}"
+        """A send and a pull of it, on a topic that is put first."""
+        async with asking(self.remoting) as asker:
+            put = await asker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, **_topic("good", 1))
+            if put.code != ResponseCode.SUCCESS:
+                return f"a topic is refused: {put}"
+            sent = await asker.ask(RequestCode.SEND_MESSAGE_V2, b"good", **send_fields("good", 0))
+            if sent.code != ResponseCode.SUCCESS:
+                return f"a send is refused: {sent}"
+            at = int(sent.fields["queueOffset"])
+            subscription = Subscription("good", ALL, 0)
+            queue = MessageQueue("good", "broker-a", 0)
+            pull = pull_request("good", queue, at, subscription, most=1, wait_s=10.0)
+            pulled = await asker.ask(pull.code, **pull.fields)
+            found = pull_result(pulled, queue, subscription)
+            return "" if [one.body for one in found.messages] == [b"good"] else f"not pulled: {pulled}"
+
+
+def _topic(name: str, queues: int) -> dict[str, str]:
+    made = create_topic(name, read_queues=queues, write_queues=queues, permission=6, attributes={})
+    return dict(made.fields)
 
 
 class MemberNode(Node):

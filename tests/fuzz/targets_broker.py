@@ -11,7 +11,6 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.client.values import message_of
 from broker_adapter.errors import BrokerError, IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.format import consume_queue_unit, host, index_layout, message, message_id, properties
 from broker_adapter.format.index_layout import IndexHeader, IndexShape
@@ -28,10 +27,9 @@ from broker_adapter.proxy.forwarding import frames
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import Rejected
 from broker_adapter.proxy.messages.request import Request
-from broker_adapter.rpc import convert
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store import checkpoint
-from broker_adapter.v1 import broker_pb2, forward_pb2, namesrv_pb2
+from broker_adapter.v1 import forward_pb2, namesrv_pb2
 from dledger import Applied, ImageRefused
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT, V6, Log
@@ -304,7 +302,6 @@ TARGETS = (
         (message.decode_all,),
         _DAMAGED,
     ),
-    Target("record-at-client", _record, message_of, (message_of,), _DAMAGED, with_record_sums),
     Target(
         "metadata-command",
         lambda rng: metadata_records.encode(rng.choice(metadata_commands())),
@@ -435,26 +432,6 @@ TARGETS = (
         from_wire(forward_pb2.FromMaster, _answered),
         (frames.error_from_pb,),
     ),
-    _conversion("broker-status", broker_pb2.BrokerStatus, convert.error_from_pb),
-    _conversion("send-request", broker_pb2.SendRequest, convert.messages_from_pb, ValueError, IllegalMessage),
-    _conversion("send-response", broker_pb2.SendResponse, convert.send_result_from_pb, IllegalMessage),
-    _conversion("pull-response", broker_pb2.PullResponse, convert.pull_result_from_pb, BrokerError),
-    _conversion("broker-info", broker_pb2.GetBrokerResponse, convert.info_from_pb),
-    _conversion("topic-settings", broker_pb2.TopicSettings, convert.topic_from_pb),
-    _conversion("group-settings", broker_pb2.GroupSettings, convert.group_from_pb),
-    Target(
-        "queue-stats",
-        made(broker_pb2.QueueStatsEntry, KNOWN),
-        from_wire(broker_pb2.QueueStatsEntry, lambda entry: convert.stats_from_pb("T", entry)),
-        (convert.stats_from_pb,),
-    ),
-    Target(
-        "offsets",
-        made(broker_pb2.FetchOffsetsResponse, KNOWN),
-        from_wire(broker_pb2.FetchOffsetsResponse, lambda found: convert.offsets_from_pb(found.offsets)),
-        (convert.offsets_from_pb,),
-    ),
-    _conversion("assignment", broker_pb2.JoinResponse, convert.assignment_from_pb),
     _conversion("registration", namesrv_pb2.RegisterBrokerRequest, names.registration_from_pb, BrokerError),
     _conversion("registration-answer", namesrv_pb2.RegisterBrokerResponse, names.answer_from_pb, BrokerError),
     Target(

@@ -13,9 +13,7 @@ from typing import Any
 import click
 
 from broker_adapter.cli.broker_options import parse_moment
-from broker_adapter.client.values import parse_tags
 from broker_adapter.config.settings import parse_settings
-from broker_adapter.errors import IllegalMessage
 from broker_adapter.namesrv import config as namesrv_config
 from broker_adapter.proxy.access import accounts, signatures
 from broker_adapter.proxy.messages.filters import filter_of
@@ -328,7 +326,6 @@ TARGETS = (
         (filter_of,),
         (Rejected,),
     ),
-    Target("tags", lambda _: b"a || b", text(parse_tags), (parse_tags,), (IllegalMessage,), text=True),
     Target("signature", _signature, _account_of, (signatures.account_of,), (Rejected,), text=True),
     Target(
         "servers",

@@ -12,9 +12,6 @@ import pytest
 
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.rpc.limits import BrokerLimits
-from broker_adapter.rpc.send_service import SendService, _SendStream
-from broker_adapter.v1 import broker_pb2
 from dledger.rpc.append_service import _AppendStream
 from dledger.rpc.ports import ServiceLimits
 from dledger.v1 import log_pb2
@@ -51,14 +48,6 @@ async def test_of_appends() -> None:
     port: Any = SimpleNamespace(limits=ServiceLimits(), group="g", limit_hit=lambda name: None)
     context: Any = Context(log_pb2.AppendRequest(group="another", bodies=[bytes(1_000)]))
     await _AppendStream(port).read_all(context)
-    assert context.references == [NOBODY_ELSE]
-
-
-async def test_of_sends() -> None:
-    limits = BrokerLimits()
-    service = SendService(SimpleNamespace(), limits)  # type: ignore[arg-type]
-    context: Any = Context(broker_pb2.SendRequest(topic="t", more=[broker_pb2.SendRequest(topic="u")]))
-    await _SendStream(service, limits).run(context)
     assert context.references == [NOBODY_ELSE]
 
 

@@ -9,7 +9,6 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-import broker_adapter.client as broker_client
 import broker_adapter.remoting_client as remoting_client
 import dledger
 import dledger.platform
@@ -18,9 +17,8 @@ from tools.reference.markdown import GENERATED
 _PAGE = """# Python API
 
 This page is for programmers who look up a name. Examples are in the [README](../../README.md), in
-[state machines](../state-machines.md), in [the broker's Python client](../broker-client.md) and in
-[that of the remoting protocol](../remoting-client.md). Errors are in
-[guarantees](../guarantees.md#what-an-answer-means) and [troubleshooting](troubleshooting.md).
+[state machines](../state-machines.md) and in [the broker's Python client](../remoting-client.md).
+Errors are in [guarantees](../guarantees.md#what-an-answer-means) and [troubleshooting](troubleshooting.md).
 """
 #: Longer enumerations are cut; that of the error numbers is a page of its own.
 _SHOWN_VALUES = 12
@@ -28,7 +26,7 @@ _SHOWN_VALUES = 12
 
 def page() -> str:
     lines = [GENERATED, "", *_PAGE.splitlines()]
-    for module in (dledger, dledger.platform, broker_client, remoting_client):
+    for module in (dledger, dledger.platform, remoting_client):
         names = sorted(module.__all__, key=str.lower)
         lines += ["", f"## {module.__name__}", "", inspect.cleandoc(module.__doc__ or ""), ""]
         lines.append(", ".join(f"[{name}](#{anchor(module, name)})" for name in names))

@@ -22,7 +22,7 @@ from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from dledger.platform import open_channel
-from tests.broker_adapter.client.helpers import until
+from tests.broker_adapter.namesrv.helpers import until
 from tests.broker_adapter.proxy.world import (
     HEADERS,
     MAX_BODY,

@@ -19,8 +19,8 @@ from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.program import BrokerProgram
 from dledger import ConfigError
 from dledger.platform import open_channel, parse_config
-from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.cluster import brokers
+from tests.broker_adapter.namesrv.helpers import until
 from tests.broker_adapter.proxy.world import HEADERS, message, resource
 
 

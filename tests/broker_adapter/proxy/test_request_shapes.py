@@ -15,10 +15,6 @@ from broker_adapter.proxy.messages.request_shapes import MAX_MESSAGES
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.proxy.v2 import shape_pb2 as client_shapes
-from broker_adapter.rpc import send_shape
-from broker_adapter.rpc.limits import BrokerLimits
-from broker_adapter.rpc.send_service import check_counts
-from broker_adapter.v1 import broker_pb2 as own
 from broker_adapter.v1 import namesrv_pb2 as namesrv
 from broker_adapter.v1 import shape_pb2 as shapes
 from dledger.platform import LARGE_BYTES
@@ -66,53 +62,11 @@ def test_a_large_send_within_the_limits_is_read_as_it_is() -> None:
     ) == calls.SendMessageRequest.FromString(given).SerializeToString(deterministic=True)
 
 
-def batch(**fields: Any) -> own.SendRequest:
-    return own.SendRequest(request_id=7, topic="t", messages=[own.OutgoingMessage(**fields)])
-
-
-LIMITS = BrokerLimits()
-TOO_MANY = batch(properties=properties(20_000))
-MANY = own.OutgoingMessage(properties=properties(1_000))
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        TOO_MANY.SerializeToString(),
-        b"\x08\x07" + b"\x22\x00" * LARGE_BYTES,
-        own.SendRequest(request_id=1, more=[batch(body=b"x"), TOO_MANY]).SerializeToString(),
-        own.SendRequest(
-            request_id=7, messages=[*batch(properties=properties(1_000)).messages] * 200
-        ).SerializeToString(),
-    ],
-    ids=["properties", "messages", "further batches", "properties of all"],
-)
-def test_a_batch_of_the_brokers_own_protocol_likewise_and_with_the_same_number(request_bytes: bytes) -> None:
-    cut = send_shape.send_request_of(request_bytes, LIMITS)
-    assert cut is not None
-    assert (cut.request_id, cut.ByteSize() < len(request_bytes) / 4) == (7, True)
-    with pytest.raises(Exception, match=r"properties of a message|messages in a batch|properties in a batch"):
-        check_counts(cut, LIMITS)
-
-
-def test_a_batch_within_the_limits_is_read_as_it_is() -> None:
-    given = batch(properties=properties(LIMITS.max_properties), body=b"x" * LARGE_BYTES)
-    whole = own.SendRequest(request_id=9, more=[given, given])
-    assert send_shape.send_request_of(whole.SerializeToString(), LIMITS) == whole
-    assert send_shape.send_request_of(b"\xff" * LARGE_BYTES, LIMITS) is None
-
-
-def test_a_request_with_more_batches_than_clients_send_is_no_request() -> None:
-    assert send_shape.send_request_of(b"\x3a\x00" * LARGE_BYTES, LIMITS) is None
-
-
 @pytest.mark.parametrize(
     ("shape", "meant"),
     [
         (client_shapes.SendMessageShape, calls.SendMessageRequest),
         (client_shapes.MessageShape, pb.Message),
-        (shapes.SendShape, own.SendRequest),
-        (shapes.OutgoingMessageShape, own.OutgoingMessage),
         (shapes.RegistrationShape, namesrv.RegisterBrokerRequest),
     ],
 )

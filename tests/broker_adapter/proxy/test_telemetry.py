@@ -17,7 +17,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.telemetry import Conversation
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from tests.broker_adapter.client.helpers import until
+from tests.broker_adapter.namesrv.helpers import until
 from tests.broker_adapter.proxy.memory_delivery import MemoryDelivery
 from tests.broker_adapter.proxy.world import HEADERS, QUICK, message, resource, world
 

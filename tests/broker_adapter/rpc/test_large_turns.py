@@ -12,17 +12,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from broker_adapter.errors import Status, error_for
 from broker_adapter.proxy import front
 from broker_adapter.proxy.front import MessagingService
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.telemetry import LARGE_COMMAND_BYTES
 from broker_adapter.proxy.v2 import definition_pb2 as proxy
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.rpc import send_service
-from broker_adapter.rpc.limits import BrokerLimits
-from broker_adapter.rpc.send_service import SendService
-from broker_adapter.v1 import broker_pb2 as own
 from dledger.platform import LARGE_BYTES
 from dledger.rpc import append_service
 from dledger.rpc.append_service import AppendService, small_append_of
@@ -82,27 +77,6 @@ async def test_appends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     await found.during(serve)
     assert all(len(call.answered) == _EACH for call in calls_made)
-
-
-async def test_sends_of_the_brokers_own_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Api:
-        async def send(self, *_: Any, **__: Any) -> Any:
-            raise error_for(Status.NOT_MASTER, "no")
-
-    service = SendService(Api(), BrokerLimits())  # type: ignore[arg-type]
-    data = own.SendRequest(messages=[own.OutgoingMessage(body=bytes(LARGE_BYTES))]).SerializeToString()
-    found = _Noted(monkeypatch, send_service, "send_request_of")
-
-    async def serve() -> None:
-        call = _Call([service.parse(data)] * _EACH)
-        await service.send_stream(None, call)  # type: ignore[arg-type]
-        assert [answer.status.code for answer in _all(call.answered)] == [Status.NOT_MASTER] * _EACH
-
-    await found.during(serve)
-
-
-def _all(answers: list[Any]) -> list[Any]:
-    return [one for answer in answers for one in (answer, *answer.more)]
 
 
 async def test_settings_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
