@@ -25,6 +25,8 @@ _ONCE = frozenset(
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     }
 )
+#: They wait for messages: with nobody to take these they end.
+WAITING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE})
 _HAS_UNIQ_KEY = "UNIQ_KEY\x01"
 
 
@@ -47,6 +49,10 @@ class RemotingRequest(Request):
     @property
     def streams_answers(self) -> bool:
         return False
+
+    @property
+    def ends_with_caller(self) -> bool:
+        return self.command.code in WAITING
 
     @property
     def is_repeatable(self) -> bool:

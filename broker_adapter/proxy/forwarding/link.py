@@ -13,9 +13,10 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status
+from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status, error_for
 from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.forwarding.frames import (
+    MAX_PART_BYTES,
     METHOD,
     Outbox,
     client_to_pb,
@@ -38,12 +39,12 @@ class LinkRefused(Exception):
 
 
 class _Call:
-    """One call, until its last answer. `size`: of the request; `waiting`: of answers not taken yet."""
+    """One call, until its last answer. `size`: of what is sent; `waiting`: of answers not taken yet."""
 
     __slots__ = ("answers", "arrived", "error", "is_complete", "is_sent", "size", "waiting")
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
+        self.size = 0
         self.waiting = 0
         self.is_sent = False
         self.answers: deque[bytes] = deque()
@@ -116,7 +117,7 @@ class MasterLink:
     # -- Answering ----------------------------------------------------------------------------------------
 
     async def unary(self, request: Request, context: CallContext) -> bytes:
-        call = _Call(len(request))
+        call = _Call()
         call_id = self._take_up(call, request, context)
         try:
             answer = await call.next()
@@ -132,7 +133,7 @@ class MasterLink:
     async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
         """BrokerError also after the first answer: who asked has not got all that the master has given. The
         master is told what became of the answers."""
-        call = _Call(len(request))
+        call = _Call()
         call_id = self._take_up(call, request, context)
         is_taken = False
         try:
@@ -155,10 +156,19 @@ class MasterLink:
             self._outbox.put(0, partial(_add_end, call_id, is_passed_on))
 
     def _take_up(self, call: _Call, request: Request, context: CallContext) -> int:
-        """The number of the call."""
+        """The number of the call. It is encoded here: whatever is wrong with it is its own affair, where it
+        would end the stream of all calls later."""
         if self._is_over:
             raise PutRefused(Status.NOT_CONNECTED, f"the connection to {self.node_id} is broken")
-        if len(self._calls) >= self._max_calls or self.bytes + len(request) > self._max_bytes:
+        try:
+            data, told = request.encoded(), context_to_pb(context)
+        except ValueError as error:  # a text that is none
+            raise error_for(Status.REQUEST_MALFORMED, f"it cannot be handed on: {error}") from None
+        if (whole := len(data) + told.ByteSize()) > MAX_PART_BYTES:
+            text = f"a request of {whole} bytes; nodes hand on up to {MAX_PART_BYTES}"
+            raise error_for(Status.BODY_TOO_LARGE, text)
+        call.size = size = len(data)
+        if len(self._calls) >= self._max_calls or self.bytes + size > self._max_bytes:
             text = f"{len(self._calls)} calls with {self.bytes} bytes are on their way to the master"
             raise Busy(Status.TOO_MANY_CALLS, text)
         call_id = next(self._ids)
@@ -171,14 +181,14 @@ class MasterLink:
                 frame.calls.add(
                     id=call_id,
                     method=request.name,
-                    request=request.encoded(),
-                    context=context_to_pb(context),
+                    request=data,
+                    context=told,
                 )
 
         if request.appends:
-            self._gathering.add(call_id, len(request), add)
+            self._gathering.add(call_id, size, add)
         else:
-            self._outbox.put(len(request), add)
+            self._outbox.put(size, add)
         return call_id
 
     def _end(self, call_id: int, call: _Call) -> None:

@@ -11,10 +11,11 @@ import grpc
 import grpc.aio
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
-from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status, error_for
+from broker_adapter.errors import BrokerError, Busy, FrameRefused, IllegalMessage, Status, error_for
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.connected import ConnectedClients, RemoteClients
 from broker_adapter.proxy.forwarding.frames import (
+    MAX_PART_BYTES,
     SERVICE,
     Outbox,
     clients_from_pb,
@@ -117,7 +118,7 @@ class ForwardService:
 
 class _NodeStream:
     """One node's stream. What it asked for to be done is done, also when the stream ends; what waits for
-    messages ends with it."""
+    messages ends with it, and with its caller."""
 
     def __init__(
         self,
@@ -214,6 +215,9 @@ class _NodeStream:
         if request.streams_answers:
             task = self._streams[call.id] = asyncio.create_task(self._stream(call, request))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
+        elif request.ends_with_caller:
+            task = self._streams[call.id] = asyncio.create_task(self._unary(call, request))
+            task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
             task = asyncio.create_task(self._unary(call, request))
             self.unary.add(task)
@@ -234,6 +238,9 @@ class _NodeStream:
     async def _unary(self, call: pb.ForwardedCall, request: Request) -> None:
         try:
             answer = await self._answering.unary(request, context_from_pb(call.context))
+            if len(answer) > MAX_PART_BYTES:  # it would end the stream
+                text = f"an answer of {len(answer)} bytes; nodes hand on up to {MAX_PART_BYTES}"
+                raise FrameRefused(text)
         except Exception as error:
             self._failed(call, request, error)  # it is this call's affair, not the stream's
         else:

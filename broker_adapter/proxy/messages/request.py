@@ -42,6 +42,11 @@ class Request:
         return self.method.streams_answers
 
     @property
+    def ends_with_caller(self) -> bool:
+        """Of a call with one answer: it waits for messages, which must not go to a caller that has gone."""
+        return False
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether it may be sent again when nobody knows what became of it. A send may, if each of its
         messages has an id: under that it is stored once."""

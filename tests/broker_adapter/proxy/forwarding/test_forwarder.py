@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
-from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status, error_for
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients
 from broker_adapter.proxy.forwarding import service
@@ -342,14 +342,25 @@ async def test_a_link_that_fails_by_a_mistake_of_its_own_is_not_the_last_one(
         assert failures == 2
 
 
-async def test_what_cannot_be_written_ends_its_stream_and_no_other() -> None:
-    """Nobody waits for an answer to what never left."""
+@pytest.mark.parametrize("client_id", ["\ud800", "x" * (5 << 20)])
+async def test_what_cannot_be_written_is_refused_and_harms_no_other_call(client_id: str) -> None:
+    """It would end the stream, and with it all that this node's clients have asked for."""
     async with pair(b"before", b"after") as p:
         assert await p.unary() == b"before"
-        unspeakable = CONTEXT._replace(client_id="\ud800")
-        with pytest.raises(PutIndeterminate):
-            await asyncio.wait_for(p.unary("SendMessage", NAMELESS, 60.0, unspeakable), 30)
+        link = p.forwarder.link
+        with pytest.raises(IllegalMessage):
+            await p.unary("SendMessage", NAMELESS, 60.0, CONTEXT._replace(client_id=client_id))
         assert await p.unary() == b"after"
+        assert p.forwarder.link is link
+
+
+async def test_an_answer_that_is_too_large_for_a_frame_harms_no_other_call() -> None:
+    async with pair(b"before", bytes(5 << 20), b"after") as p:
+        assert await p.unary() == b"before"
+        link = p.forwarder.link
+        assert len(await p.unary()) < 1_000, "a refusal"
+        assert await p.unary() == b"after"
+        assert p.forwarder.link is link
 
 
 async def test_calls_wait_until_the_elected_takes_writes() -> None:
