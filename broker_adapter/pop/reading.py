@@ -40,7 +40,7 @@ class Found:
     again: list[tuple[int, PoppedMessage]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     unwanted: list[tuple[int, PoppedMessage]] = field(default_factory=list)
-    does_not_fit: bool = False  # the next one, within `only_fitting`
+    does_not_fit: bool = False  # the next one
 
 
 def look(
@@ -52,12 +52,13 @@ def look(
     *,
     only_fitting: bool = False,
 ) -> list[Found]:
-    """Up to `most` messages and about so many bytes, at least one if there is one; `only_fitting`: not one
-    byte more. Blocks."""
-    found = []
+    """Up to `most` messages and so many bytes, or a single message that is larger; `only_fitting`: not even
+    that. Blocks."""
+    found: list[Found] = []
     steps_left = MAX_FILTER_STEPS
     for plan in plans:
-        looking = _Look(reader, wanted, most, max_bytes, steps_left, only_fitting)
+        has_some = any(one.records for one in found)
+        looking = _Look(reader, wanted, most, max_bytes, steps_left, only_fitting or has_some)
         one = looking.look(plan)
         most -= len(one.records)
         max_bytes -= sum(map(len, one.records.values()))
@@ -164,7 +165,7 @@ class _Look:
 
     def _take(self, found: Found, offset: int, record: bytes) -> bool:
         """False: it does not fit."""
-        if self._only_fitting and len(record) > self._max_bytes:
+        if len(record) > self._max_bytes and (self._only_fitting or found.records):
             found.does_not_fit = True
             return False
         found.records[offset] = record

@@ -24,6 +24,8 @@ from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Units looked at in one pull for a tag that hardly any message has.
 _MAX_SCANNED = 4096
+#: An answer to a query has so many bytes, or one message: nodes hand on little more.
+_MAX_QUERIED_BYTES = 4 << 20
 _QUEUE_OFFSET = struct.Struct(">q")
 _QUEUE_OFFSET_AT = 20
 _STORE_TIMESTAMP = struct.Struct(">q")
@@ -121,10 +123,12 @@ class QueueReader:
             raise _being_repaired(error) from error
 
     def query(self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int) -> list[bytes]:
-        """Messages of the topic that have this key, stored between the times, the newest first. The index
+        """Messages of the topic that have this key, stored between the times, the newest first: as many as an
+        answer may have, and one at least. The index
         knows hashes only, so every message that it names is looked at; nor does it forget a deleted topic, so
         what is below the begin of its queue is of one that had the same name."""
-        found = []
+        found: list[bytes] = []
+        size = 0
         for physical_offset in self._files.find_keys(topic, key, begin_ms, end_ms, max_messages * 4):
             try:
                 record = self.message_at(physical_offset)
@@ -136,6 +140,9 @@ class QueueReader:
             if message.topic != topic or not wanted or not begin_ms <= message.store_timestamp <= end_ms:
                 continue
             if message.queue_offset >= self._files.bounds(topic, message.queue_id)[0]:
+                size += len(record)
+                if found and size > _MAX_QUERIED_BYTES:
+                    break
                 found.append(record)
                 if len(found) == max_messages:
                     break
