@@ -178,7 +178,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter.shares": set(),
     "broker_adapter": set(),
     "broker_adapter.format": {*_FACES, "broker_adapter.errors"},
-    "broker_adapter.remoting": {*_FACES, "broker_adapter.errors"},
+    "broker_adapter.remoting": {*_FACES, "broker_adapter.errors", "broker_adapter.shares"},
     "broker_adapter.remoting_client.core": {
         "broker_adapter.errors",
         "broker_adapter.api",

@@ -29,16 +29,16 @@ class CallExecutor(Executor):
         super().__init__(name, running, waiting, is_expensive=is_expensive)
         self._on_refused = on_refused
 
-    def admit(self) -> bool:
-        is_admitted = super().admit()
-        if not is_admitted:
+    def admit(self, address: str = "") -> str | None:
+        refusal = super().admit(address)
+        if refusal is not None:
             self._on_refused(self.name)
-        return is_admitted
+        return refusal
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
         """The call goes on inside. NameServerBusy (NAMESRV_BUSY) if too many wait."""
-        if not self.admit():
+        if self.admit() is not None:
             raise NameServerBusy(
                 Status.NAMESRV_BUSY, f"{self.most} calls of the kind {self.name} are under way: try again"
             )

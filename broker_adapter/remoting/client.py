@@ -44,8 +44,10 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     limits: ConnectionLimits | None = None,
     on_closed: Callable[[str], object] = lambda reason: None,
+    local_host: str = "",
 ) -> RemotingConnection:
-    """`address`: host:port. AnswerMissing (ANSWER_MISSING) if nobody takes the connection in time.
+    """`address`: host:port; `local_host`: from which of this machine's addresses. AnswerMissing
+    (ANSWER_MISSING) if nobody takes the connection in time.
 
     `dispatch` answers what the server asks. A client closes a connection on which nothing comes for longer
     than `limits.idle_s`.
@@ -64,6 +66,7 @@ async def connect(
                 int(port),
                 ssl=tls,
                 server_hostname=host if tls else None,
+                local_addr=(local_host, 0) if local_host else None,
             )
     except (OSError, TimeoutError) as error:
         raise AnswerMissing(

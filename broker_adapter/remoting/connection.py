@@ -18,7 +18,7 @@ from broker_adapter.errors import AnswerMissing, FrameRefused, Status
 from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand, encode
 from broker_adapter.remoting.frames import FrameReader
-from dledger.platform import AdmittedConnection, get_logger, wake_queue
+from dledger.platform import AdmittedConnection, client_address, get_logger, wake_queue
 
 _log = get_logger("remoting")
 
@@ -117,7 +117,7 @@ class RemotingConnection(AdmittedConnection):
 
     def send_encoded(self, data: bytes) -> None:
         """As `send`, of a whole frame."""
-        if self._transport is None or self.is_closed:
+        if self._transport is None or self.is_closed or self._transport.is_closing():
             return
         self._transport.write(data)
         if self.unsent_bytes > self._limits.unsent_bytes:
@@ -266,7 +266,7 @@ class RemotingConnection(AdmittedConnection):
             return True
         if not self._is_asking:
             self._granted = missing
-            self._is_asking = not self._budget.ask(missing, self._grant)
+            self._is_asking = not self._budget.ask(missing, self._grant, client_address(self.host))
         return not self._is_asking
 
     def _grant(self) -> None:
@@ -276,9 +276,9 @@ class RemotingConnection(AdmittedConnection):
 
     def _give_back(self) -> None:
         if self._is_asking:
-            self._budget.withdraw(self._grant)
+            self._budget.withdraw(self._grant, client_address(self.host))
         elif self._granted:
-            self._budget.give_back(self._granted)
+            self._budget.give_back(self._granted, client_address(self.host))
         self._granted, self._is_asking = 0, False
 
     def _took(self, command: RemotingCommand) -> None:

@@ -11,14 +11,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from dledger.platform import get_logger, large_turns, wake_queue
+from dledger.platform import LARGE_BYTES, SharedPlaces, client_address, get_logger, large_turns, wake_queue
 
 _log = get_logger("remoting")
+
+#: Under which requests are counted whose code nobody knows: clients may name four billion.
+UNKNOWN_CODE: Final = -1
+_ANSWERS = frozenset(int(code) for code in ResponseCode)
 
 #: None: there is no answer, or the processor sends it itself.
 Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
@@ -26,37 +30,47 @@ Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable
 
 @dataclass
 class Executor:
-    """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait.
+    """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait. Addresses share
+    the places (`SharedPlaces`).
 
     Processors that do not wait would all run in one turn of the event loop: some share one (`wake_queue`), or
-    each has its own (`large_turns`) if `is_expensive`."""
+    each has its own (`large_turns`) if `is_expensive`. `ends_with_connection`: they wait for what nobody else
+    would get, so they are cancelled when nobody is there to take it."""
 
     name: str
     running: int
     waiting: int
     is_expensive: bool = field(default=False, kw_only=True)
-    under_way: int = field(default=0, init=False)
+    ends_with_connection: bool = field(default=False, kw_only=True)
     refused: int = field(default=0, init=False)
     turn: asyncio.Semaphore = field(init=False)
+    _places: SharedPlaces = field(init=False)
 
     def __post_init__(self) -> None:
         self.turn = asyncio.Semaphore(self.running)
+        self._places = SharedPlaces(self.most, f"requests are under way in {self.name}", "try again")
+
+    @property
+    def under_way(self) -> int:
+        return self._places.taken
 
     @property
     def most(self) -> int:
         """Under way at a time, those that wait included."""
         return self.running + self.waiting
 
-    def admit(self) -> bool:
-        """Room for one more. `leave` gives it back."""
-        if self.under_way >= self.most:
+    def admit(self, address: str = "") -> str | None:
+        """Why there is no room for one more of this address; None: it has a place, which `leave` gives back.
+        "" has no share."""
+        refusal = self._places.refusal(address)
+        if refusal is None:
+            self._places.take(address)
+        else:
             self.refused += 1
-            return False
-        self.under_way += 1
-        return True
+        return refusal
 
-    def leave(self) -> None:
-        self.under_way -= 1
+    def leave(self, address: str = "") -> None:
+        self._places.give_back(address)
 
 
 class RpcHook(Protocol):
@@ -77,7 +91,10 @@ class Dispatch:
         self._hooks = tuple(hooks)
         self._table: dict[int, tuple[Processor, Executor]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        #: (request code, response code) -> how many; -1 for requests without an answer.
+        self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}  # that end with it
+        self._large: Counter[RemotingConnection] = Counter()  # requests that wait for turns of their own
+        #: (request code, response code) -> how many; response -1 for requests without an answer, and codes
+        #: that nobody knows together as UNKNOWN_CODE.
         self.counts: Counter[tuple[int, int]] = Counter()
 
     def register(self, codes: Iterable[int], processor: Processor, executor: Executor) -> None:
@@ -108,18 +125,19 @@ class Dispatch:
             )
             return
         processor, executor = entry
-        if not executor.admit():
-            self._refuse(
-                connection,
-                request,
-                Status.EXECUTOR_FULL,
-                f"[OVERLOAD]system busy: {executor.most} requests are under way in {executor.name}",
-            )
+        if refusal := executor.admit(client_address(connection.host)):
+            self._refuse(connection, request, Status.EXECUTOR_FULL, f"[OVERLOAD]system busy: {refusal}")
             return
         connection.begin()
         task = asyncio.get_running_loop().create_task(self._run(connection, request, processor, executor))
         self._tasks.add(task)
+        if executor.ends_with_connection:
+            self._of_connection.setdefault(connection, set()).add(task)
         task.add_done_callback(partial(self._ended, connection, executor))
+
+    def gone(self, connection: RemotingConnection) -> None:
+        """Nobody takes the answers any more: what waits for its sake ends."""
+        wake_queue().each("gone", list(self._of_connection.get(connection, ())), asyncio.Task.cancel)
 
     async def drained(self) -> None:
         """Until nothing is under way."""
@@ -134,7 +152,11 @@ class Dispatch:
 
     def _ended(self, connection: RemotingConnection, executor: Executor, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        executor.leave()
+        if (of_it := self._of_connection.get(connection)) is not None:
+            of_it.discard(task)
+            if not of_it:
+                del self._of_connection[connection]
+        executor.leave(client_address(connection.host))
         connection.end()
 
     async def _run(
@@ -145,8 +167,7 @@ class Dispatch:
         executor: Executor,
     ) -> None:
         async with executor.turn:
-            # By peers: the requests of one connection keep their order.
-            await (large_turns() if executor.is_expensive else wake_queue()).turn(connection.peer)
+            await self._turn(connection, is_large=executor.is_expensive or len(request.body) >= LARGE_BYTES)
             if connection.is_closed:
                 return  # nobody waits: it was not begun
             try:
@@ -161,6 +182,19 @@ class Dispatch:
                 answer = _defect(request)
         self._send(connection, request, answer)
 
+    async def _turn(self, connection: RemotingConnection, *, is_large: bool) -> None:
+        """The requests of one connection keep their order: none overtakes a large one."""
+        await wake_queue().turn(connection.peer)
+        if not is_large and not self._large[connection]:
+            return
+        self._large[connection] += 1
+        try:
+            await large_turns().turn(connection.peer)
+        finally:
+            self._large[connection] -= 1
+            if not self._large[connection]:
+                del self._large[connection]
+
     def _refuse(
         self, connection: RemotingConnection, request: RemotingCommand, status: Status, message: str
     ) -> None:
@@ -169,7 +203,9 @@ class Dispatch:
     def _send(
         self, connection: RemotingConnection, request: RemotingCommand, answer: RemotingCommand | None
     ) -> None:
-        self.counts[request.code, -1 if answer is None else answer.code] += 1
+        code = request.code if request.code in self._table else UNKNOWN_CODE
+        told = -1 if answer is None else answer.code
+        self.counts[code, told if told in _ANSWERS or told == -1 else ResponseCode.SYSTEM_ERROR] += 1
         if answer is None:
             return
         try:

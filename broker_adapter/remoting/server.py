@@ -63,6 +63,8 @@ class RemotingServer:
         # By address, in the order in which they were last active.
         self._connections: dict[RemotingConnection, str] = {}
         self._budget = ByteBudget(self.limits.incomplete_bytes)
+        self._unsent: dict[RemotingConnection, int] = {}  # as last heard of: less may be left by now
+        self._unsent_bytes = 0
         self.is_stopping = False
 
     async def start(self, listen: str) -> None:
@@ -95,6 +97,10 @@ class RemotingServer:
         return list(self._connections)
 
     @property
+    def requests_under_way(self) -> int:
+        return self._dispatch.under_way
+
+    @property
     def incomplete_bytes(self) -> int:
         """Memory that large frames have, or are going to take."""
         return self._budget.taken
@@ -121,13 +127,22 @@ class RemotingServer:
         self._connections[connection] = self._connections.pop(connection)
 
     def unsent(self, connection: RemotingConnection) -> None:
-        sizes = {one: one.unsent_bytes for one in self._connections}
-        if sum(sizes.values()) > self.limits.unsent_bytes:
+        size = connection.unsent_bytes
+        self._unsent_bytes += size - self._unsent.get(connection, 0)
+        self._unsent[connection] = size
+        if self._unsent_bytes <= self.limits.unsent_bytes:
+            return
+        # Looking at all is for when it may be too much, not for each answer to one that does not read.
+        sizes = self._unsent = {one: left for one in self._unsent if (left := one.unsent_bytes)}
+        self._unsent_bytes = sum(sizes.values())
+        if self._unsent_bytes > self.limits.unsent_bytes:
             self.limits_hit["unsent answers"] += 1
             max(sizes, key=sizes.__getitem__).close("answers that are not read take too much memory")
 
     def closed(self, connection: RemotingConnection, reason: str) -> None:
         self._connections.pop(connection, None)
+        self._unsent_bytes -= self._unsent.pop(connection, 0)
+        self._dispatch.gone(connection)
         if connection.peer:
             for events in self._events:
                 events.channel_closed(connection, reason)

@@ -297,7 +297,8 @@ def _remoting_metrics(port: RemotingPort) -> Iterable[Metric]:
     yield connections
     requests = CounterMetricFamily(
         "broker_remoting_requests",
-        "Requests of remoting clients, by code and answer; -1: the master has answered, or nobody.",
+        "Requests of remoting clients, by code (-1: codes that nobody knows) and answer (-1: the master has "
+        "answered, or nobody).",
         labels=["code", "answer"],
     )
     for (code, answer), count in sorted(port.counts.items()):

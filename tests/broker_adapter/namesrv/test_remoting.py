@@ -460,7 +460,7 @@ async def test_one_address_does_not_take_all_names(tmp_path: Path) -> None:
 
 async def test_both_protocols_wait_in_one_queue(process: NameServerProcess, asker: Asker) -> None:
     routes = process.name_server.routes
-    while routes.admit():
+    while routes.admit() is None:
         pass
     before = process.info().limits_hit["route"]
     answer = await asker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})

@@ -75,8 +75,8 @@ def send_fields(topic: str, queue_id: int = -1, **properties: str) -> dict[str, 
 
 
 @asynccontextmanager
-async def asking(address: str) -> AsyncIterator[Asker]:
-    connection = await connect(address, timeout_s=10)
+async def asking(address: str, local_host: str = "") -> AsyncIterator[Asker]:
+    connection = await connect(address, timeout_s=10, local_host=local_host)
     try:
         yield Asker(connection)
     finally:

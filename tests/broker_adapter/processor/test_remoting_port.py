@@ -54,7 +54,7 @@ async def test_clients_are_told_the_remoting_port_of_each_node(tmp_path: Path) -
                 for family in BrokerStatus(cluster.programs["n1"]).metrics()
                 for sample in family.samples
             ]
-            assert "broker_remoting_requests_total {'code': '9999', 'answer': '3'} 1" in lines
+            assert "broker_remoting_requests_total {'code': '-1', 'answer': '3'} 1" in lines
             await cluster.stop("n1")
             with pytest.raises(AnswerMissing):
                 await ask(ours["n1"], 9999)

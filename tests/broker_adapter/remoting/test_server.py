@@ -187,14 +187,15 @@ async def test_errors_are_response_codes(world: World) -> None:
 async def test_a_full_executor_says_busy_at_once_and_others_go_on(world: World) -> None:
     async with world.serving() as server:
         connection = await connect(server.address, timeout_s=5)
-        waiting = [asyncio.ensure_future(connection.invoke(RemotingCommand(WAIT), 20)) for _ in range(4)]
-        await until(lambda: world.executor.under_way == 4 and world.seen)
+        waiting = [asyncio.ensure_future(connection.invoke(RemotingCommand(WAIT), 20)) for _ in range(3)]
+        # Of four places: an address leaves one to others.
+        await until(lambda: world.executor.under_way == 3 and world.seen)
         await until(world.executor.turn.locked)  # so many run at a time
         assert len(world.seen) <= 2
         assert (await connection.invoke(RemotingCommand(REFUSE), 5)).code == ResponseCode.SYSTEM_BUSY
         assert (await connection.invoke(RemotingCommand(ECHO), 5)).code == 0
         world.go_on.set()
-        assert [(await one).code for one in waiting] == [0] * 4
+        assert [(await one).code for one in waiting] == [0] * 3
         assert (await connection.invoke(RemotingCommand(REFUSE), 5)).code == ResponseCode.TOPIC_NOT_EXIST
         assert world.dispatch.counts[REFUSE, ResponseCode.SYSTEM_BUSY] == 1
 
