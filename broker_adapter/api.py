@@ -225,6 +225,9 @@ class BrokerApi(Protocol):
     async def topic_stats(self, topic: str) -> list[QueueStats]:
         """Of every queue. Linearizable: what was acknowledged before the call is counted."""
 
+    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+        """Likewise of one. TopicRefused (QUEUE_UNKNOWN)."""
+
     async def put_group(self, config: GroupConfig) -> None: ...
 
     async def delete_group(self, name: str) -> None: ...
@@ -237,6 +240,9 @@ class BrokerApi(Protocol):
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         """(generation, the offsets that the group has committed). Linearizable."""
+
+    async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         """Set offsets, backwards too. Begins a new generation, which is returned."""

@@ -7,6 +7,7 @@ Some are no JSON but what fastjson writes: objects are keys of objects there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueStats, TopicConfig
@@ -17,6 +18,8 @@ from broker_adapter.processor.clients import Member
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.connection import RemotingConnection
 
+#: Of all members of a group; they should all have the same.
+_MAX_SUBSCRIPTIONS = 4_096
 _VERSION: dict[str, int] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 
 
@@ -145,8 +148,10 @@ def consumer_connection(members: Mapping[str, Member]) -> bytes:
             "messageModel": first.message_model,
             "subscriptionTable": {
                 topic: _subscription(found)
-                for member in members.values()
-                for topic, found in member.data.subscriptions.items()
+                for topic, found in islice(
+                    (one for member in members.values() for one in member.data.subscriptions.items()),
+                    _MAX_SUBSCRIPTIONS,
+                )
             },
         }
     )

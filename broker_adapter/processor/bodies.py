@@ -24,6 +24,10 @@ _FROM = (
 )
 _MOST = 4_096
 _MAX_DIGITS = 19
+#: A body is parsed on the event loop: 10 ms at worst.
+MAX_BODY_BYTES = 256 << 10
+#: Of a name or client id; of an expression, which its parser bounds further.
+_MAX_NAME, _MAX_EXPRESSION = 512, 8_192
 
 
 class Subscription(NamedTuple):
@@ -56,7 +60,9 @@ def dump(value: object) -> bytes:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """IllegalMessage (REQUEST_MALFORMED) unless it is a JSON object."""
+    """IllegalMessage (REQUEST_MALFORMED) unless it is a JSON object, of MAX_BODY_BYTES at most."""
+    if len(body) > MAX_BODY_BYTES:
+        raise _malformed(f"a body of {len(body)} bytes; {MAX_BODY_BYTES} may be")
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -89,7 +95,7 @@ def subscription(found: Mapping[str, Any]) -> Subscription:
     version = str(found.get("subVersion", 0))
     return Subscription(
         _text(found.get("topic")),
-        _text(found.get("subString"), default="*"),
+        _text(found.get("subString"), default="*", most=_MAX_EXPRESSION),
         found.get("expressionType") == "SQL92",
         int(version) if version.isdecimal() and len(version) <= _MAX_DIGITS else 0,
     )
@@ -121,8 +127,8 @@ def lock_request(body: bytes) -> LockRequest:
 
 def _queue(found: Mapping[str, Any]) -> QueueName:
     queue_id = found.get("queueId")
-    if type(queue_id) is not int:
-        raise _malformed("queueId is no number")
+    if type(queue_id) is not int or not 0 <= queue_id < 1 << 31:
+        raise _malformed("queueId is no number, or too large")
     return QueueName(_text(found.get("topic")), _text(found.get("brokerName"), default=""), queue_id)
 
 
@@ -156,12 +162,15 @@ def _name(value: object, names: Sequence[str], default: int) -> str:
     return names[default]
 
 
-def _text(value: object, default: str | None = None) -> str:
+def _text(value: object, default: str | None = None, *, most: int = _MAX_NAME) -> str:
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
         raise _malformed("a text is missing")
-    return value
+    if len(value) > most:
+        raise _malformed(f"a text of {len(value)} characters; {most} may be")
+    # JSON may name halves of characters, which nobody can be told. Java writes a "?" for them.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _malformed(problem: str) -> IllegalMessage:

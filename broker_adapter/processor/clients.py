@@ -6,6 +6,7 @@ said ends with it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
@@ -15,10 +16,18 @@ from broker_adapter.processor.bodies import ConsumerData, Heartbeat, Subscriptio
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.shares import Shares
+from dledger.platform import client_of, wake_queue
 
 #: Groups that the clients of one connection may be in.
-_MAX_GROUPS = 1_024
+_MAX_GROUPS = 2_048
 _MAX_SAME_ID = 4
+#: What heartbeats said, as it is kept: of all connections; addresses have shares.
+_MAX_BYTES = 64 << 20
+#: What a group, and a subscription, take beside their texts, about.
+_GROUP_BYTES, _SUBSCRIPTION_BYTES = 600, 300
+#: Members that are told in one go: 1 to 2 ms.
+_TOLD_AT_ONCE = 32
 
 
 class Member(NamedTuple):
@@ -31,12 +40,18 @@ class Member(NamedTuple):
 
 
 class RemotingClients:
-    """A ChannelEvents. Members of one group are told when others come or go."""
+    """A ChannelEvents. Members of one group are told when others come or go: in turns of the event loop, and
+    once for all that has changed until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        """`max_bytes`: of what clients say of themselves."""
         self.consumers: dict[str, dict[str, Member]] = {}  # by group and client id
         self.producers: dict[str, dict[str, RemotingConnection]] = {}  # likewise
-        self._groups_of: dict[RemotingConnection, dict[tuple[str, str, bool], None]] = {}
+        self._groups_of: dict[RemotingConnection, dict[tuple[str, str, bool], int]] = {}  # and its bytes
+        self._room = Shares(max_bytes)
+        self._taken: dict[RemotingConnection, int] = {}
+        self._changed: dict[str, None] = {}  # groups whose members are to be told
+        self._telling: tuple[str, deque[RemotingConnection]] | None = None
         self._ids: dict[RemotingConnection, str] = {}
         self._accounts: dict[RemotingConnection, str] = {}
         self._of_id: dict[str, dict[RemotingConnection, None]] = {}  # the one that spoke last is the last
@@ -49,23 +64,26 @@ class RemotingClients:
         version: int = 0,
         account: str = "",
     ) -> None:
-        """`account`: that has signed it. Busy (TOO_MANY_MEMBERS) if one connection names too many groups."""
-        known = self._groups_of.setdefault(connection, {})
+        """`account`: that has signed it. Busy (TOO_MANY_MEMBERS) if one connection names too many groups, or
+        its address too much."""
         client_id = beat.client_id
-        if len(known) + len(beat.consumers) + len(beat.producer_groups) > 2 * _MAX_GROUPS:
+        known = {**self._groups_of.get(connection, {}), **_sizes(beat)}
+        if len(known) > _MAX_GROUPS:
             raise Busy(Status.TOO_MANY_MEMBERS, f"one connection is of {_MAX_GROUPS} groups at most")
+        if not self._take(connection, sum(known.values())):
+            text = f"clients of {client_of(connection.peer)} say too much of themselves: ask for less"
+            raise Busy(Status.TOO_MANY_MEMBERS, text)
+        self._groups_of[connection] = known
         self._forget_id(connection)
         self._ids[connection] = client_id
         self._of_id.setdefault(client_id, {})[connection] = None
         self._accounts[connection] = account
         for group in beat.producer_groups:
             self.producers.setdefault(group, {})[client_id] = connection
-            known[group, client_id, False] = None
         for data in beat.consumers:
             members = self.consumers.setdefault(data.group, {})
             before = members.get(client_id)
             members[client_id] = Member(connection, data, language, version)
-            known[data.group, client_id, True] = None
             if before is None or before.data.subscriptions.keys() != data.subscriptions.keys():
                 self._tell_members(data.group)
 
@@ -85,7 +103,8 @@ class RemotingClients:
         """By its own word. Nothing, if it was not here."""
         key = (group, client_id, consumes)
         if key in self._groups_of.get(connection, {}):
-            del self._groups_of[connection][key]
+            size = self._groups_of[connection].pop(key)
+            self._take(connection, self._taken[connection] - size)
             self._remove(connection, *key)
 
     def subscription(self, connection: RemotingConnection, group: str, topic: str) -> Subscription | None:
@@ -103,8 +122,20 @@ class RemotingClients:
     def channel_closed(self, connection: RemotingConnection, reason: str) -> None:
         self._forget_id(connection)
         self._accounts.pop(connection, None)
+        self._take(connection, 0)
         for key in self._groups_of.pop(connection, {}):
             self._remove(connection, *key)
+
+    def _take(self, connection: RemotingConnection, size: int) -> bool:
+        """Room for what it has said by now, in place of what it has. Less always fits."""
+        before = self._taken.get(connection, 0)
+        if not self._room.replace(client_of(connection.peer), before, size):
+            return False
+        if size:
+            self._taken[connection] = size
+        else:
+            self._taken.pop(connection, None)
+        return True
 
     def _forget_id(self, connection: RemotingConnection) -> None:
         client_id = self._ids.pop(connection, None)
@@ -129,10 +160,43 @@ class RemotingClients:
                 del self.producers[group]
 
     def _tell_members(self, group: str) -> None:
-        fields = {"consumerGroup": group}
-        for connection in _each_once(member.connection for member in self.consumers[group].values()):
-            connection.notify(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, fields))
+        """A heartbeat may change two thousand groups, of thousands of members each."""
+        was_telling = self.is_telling
+        self._changed[group] = None
+        if not was_telling:
+            wake_queue().add("members", self._tell_some)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether members are still to be told of something."""
+        return bool(self._changed) or self._telling is not None
+
+    def _tell_some(self) -> None:
+        if self._telling is None:
+            group = next(iter(self._changed))
+            del self._changed[group]
+            members = self.consumers.get(group, {})
+            self._telling = group, deque(_each_once(member.connection for member in members.values()))
+        group, left = self._telling
+        for _ in range(min(_TOLD_AT_ONCE, len(left))):
+            fields = {"consumerGroup": group}
+            left.popleft().notify(RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, fields))
+        if not left:
+            self._telling = None
+        if self.is_telling:
+            wake_queue().add("members", self._tell_some)
 
 
 def _each_once(connections: Iterable[RemotingConnection]) -> Iterable[RemotingConnection]:
     return dict.fromkeys(connections)
+
+
+def _sizes(beat: Heartbeat) -> dict[tuple[str, str, bool], int]:
+    """What is kept of a heartbeat by (group, client id, whether it consumes): about so many bytes."""
+    own = _GROUP_BYTES + len(beat.client_id)
+    found = {(group, beat.client_id, False): own + len(group) for group in beat.producer_groups}
+    for data in beat.consumers:
+        texts = sum(len(topic) + len(one.expression) for topic, one in data.subscriptions.items())
+        size = own + len(data.group) + texts + _SUBSCRIPTION_BYTES * len(data.subscriptions)
+        found[data.group, beat.client_id, True] = size
+    return found

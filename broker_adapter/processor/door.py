@@ -106,7 +106,7 @@ class RemotingDoor:
         self._check_operator = check_operator
         self._knows_accounts = knows_accounts
         self._sends = Executor("sends", settings.max_sends, 0)
-        self._pulls = Executor("pulls", settings.max_pulls, 0)
+        self._pulls = Executor("pulls", settings.max_pulls, 0, ends_with_connection=True)
         self._queries = Executor("queries", settings.max_queries, settings.max_queries)
         self._pushes = Executor("replies", settings.max_queries, settings.max_queries)
         self.of_clients = Executor("clients", settings.max_queries, settings.max_queries)
@@ -133,9 +133,15 @@ class RemotingDoor:
 
     async def _pass_on(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """To the master, which may be this node. Its answer is a frame for this request."""
-        answer = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
+        answer = await self._ask(request, self._context(connection, request))
         if not request.is_oneway:
             connection.send_encoded(answer)
+
+    async def _ask(self, request: RemotingCommand, context: CallContext) -> bytes:
+        try:
+            return await self._answering.unary(RemotingRequest(request), context)
+        except Rejected as error:  # by what is between the nodes, which knows the other protocol
+            raise error_for(Status.BODY_TOO_LARGE, error.message) from None
 
     async def _reply(
         self, connection: RemotingConnection, request: RemotingCommand
@@ -178,7 +184,7 @@ class RemotingDoor:
     async def _reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """The members of the group, all of which are connected here, go on from the new offsets."""
         self._check_change(connection)
-        data = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
+        data = await self._ask(request, self._context(connection, request))
         answer = decode(memoryview(data)[4:])
         if answer.code == ResponseCode.SUCCESS:
             fields = {name: request.fields.get(name, "") for name in _RESET_FIELDS}
@@ -200,7 +206,7 @@ class RemotingDoor:
         context = self._context(connection, request)
         self._clients.heard_of(connection, beat, request.language, request.version, context.account)
         if not all(self._is_known(RETRY_PREFIX + one.group) for one in beat.consumers):
-            await self._answering.unary(RemotingRequest(request), context)
+            await self._ask(request, context)
         return request.answer(ResponseCode.SUCCESS)
 
     async def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:

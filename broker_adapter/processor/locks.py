@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from broker_adapter.errors import Busy, ResponseCode, Status
 from broker_adapter.processor import bodies
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.command import RemotingCommand
+from dledger.platform import SharedPlaces, client_of
 
 _MAX_LOCKS = 65_536
+#: Locks that are over are looked for so often at most: that takes milliseconds.
+_SWEEP_S = 1.0
+
+
+_Key: TypeAlias = tuple[str, str, int]  # group, topic, queue id
 
 
 class _Lock(NamedTuple):
     client_id: str
     until_s: float
+    address: str  # of the client
 
 
 class LockProcessor:
@@ -26,21 +34,23 @@ class LockProcessor:
         """`live_s`: of a lock that is not renewed."""
         self._now_s = now_s
         self._live_s = live_s
-        self._locks: dict[tuple[str, str, int], _Lock] = {}
+        self._locks: dict[_Key, _Lock] = {}
+        self._places = SharedPlaces(_MAX_LOCKS, "queues are locked", "unlock some")
+        self._swept_s = -math.inf
 
     async def lock(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        """Busy (TOO_MANY_MEMBERS) beyond so many locks."""
+        """Busy (TOO_MANY_MEMBERS) beyond so many locks, which addresses share."""
         wanted, now_s = bodies.lock_request(request.command.body), self._now_s()
-        if len(self._locks) + len(wanted.queues) > _MAX_LOCKS:
-            self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
-            if len(self._locks) + len(wanted.queues) > _MAX_LOCKS:
-                raise Busy(Status.TOO_MANY_MEMBERS, f"{_MAX_LOCKS} queues are locked")
+        address = client_of(context.remote)
         granted = []
         for queue in wanted.queues:
             key = (wanted.group, queue.topic, queue.queue_id)
             lock = self._locks.get(key)
             if lock is None or lock.until_s <= now_s or lock.client_id == wanted.client_id:
-                self._locks[key] = _Lock(wanted.client_id, now_s + self._live_s)
+                if lock is None or lock.address != address:
+                    self._take_place(address, now_s)
+                    self._give_up(key)
+                self._locks[key] = _Lock(wanted.client_id, now_s + self._live_s, address)
                 granted.append(queue)
         return request.command.answer(ResponseCode.SUCCESS, body=bodies.locked(granted))
 
@@ -50,5 +60,23 @@ class LockProcessor:
             key = (wanted.group, queue.topic, queue.queue_id)
             lock = self._locks.get(key)
             if lock is not None and lock.client_id == wanted.client_id:
-                del self._locks[key]
+                self._give_up(key)
         return request.command.answer(ResponseCode.SUCCESS)
+
+    def _take_place(self, address: str, now_s: float) -> None:
+        if self._places.refusal(address):
+            self._sweep(now_s)
+        if refusal := self._places.refusal(address):
+            raise Busy(Status.TOO_MANY_MEMBERS, refusal)
+        self._places.take(address)
+
+    def _give_up(self, key: _Key) -> None:
+        if (lock := self._locks.pop(key, None)) is not None:
+            self._places.give_back(lock.address)
+
+    def _sweep(self, now_s: float) -> None:
+        if now_s < self._swept_s + _SWEEP_S:
+            return
+        self._swept_s = now_s
+        for key in [key for key, lock in self._locks.items() if lock.until_s <= now_s]:
+            self._give_up(key)

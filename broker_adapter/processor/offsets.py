@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_adapter.api import BrokerApi, QueueOffset, QueueStats
-from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
+from broker_adapter.errors import GroupRefused, ResponseCode, Status
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
@@ -26,14 +26,13 @@ class OffsetProcessor:
         fields, command = request.fields, request.command
         topic, queue_id = _queue(request)
         try:
-            _, offsets = await self._broker.offsets(read.text(fields, "consumerGroup"))
+            found = await self._broker.offset(read.text(fields, "consumerGroup"), topic, queue_id)
         except GroupRefused as error:
             if error.status is not Status.GROUP_UNKNOWN:
                 raise
-            offsets = []
-        for found in offsets:
-            if (found.topic, found.queue_id) == (topic, queue_id):
-                return _told(command, found.offset)
+            found = None
+        if found is not None:
+            return _told(command, found)
         stats = await self._stats(request)
         is_fresh = stats.min_offset == 0 and stats.max_offset <= _FRESH_MESSAGES
         if is_fresh and read.flag(fields, "setZeroIfNotFound", default=True):
@@ -66,11 +65,7 @@ class OffsetProcessor:
         return request.command.answer(ResponseCode.SUCCESS, fields={"timestamp": str(when_ms)})
 
     async def _stats(self, request: RemotingRequest) -> QueueStats:
-        topic, queue_id = _queue(request)
-        for stats in await self._broker.topic_stats(topic):
-            if stats.queue_id == queue_id:
-                return stats
-        raise error_for(Status.QUEUE_UNKNOWN, f"topic {topic} has no queue {queue_id}")
+        return await self._broker.queue_stats(*_queue(request))
 
 
 def _queue(request: RemotingRequest) -> tuple[str, int]:

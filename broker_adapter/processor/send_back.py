@@ -33,19 +33,21 @@ _FIRST_LEVEL = 3
 
 
 class SendBackProcessor:
-    """`make_topic` makes one of the broker's own, if there is none; `max_times` of a group; `check_read`
-    as of PullProcessor."""
+    """`know_group` makes one for a client at host:port, if it may come into being by use; `make_topic` one of
+    the broker's own, if there is none; `max_times` of a group; `check_read` as of PullProcessor."""
 
     def __init__(
         self,
         broker: BrokerApi,
         delivery: DeliveryApi,
+        know_group: Callable[[str, str], Awaitable[None]],
         make_topic: Callable[[str], Awaitable[None]],
         max_times: Callable[[str], int],
         check_read: CheckRead,
     ) -> None:
         self._broker = broker
         self._delivery = delivery
+        self._know_group = know_group
         self._make_topic = make_topic
         self._max_times = max_times
         self._check_read = check_read
@@ -73,6 +75,8 @@ class SendBackProcessor:
             message.born_timestamp,
         )
         topic = (DEAD_LETTER_PREFIX if is_dead else RETRY_PREFIX) + group
+        # Groups are limited, for each client, too; topics are made for each of them, and for nobody else.
+        await self._know_group(group, context.remote)
         await self._make_topic(topic)
         born_host = str(message.born_host)
         # Not under its id: it comes back under the same one each time.

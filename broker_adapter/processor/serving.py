@@ -85,7 +85,7 @@ def both_protocols(
         found = directory.group(group)
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
-    back = SendBackProcessor(broker, delivery, making.topic, max_times, check_read)
+    back = SendBackProcessor(broker, delivery, making.group, making.topic, max_times, check_read)
     admin, imported = AdminProcessor(broker, broker_name), ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:

@@ -36,6 +36,7 @@ from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_creation import TopicCreation, check_writable
+from broker_adapter.metadata.values import Group
 from broker_adapter.server.long_polls import LongPolls
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 from dledger import DLedgerError
@@ -237,6 +238,13 @@ class Broker:
 
         return await self._read(read)
 
+    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+        await self._confirm()
+        config = self._known_topic(topic)
+        if not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            raise error_for(Status.QUEUE_UNKNOWN, f"topic {topic} has no queue {queue_id}")
+        return await self._read(partial(self._queue_stats, topic, queue_id))
+
     # -- groups -------------------------------------------------------------------------------------------
 
     async def put_group(self, config: GroupConfig) -> None:
@@ -256,15 +264,18 @@ class Broker:
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         await self._confirm()
-        self._groups.known(group)
-        found = self._metadata.group(group)
-        if found is None:
-            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
+        found = self._known_group(group)
         offsets = dict(found.offsets)
         for queue, offset in self._delivered(group).items():
             # An offset that was committed reads back: only a reset lowers it, and that concerns both.
             offsets[queue] = max(offset, offsets.get(queue, offset))
         return found.generation, [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
+
+    async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        await self._confirm()
+        found, queue = self._known_group(group).offsets, (topic, queue_id)
+        given, committed = self._delivered(group).get(queue), found.get(queue)
+        return max((one for one in (given, committed) if one is not None), default=None)
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         self._use_all(one.topic for one in offsets)
@@ -329,6 +340,13 @@ class Broker:
         if (config := self._metadata.topic(topic)) is None:
             raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {topic[:255]!r}")
         return config
+
+    def _known_group(self, group: str) -> Group:
+        self._groups.known(group)
+        found = self._metadata.group(group)
+        if found is None:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
+        return found
 
     def _use_all(self, topics: Iterable[str]) -> None:
         for topic in {topic for topic in topics if topic in self._metadata.topics}:

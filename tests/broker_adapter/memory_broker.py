@@ -315,6 +315,9 @@ class MemoryBroker:
     def topics(self) -> list[TopicConfig]:
         return sorted(self.cluster.topics.values())
 
+    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+        return (await self.topic_stats(topic))[queue_id]
+
     async def topic_stats(self, topic: str) -> list[QueueStats]:
         config = self._topic(topic, create=False)
         cluster = self.cluster
@@ -354,6 +357,10 @@ class MemoryBroker:
             self._topic(topic, create=False)
             state.offsets[topic, queue_id] = max(offset, state.offsets.get((topic, queue_id), 0))
         self.cluster.commits.append((group, generation, tuple(offsets)))
+
+    async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        self._need_master()
+        return self.cluster.groups[group].offsets.get((topic, queue_id))
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         self._need_master()
