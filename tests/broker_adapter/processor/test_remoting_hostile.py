@@ -246,7 +246,7 @@ def test_what_clients_say_of_themselves_takes_the_share_of_their_address() -> No
     with pytest.raises(Busy):
         hear(251, 500)  # of the same address
     other = hear(2, 200)
-    clients.heard_of(first, heartbeat(said("c1", 500, "t")))  # type: ignore[arg-type]  # as ever
+    clients.heard_of(first, heartbeat(said("c1", 500, "t")))  # type: ignore[arg-type]  # again
     for i in range(500):
         clients.gone(first, f"g{i}", "c1", consumes=True)  # type: ignore[arg-type]
     hear(251, 300)
