@@ -30,7 +30,6 @@ _METHODS = (
     "/dledger.v1.PeerService/Vote",
     "/dledger.v1.PeerService/Heartbeat",
     "/dledger.v1.PeerService/Fetch",
-    "/dledger.broker.v1.NameServerService/GetRoute",
     *(f"/{SERVICE_NAME}/{name}" for name in ("SendMessage", "ReceiveMessage", "AckMessage", "Heartbeat")),
     *(f"/{SERVICE_NAME}/{name}" for name in ("PullMessage", "QueryRoute")),
     "/dledger.v1.NoService/Nothing",
