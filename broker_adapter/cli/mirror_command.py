@@ -1,4 +1,4 @@
-"""`dledger broker mirror`: a group of ours follows a live master of RocketMQ."""
+"""`dledger broker mirror`: a group of ours follows a live master of RocketMQ, and takes over from it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from broker_adapter.moving.master import Master
 from broker_adapter.moving.mirror import Mirror, MirrorSettings
+from broker_adapter.moving.takeover import Takeover, TakeoverSettings
 from broker_adapter.moving.target import ImportTarget
 from dledger.platform import parse_servers
 
@@ -54,24 +55,62 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option(
     "--timeout", default=30.0, show_default=True, help="Seconds for a step, changes of our master included."
 )
+@click.option("--takeover", is_flag=True, help="Take over from the master as soon as all of it is here.")
+@click.option(
+    "--drain",
+    default=30.0,
+    show_default=True,
+    help="With --takeover: seconds for which producers may be refused.",
+)
+@click.option(
+    "--consume-within",
+    default=60.0,
+    show_default=True,
+    help="With --takeover: seconds for groups to consume what the master has.",
+)
+@click.option(
+    "--linger",
+    default=35.0,
+    show_default=True,
+    help="With --takeover: seconds until all clients have asked for routes again.",
+)
+@click.option(
+    "--leave-pending",
+    is_flag=True,
+    help="With --takeover: leave open transactions, and timers that are not due, behind.",
+)
 def mirror(
-    ha_address: str, namesrv: list[str], broker_name: str, master_address: str, timeout: float
+    ha_address: str,
+    namesrv: list[str],
+    broker_name: str,
+    master_address: str,
+    timeout: float,
+    takeover: bool,
+    drain: float,
+    consume_within: float,
+    linger: float,
+    leave_pending: bool,
 ) -> None:
-    """Follow a live master of RocketMQ as its slave, until Ctrl-C or SIGTERM.
+    """Follow a live master of RocketMQ as its slave, until Ctrl-C or SIGTERM, or take over from it.
 
     Every message gets its own queue offset in the group. Topics, groups and their offsets are copied every
     few seconds. The topics have no permissions in the group, so that clients stay at the master. Run it
     again after any interruption: it goes on where the group's log ends. docs/moving-in.md has more.
 
+    With --takeover, once all is here: the master refuses producers, the rest is stored, and producers find
+    the group at the NameServer. When groups have consumed what the master has, or time is over, consumers
+    find the group, too, at the offsets that they had. Then stop the master.
+
     \b
     Examples:
       dledger broker mirror --from 10.0.0.5:10912 --namesrv 10.0.0.1:9876 --broker broker-1
       dledger broker mirror --from 10.0.0.5:10912 --master 10.0.0.5:10911 --namesrv 10.0.0.9:21112
+      dledger broker mirror --from 10.0.0.5:10912 --namesrv 10.0.0.1:9876 --broker broker-1 --takeover
 
     \b
     Exit codes:
-      0    it was told to end
-      1    it cannot go on; the message says why
+      0    it was told to end, or has taken over
+      1    it cannot go on, or cannot take over; the message says why
       2    wrong option or argument
     """
 
@@ -83,10 +122,32 @@ def mirror(
             await master.find(ha_address)
             click.echo(f"the master is {master.name} at {master.address}")
             mirror = Mirror(master, target, ha_address, click.echo, MirrorSettings(step_s=timeout))
-            await _until_told(mirror.follow())
+            work = mirror.follow()
+            if takeover:
+                settings = TakeoverSettings(drain, consume_within, linger, leave_pending)
+                work = _take_over(mirror, Takeover(mirror, master, target, click.echo, settings))
+            await _until_told(work)
             _sum_up(mirror)
 
     asyncio.run(run())
+
+
+async def _take_over(mirror: Mirror, takeover: Takeover) -> None:
+    if await takeover.was_interrupted():
+        click.echo("a takeover was interrupted; it goes on")
+        await takeover.finish()
+        return
+    following = asyncio.ensure_future(mirror.follow())
+    moving = asyncio.ensure_future(takeover.run())
+    try:
+        await asyncio.wait([following, moving], return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+        await moving
+    finally:
+        for task in (moving, following):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _until_told(work: Coroutine[Any, Any, None]) -> None:

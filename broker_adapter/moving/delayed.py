@@ -11,11 +11,13 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, TopicConfig
+from broker_adapter.classic.commit_log import MAX_BODY_BYTES
 from broker_adapter.classic.queue_files import QueueFiles
 from broker_adapter.classic.store_directory import Contents, StoreDirectory
 from broker_adapter.classic.system_names import SCHEDULE_TOPIC
-from broker_adapter.format.message import Message
+from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import join_properties, split_properties
+from broker_adapter.moving.master import Master
 from broker_adapter.moving.target import ImportTarget
 
 _REAL_TOPIC, _REAL_QUEUE, _LEVEL, _DELIVER_MS = "REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_DELIVER_MS"
@@ -72,6 +74,39 @@ async def move_delayed(
         return await _send_all(store, contents, target, topics, ends, units)
     finally:
         units.close()
+
+
+async def mark_delayed(master: Master, target: ImportTarget) -> int:
+    """Note here which messages of a live master wait now: `take_delayed` takes those and no others, however
+    late it comes. How many there are."""
+    delays, waiting = await master.delays(), 0
+    config = (await master.topics()).get(SCHEDULE_TOPIC)
+    queues = _QUEUES if config is None else max(_QUEUES, config.write_queues)
+    await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
+    for queue_id in range(queues):
+        least, end = await master.bounds(SCHEDULE_TOPIC, queue_id)
+        begin = max(least, min(delays.get(queue_id + 1, 0), end))
+        await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
+        waiting += end - begin
+    return waiting
+
+
+async def take_delayed(master: Master, target: ImportTarget, topics: Collection[str]) -> int:
+    """Send what is behind the marks now, to `topics`, to wait here. How many there were."""
+    sent = 0
+    for queue_id in range((await target.configs())[SCHEDULE_TOPIC].write_queues):
+        _, begin = await target.bounds(SCHEDULE_TOPIC, queue_id)
+        _, end = await master.bounds(SCHEDULE_TOPIC, queue_id)
+        for offset in range(begin, end):
+            unit = await master.unit(SCHEDULE_TOPIC, queue_id, offset)
+            record = await master.record_at(unit.physical_offset)
+            message = decode(record, max_body_bytes=MAX_BODY_BYTES)
+            wanted = delayed(message, unit.tag_code)
+            if wanted.topic in topics:
+                await target.send(wanted.topic, wanted.queue_id, message, wanted.properties)
+                sent += 1
+            await target.store_again(record, SCHEDULE_TOPIC, queue_id, offset)
+    return sent
 
 
 async def _send_all(

@@ -7,8 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.classic.system_names import HALF_TOPIC
 from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
-from broker_adapter.errors import AnswerMissing, FrameRefused, ReadFailed, Status, TopicRefused, error_for
+from broker_adapter.errors import (
+    AnswerMissing,
+    BrokerError,
+    FrameRefused,
+    PutRefused,
+    ReadFailed,
+    Status,
+    TopicRefused,
+    error_for,
+)
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
@@ -17,6 +27,8 @@ from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
 
 _CALL_S = 10.0
+#: The group in whose name the broker looks at half messages.
+_CHECKER = "CID_RMQ_SYS_TRANS"
 
 
 class Unit(NamedTuple):
@@ -108,6 +120,23 @@ class Master:
 
     async def log_end(self) -> int:
         return _figure(await self._runtime(), "commitLogMaxOffset")
+
+    async def open_transactions(self) -> int:
+        """Half messages that the broker has not passed: it does when they were ended, at its next look, which
+        is every 30 s (transactionCheckInterval)."""
+        _, end = await self.bounds(HALF_TOPIC, 0)
+        done = [one.offset for one in (await self.offsets()).get(_CHECKER, ()) if one.topic == HALF_TOPIC]
+        return max(0, end - max(done, default=0))
+
+    async def is_consuming(self, group: str) -> bool:
+        """Whether the group has members."""
+        try:
+            await self._call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group})
+        except BrokerError as error:
+            if isinstance(error, AnswerMissing | PutRefused):
+                raise
+            return False
+        return True
 
     async def waiting_timers(self) -> int:
         """Messages of RocketMQ 5's timers that are not due yet."""

@@ -9,15 +9,10 @@ from collections.abc import Callable
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.classic.store_directory import QueueKey
-from broker_adapter.classic.system_names import SCHEDULE_TOPIC, is_system_group, is_system_topic
+from broker_adapter.classic.system_names import is_system_group, is_system_topic
 from broker_adapter.errors import Status, error_for
 from broker_adapter.moving.master import Master
 from broker_adapter.moving.target import ImportTarget
-
-
-def is_mirrored(config: TopicConfig) -> bool:
-    """Topics of users, and what waits for its time."""
-    return config.name == SCHEDULE_TOPIC or not is_system_topic(config)
 
 
 class MetadataSync:
@@ -41,7 +36,7 @@ class MetadataSync:
 
     async def sync_topics(self) -> None:
         """MASTER_DIFFERS if one of them is open here: it may have other messages."""
-        found = {name: one for name, one in (await self._master.topics()).items() if is_mirrored(one)}
+        found = {name: one for name, one in (await self._master.topics()).items() if not is_system_topic(one)}
         for name in sorted(set(self.topics) - set(found)):
             self._say(f"topic {name} was deleted at the master; here it stays, without permissions")
         if self._here is None:
@@ -89,9 +84,24 @@ class MetadataSync:
 
     async def open_topics(self, mask: int) -> None:
         """Give them the permissions that they have at the master, as far as `mask` has them."""
+        assert self._here is not None
         for config in self.topics.values():
-            if config.name != SCHEDULE_TOPIC:
-                await self._target.put_topic(config._replace(perm=config.perm & mask))
+            here = self._here[config.name]
+            await self._target.put_topic(
+                config._replace(
+                    read_queues=max(config.read_queues, here.read_queues),
+                    write_queues=config.write_queues,
+                    perm=config.perm & mask,
+                )
+            )
+
+    async def look(self) -> bool:
+        """Know topics without changing any. Whether one that can be written at the master can be here."""
+        found = await self._master.topics()
+        self.topics = {name: one for name, one in found.items() if not is_system_topic(one)}
+        self._here = await self._target.configs()
+        self.topics = {name: one for name, one in self.topics.items() if name in self._here}
+        return any(self._here[name].is_writable and one.is_writable for name, one in self.topics.items())
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -100,7 +110,7 @@ class MetadataSync:
         assert self._here is not None
         for name in sorted(set(found) & set(self._here)):
             here = self._here[name]
-            if not here.perm or name == SCHEDULE_TOPIC:
+            if not here.perm:
                 continue
             for queue_id in range(max(here.read_queues, here.write_queues)):
                 if (await self._target.bounds(name, queue_id))[1]:

@@ -72,10 +72,29 @@ class Mirror:
         self._ha_address = ha_address
         self._say = say
         self._settings = settings or MirrorSettings()
+        self._following: asyncio.Task[None] | None = None
+        self._is_stopped = False
         self._turn = asyncio.Lock()  # of changes of topics, groups and offsets
 
     async def follow(self) -> None:
-        """The first connection has to succeed."""
+        """Until `stop`. The first connection has to succeed."""
+        self._following = asyncio.current_task()
+        try:
+            await self._follow_ever()
+        except asyncio.CancelledError:
+            if not self._is_stopped:
+                raise
+        finally:
+            self._following = None
+
+    async def stop(self) -> None:
+        """When it returns, nothing is stored any more."""
+        if self._following is not None:
+            self._is_stopped = True
+            self._following.cancel()
+            await asyncio.wait([self._following])
+
+    async def _follow_ever(self) -> None:
         while True:
             try:
                 await self._follow_once()
@@ -134,6 +153,8 @@ class Mirror:
         """None: it has no place here, or is there."""
         message = found.message
         key = topic, queue_id = message.topic, message.queue_id
+        if topic == SCHEDULE_TOPIC:
+            return None  # what still waits is taken over at the end
         if not await self._is_mirrored(topic, message.queue_offset):
             self.figures.left[topic] = self.figures.left.get(topic, 0) + 1
             return None
@@ -147,7 +168,7 @@ class Mirror:
         """A topic is in the master's table before a message of it is in the log. It may have been deleted."""
         if topic in self.metadata.topics:
             return True
-        if is_system_name(topic) and topic != SCHEDULE_TOPIC:
+        if is_system_name(topic):
             return False
         if topic not in self.figures.left or not offset:
             async with self._turn:

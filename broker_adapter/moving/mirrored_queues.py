@@ -89,6 +89,21 @@ class MirroredQueues:
 
         return [one for one in await _each(look(key) for key in keys) if one]
 
+    async def meet(self, key: QueueKey) -> None:
+        """Find out up to where the queue is the master's, if both have gone on by themselves."""
+        here = await self._target.read_queue(*key, -1)
+        least, end = await self._master.bounds(*key)
+        low, high = min(max(here.begin, least), here.end), min(here.end, end)
+        while low < high:
+            middle = (low + high) // 2
+            record = (await self._target.read_queue(*key, middle)).records[0]
+            unit = await self._master.unit(*key, middle)
+            if _digest(record) == _digest(await self._master.record_at(unit.physical_offset)):
+                low = middle + 1
+            else:
+                high = middle
+        self._stored[key] = _Stored(low, -1)
+
     async def _begin(self, key: QueueKey) -> int:
         """The physical offset of the first message that is not stored; -1: none is known."""
         here = await self._target.read_queue(*key, -1)

@@ -26,7 +26,9 @@ class FakeMaster:
         self.store = store
         self.acknowledged: list[int] = []
         self.requested: list[int] = []
-        self.permission = 6
+        self.permissions = [6]
+        #: Groups with members.
+        self.groups: set[str] = set()
         self.timers = 0
         #: Bytes of the log that its queues do not show yet.
         self.behind = 0
@@ -97,9 +99,9 @@ class FakeMaster:
             case RequestCode.GET_BROKER_CONFIG:
                 port = self.ha_address.rpartition(":")[2]
                 text = f"brokerName=java-a\nbrokerId=0\nhaListenPort={port}\n"
-                return request.answer(0, body=f"{text}brokerPermission={self.permission}\n".encode())
+                return request.answer(0, body=f"{text}brokerPermission={self.permissions[-1]}\n".encode())
             case RequestCode.UPDATE_BROKER_CONFIG:
-                self.permission = int(request.body.decode().split("=")[1])
+                self.permissions.append(int(request.body.decode().split("=")[1]))
             case RequestCode.GET_BROKER_RUNTIME_INFO:
                 figures = {
                     "commitLogMaxOffset": self.log_end,
@@ -117,7 +119,7 @@ class FakeMaster:
             case RequestCode.GET_ALL_DELAY_OFFSET:
                 body = {"offsetTable": store.delays}
             case RequestCode.GET_CONSUMER_CONNECTION_LIST:
-                return request.answer(206, "not online")
+                return request.answer(0 if fields["consumerGroup"] in self.groups else 206)
             case RequestCode.VIEW_MESSAGE_BY_ID:
                 at = int(fields["offset"]) - store.begin
                 (size,) = struct.unpack_from(">I", store.log, at)

@@ -1,0 +1,190 @@
+"""A group of ours takes over from a live master."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import QueueOffset
+from broker_adapter.errors import BrokerError, Status
+from broker_adapter.format.message import decode
+from broker_adapter.moving.master import Master
+from broker_adapter.moving.mirror import Mirror
+from broker_adapter.moving.takeover import Takeover, TakeoverSettings
+from tests.broker_adapter.moving.fake_master import FakeMaster
+from tests.broker_adapter.moving.test_import import OneTarget
+from tests.broker_adapter.moving.test_mirror import QUICK, World, check_equal, loading, world
+from tests.broker_adapter.processor.asker import asking
+from tests.node.local import until
+
+__all__ = ["world"]
+
+SHORT = TakeoverSettings(drain_s=30, consume_s=0, linger_s=0.2)
+
+
+async def take_over(
+    world: World, settings: TakeoverSettings = SHORT, said: list[str] | None = None
+) -> Takeover:
+    ours = await world.cluster.master()
+    async with (
+        OneTarget(ours.remoting.address) as target,
+        Master(["127.0.0.1:1"], address=world.master.address) as master,
+    ):
+        say = print if said is None else said.append
+        mirror = Mirror(master, target, world.master.ha_address, say, QUICK)
+        takeover = Takeover(mirror, master, target, say, settings)
+        if await takeover.was_interrupted():
+            await takeover.finish()
+            return takeover
+        following = asyncio.ensure_future(mirror.follow())
+        try:
+            await takeover.run()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        return takeover
+
+
+def filled(master: FakeMaster) -> None:
+    master.store.topic("t", 2)
+    master.store.topic("closed", perm=4)
+    master.store.groups["g"] = {"groupName": "g"}
+    for number in range(20):
+        master.put("t", b"%d" % number, number % 2)
+    master.store.offsets = {"t@g": {0: 7, 1: 99}}
+
+
+def permissions(world: World) -> dict[str, int]:
+    return {one.name: one.perm for one in world.ours.broker.topics()}
+
+
+async def test_all_is_here_and_goes_on_here(world: World) -> None:
+    master = world.master
+    filled(master)
+    refusing = asyncio.Event()
+
+    async def producers() -> None:
+        with loading(master, "t", 2):
+            await until(lambda: master.permissions[-1] == 4)
+        refusing.set()
+
+    load = asyncio.ensure_future(producers())
+    takeover = await take_over(world)
+    await load
+    assert master.permissions == [6, 4, 0] and set(takeover.pauses) == {"send", "receive"}
+    assert permissions(world) == {"t": 6, "closed": 4, "SCHEDULE_TOPIC_XXXX": 4}
+    await check_equal(world)
+    end = master.store.next["t", 0]
+    assert (await world.ours.broker.offsets("g"))[1] == [QueueOffset("t", 0, 7), QueueOffset("t", 1, 99)]
+    async with asking(world.ours.remoting.address) as asker:
+        assert (await asker.send("t", b"new", 0))["queueOffset"] == str(end)
+
+
+async def test_messages_that_wait_for_their_time_wait_here_each_once(world: World) -> None:
+    master, schedule = world.master, "SCHEDULE_TOPIC_XXXX"
+    filled(master)
+    master.store.topic(schedule, 18)
+    far_ms = time.time_ns() // 1_000_000 + 3_600_000
+    text = "UNIQ_KEY\x01%s\x02DELAY\x012\x02REAL_TOPIC\x01%s\x02REAL_QID\x010\x02"
+    for body, topic, due_ms in (
+        (b"was delivered", "t", 5),
+        (b"is late", "t", 5),
+        (b"of a deleted topic", "gone", 5),
+        (b"waits", "t", far_ms),
+    ):
+        master.put(schedule, body, 1, tag_code=due_ms, properties=text % (body.hex(), topic))
+    master.store.delays = {2: 1}
+    end = master.store.next["t", 0]
+    await take_over(world)
+    await until(lambda: world.ours.files.bounds("t", 0)[1] == end + 1)
+    (late,) = (await world.ours.broker.read_queue("t", 0, -1)).records
+    assert decode(late).body == b"is late"
+    assert world.ours.delivery.figures().held_messages == 1
+    assert world.ours.files.bounds(schedule, 1) == (1, 4)
+
+
+async def stays_behind(master: FakeMaster) -> None:
+    master.behind = 1
+
+
+async def has_half_messages(master: FakeMaster) -> None:
+    master.store.topic("RMQ_SYS_TRANS_HALF_TOPIC")
+    master.put("RMQ_SYS_TRANS_HALF_TOPIC", b"open")
+    master.store.offsets["RMQ_SYS_TRANS_HALF_TOPIC@CID_RMQ_SYS_TRANS"] = {0: 0}
+
+
+async def has_timers(master: FakeMaster) -> None:
+    master.timers = 3
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "word", "seen"),
+    [
+        (stays_behind, "bytes are missing", [6, 4, 6]),
+        (has_half_messages, "1 half", [6]),
+        (has_timers, "3 mes", [6]),
+    ],
+)
+async def test_what_is_in_the_way_leaves_the_master_as_it_was(
+    world: World, obstacle: object, word: str, seen: list[int]
+) -> None:
+    master = world.master
+    filled(master)
+    await obstacle(master)  # type: ignore[operator]
+    with pytest.raises(BrokerError) as caught:
+        await take_over(world, SHORT._replace(drain_s=0.2))
+    assert caught.value.status is Status.TAKEOVER_BLOCKED and word in str(caught.value)
+    assert master.permissions == seen and not permissions(world)["t"]
+    master.behind = 0
+    await take_over(world, SHORT._replace(leave_pending=True))
+    assert permissions(world)["t"] == 6
+    await check_equal(world)
+
+
+async def test_groups_consume_first_what_the_master_has(world: World) -> None:
+    master = world.master
+    filled(master)
+    master.groups.add("g")
+    moving = asyncio.ensure_future(take_over(world, SHORT._replace(consume_s=60)))
+    await until(lambda: permissions(world).get("t") == 2)
+    assert master.permissions == [6, 4]
+    master.store.offsets = {"t@g": {0: 10, 1: 10}}
+    await moving
+    assert master.permissions == [6, 4, 0] and permissions(world)["t"] == 6
+    assert (await world.ours.broker.offsets("g"))[1] == [QueueOffset("t", 0, 10), QueueOffset("t", 1, 10)]
+
+
+async def test_a_takeover_that_was_interrupted_goes_on(world: World, tmp_path: Path) -> None:
+    """Both have got messages of their own since. No group may skip one of ours."""
+    master = world.master
+    filled(master)
+    master.groups.add("g")
+    moving = asyncio.ensure_future(take_over(world, SHORT._replace(consume_s=60)))
+    await until(lambda: permissions(world).get("t") == 2)
+    moving.cancel()
+    await asyncio.gather(moving, return_exceptions=True)
+    async with asking(world.ours.remoting.address) as asker:
+        for number in range(5):
+            await asker.send("t", b"ours %d" % number, 0)
+    for number in range(3):
+        master.put("t", b"theirs %d" % number, 0)
+    master.store.offsets = {"t@g": {0: 13, 1: 10}}
+    said: list[str] = []
+    await take_over(world, said=said)
+    assert master.permissions == [6, 4, 0] and permissions(world)["t"] == 6
+    assert (await world.ours.broker.offsets("g"))[1] == [QueueOffset("t", 0, 10), QueueOffset("t", 1, 10)]
+    assert world.ours.files.bounds("t", 0) == (0, 15)
+
+
+async def test_a_takeover_that_is_cancelled_early_leaves_the_master_as_it_was(world: World) -> None:
+    master = world.master
+    filled(master)
+    master.behind = 1
+    moving = asyncio.ensure_future(take_over(world))
+    await until(lambda: master.permissions[-1] == 4)
+    moving.cancel()
+    await asyncio.gather(moving, return_exceptions=True)
+    assert master.permissions == [6, 4, 6] and not permissions(world)["t"]
