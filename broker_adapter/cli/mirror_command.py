@@ -122,11 +122,12 @@ def mirror(
             await master.find(ha_address)
             click.echo(f"the master is {master.name} at {master.address}")
             mirror = Mirror(master, target, ha_address, click.echo, MirrorSettings(step_s=timeout))
-            work = mirror.follow()
             if takeover:
                 settings = TakeoverSettings(drain, consume_within, linger, leave_pending)
-                work = _take_over(mirror, Takeover(mirror, master, target, click.echo, settings))
-            await _until_told(work)
+                moving = Takeover(mirror, master, target, click.echo, settings)
+                await _until_told(_take_over(mirror, moving))
+            else:
+                await _until_told(mirror.follow())
             _sum_up(mirror)
 
     asyncio.run(run())

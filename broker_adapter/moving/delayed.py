@@ -7,7 +7,7 @@ here, at its queue offset: an import that is run again begins behind it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, TopicConfig
@@ -18,6 +18,7 @@ from broker_adapter.classic.system_names import SCHEDULE_TOPIC
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.moving.master import Master
+from broker_adapter.moving.several import each
 from broker_adapter.moving.target import ImportTarget
 
 _REAL_TOPIC, _REAL_QUEUE, _LEVEL, _DELIVER_MS = "REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_DELIVER_MS"
@@ -76,19 +77,21 @@ async def move_delayed(
         units.close()
 
 
-async def mark_delayed(master: Master, target: ImportTarget) -> int:
+async def mark_delayed(master: Master, target: ImportTarget, delays: Mapping[int, int]) -> int:
     """Note here which messages of a live master wait now: `take_delayed` takes those and no others, however
-    late it comes. How many there are."""
-    delays, waiting = await master.delays(), 0
+    late it comes. `delays`: by level, the first offset that was not delivered. How many there are."""
     config = (await master.topics()).get(SCHEDULE_TOPIC)
     queues = _QUEUES if config is None else max(_QUEUES, config.write_queues)
     await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
-    for queue_id in range(queues):
+
+    async def mark(queue_id: int) -> int:
         least, end = await master.bounds(SCHEDULE_TOPIC, queue_id)
         begin = max(least, min(delays.get(queue_id + 1, 0), end))
-        await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
-        waiting += end - begin
-    return waiting
+        if begin:
+            await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
+        return end - begin
+
+    return sum(await each(mark(queue_id) for queue_id in range(queues)))
 
 
 async def take_delayed(master: Master, target: ImportTarget, topics: Collection[str]) -> int:

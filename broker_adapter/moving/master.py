@@ -44,8 +44,9 @@ class Unit(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """`log_end`: of the CommitLog. `dispatched`: all messages before it are in their queues."""
+    """`log_begin`, `log_end`: of the CommitLog. `dispatched`: all messages before it are in their queues."""
 
+    log_begin: int
     log_end: int
     dispatched: int
 
@@ -114,9 +115,10 @@ class Master:
 
     async def frontier(self) -> Frontier:
         # Asked twice: the answer is not made at one moment, and in this order the frontier is never too far.
-        log_end = _figure(await self._runtime(), "commitLogMaxOffset")
+        first = await self._runtime()
+        log_begin, log_end = _figure(first, "commitLogMinOffset"), _figure(first, "commitLogMaxOffset")
         behind = _figure(await self._runtime(), "dispatchBehindBytes")
-        return Frontier(log_end, max(0, log_end - behind))
+        return Frontier(max(0, log_begin), log_end, max(0, log_end - behind))
 
     async def log_end(self) -> int:
         return _figure(await self._runtime(), "commitLogMaxOffset")

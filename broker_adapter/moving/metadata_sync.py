@@ -12,6 +12,7 @@ from broker_adapter.classic.store_directory import QueueKey
 from broker_adapter.classic.system_names import is_system_group, is_system_topic
 from broker_adapter.errors import Status, error_for
 from broker_adapter.moving.master import Master
+from broker_adapter.moving.several import each
 from broker_adapter.moving.target import ImportTarget
 
 
@@ -66,16 +67,15 @@ class MetadataSync:
 
     async def sync_offsets(self, *, only_up: bool = False) -> int:
         """How many have changed. `only_up`: groups may have gone on here."""
-        changed = 0
+        wanted = []
         for group, offsets in (await self._master.offsets()).items():
-            if is_system_group(group):
+            mine = [one for one in offsets if self._has_queue(one)]
+            if not mine or is_system_group(group):
                 continue
-            for one in offsets:
-                config = self.topics.get(one.topic)
-                if config is None or one.queue_id >= max(config.read_queues, config.write_queues):
-                    continue
-                changed += await self._put_offset(group, one, only_up=only_up)
-        return changed
+            if group not in self.groups:
+                await self._put_group(GroupConfig(group))
+            wanted += [(group, one) for one in mine]
+        return sum(await each(self._put_offset(group, one, only_up=only_up) for group, one in wanted))
 
     async def sync(self) -> None:
         await self.sync_topics()
@@ -85,15 +85,15 @@ class MetadataSync:
     async def open_topics(self, mask: int) -> None:
         """Give them the permissions that they have at the master, as far as `mask` has them."""
         assert self._here is not None
-        for config in self.topics.values():
-            here = self._here[config.name]
-            await self._target.put_topic(
+        await each(
+            self._target.put_topic(
                 config._replace(
-                    read_queues=max(config.read_queues, here.read_queues),
-                    write_queues=config.write_queues,
+                    read_queues=max(config.read_queues, self._here[config.name].read_queues),
                     perm=config.perm & mask,
                 )
             )
+            for config in self.topics.values()
+        )
 
     async def look(self) -> bool:
         """Know topics without changing any. Whether one that can be written at the master can be here."""
@@ -132,14 +132,16 @@ class MetadataSync:
             await self._target.put_group(config)
             self.groups[config.name] = config
 
+    def _has_queue(self, offset: QueueOffset) -> bool:
+        config = self.topics.get(offset.topic)
+        return config is not None and offset.queue_id < max(config.read_queues, config.write_queues)
+
     async def _put_offset(self, group: str, offset: QueueOffset, *, only_up: bool) -> bool:
         key = offset.topic, offset.queue_id
         offset = offset._replace(offset=min(offset.offset, self._ends(key)))
         before = self._committed.get((group, key))
         if before == offset.offset or (only_up and before is not None and offset.offset < before):
             return False
-        if group not in self.groups:
-            await self._put_group(GroupConfig(group))
         if only_up or (before is not None and before < offset.offset):
             await self._target.commit(group, offset)
         else:

@@ -144,6 +144,7 @@ class Mirror:
                         rows.append(row)
             for batch in in_batches(rows):
                 await store_once(self._target, batch, self._settings.step_s)
+                self.queues.stored(batch)
                 self.figures.stored += len(batch)
             self.figures.position = records.position
             link.report(records.position)

@@ -13,7 +13,7 @@ NameServers learn of each change of permissions at once, and clients from them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE
@@ -23,7 +23,7 @@ from broker_adapter.moving.master import Master
 from broker_adapter.moving.mirror import Mirror
 from broker_adapter.moving.target import ImportTarget
 
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 #: The log may grow by so much while nobody is refused yet.
 _CLOSE_BYTES = 1 << 20
 _ALL, _NONE = PERM_READ | PERM_WRITE, 0
@@ -78,8 +78,9 @@ class Takeover:
         await self._master.set_permission(PERM_READ)
         self._say("the master takes no messages any more")
         try:
-            await self._drain()
-            waiting = await mark_delayed(self._master, self._target)
+            delays = await self._drain()
+            self._say(f"all of its messages are here, after {self._now() - begun:.2f} s")
+            waiting = await mark_delayed(self._master, self._target, delays)
             await self._mirror.sync_metadata()
             # What the master's own services write from here on is its own.
             await self._mirror.stop()
@@ -120,39 +121,42 @@ class Takeover:
     async def _check_pending(self) -> None:
         if self._settings.leave_pending:
             return
-
-        async def none_is_open() -> bool:
-            return not await self._master.open_transactions()
-
-        if not await self._until(none_is_open, self._settings.drain_s):
-            count = await self._master.open_transactions()
-            raise error_for(Status.TAKEOVER_BLOCKED, f"{count} half messages may belong to open transactions")
+        await self._until_none_is_open()
         timers = await self._master.waiting_timers()
         if timers:
             raise error_for(Status.TAKEOVER_BLOCKED, f"{timers} messages wait in timers of the master")
 
-    async def _drain(self) -> None:
-        if await self._until(self._is_drained, self._settings.drain_s):
-            return
+    async def _drain(self) -> Mapping[int, int]:
+        """Until all that the master had when it was asked is here. Its offsets of delays from before that:
+        what they say was delivered is in the log."""
+        if not self._settings.leave_pending:
+            await self._until_none_is_open()
+        delays = await self._master.delays()
+        end = await self._master.log_end()
+
+        async def is_drained() -> bool:
+            return self._mirror.figures.position >= end and not await self._unequal()
+
+        if await self._until(is_drained, self._settings.drain_s):
+            return delays
         unequal = await self._unequal()
-        behind = max(0, await self._master.log_end() - self._mirror.figures.position)
+        behind = max(0, end - self._mirror.figures.position)
         what = "; ".join(unequal[:_SHOWN]) or f"{behind} bytes are missing"
         text = f"not all was here in {self._settings.drain_s:g} s: {what}"
         raise error_for(Status.TAKEOVER_BLOCKED, text)
+
+    async def _until_none_is_open(self) -> None:
+        async def is_none_open() -> bool:
+            return not await self._master.open_transactions()
+
+        if not await self._until(is_none_open, self._settings.drain_s):
+            count = await self._master.open_transactions()
+            raise error_for(Status.TAKEOVER_BLOCKED, f"{count} half messages may belong to open transactions")
 
     async def _is_close(self) -> bool:
         figures = self._mirror.figures
         end = await self._master.log_end()
         return figures.connections > 0 and end - figures.position < _CLOSE_BYTES
-
-    async def _is_drained(self) -> bool:
-        """Nothing was added to the log while all of it, and all queues, were found to be here."""
-        before = await self._master.frontier(), await self._master.delays()
-        if before[0].dispatched != before[0].log_end or self._mirror.figures.position != before[0].log_end:
-            return False
-        if await self._unequal():
-            return False
-        return before == (await self._master.frontier(), await self._master.delays())
 
     async def _unequal(self) -> list[str]:
         return await self._mirror.queues.unequal(self._metadata.queues())

@@ -302,7 +302,12 @@ class Producer(RemotingClient):
                 raise error from None
             most = self._options.default_topic_queues
             return tuple(one for one in default.publish_queues(topic) if one.queue_id < most)
-        return route.publish_queues(topic)
+        queues = route.publish_queues(topic)
+        if not queues and not renew:  # another broker may take them by now
+            queues = (await routes.renewed(topic)).publish_queues(topic)
+        if not queues:
+            raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"no broker takes messages of {topic} now")
+        return queues
 
     def _choose(
         self, queues: Sequence[MessageQueue], message: Message, selector: Selector | None, arg: object

@@ -220,6 +220,10 @@ class ClientProcess:
         """Until a line begins so. AssertionError if none does."""
         assert any(line.startswith(begin) for line in self._read()), (begin, self._why())
 
+    def read_beside(self) -> None:
+        """Read `lines` on a thread from now on, until it ends: who writes them never waits."""
+        threading.Thread(target=lambda: list(self._read()), daemon=True).start()
+
     def finish(self) -> list[str]:
         """All lines, when it has ended. AssertionError if it failed, or took too long."""
         for _ in self._read():
@@ -244,6 +248,14 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Brokers of another process do things in their own time."""
     async with asyncio.timeout(_WITHIN_S):
         while not await condition():
-            turn = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_later(_PAUSE_S, turn.set_result, None)
-            await turn
+            await pace(_PAUSE_S)
+
+
+async def pace(seconds: float) -> None:
+    """For load that comes at a rate; nobody may take it for a state that is reached."""
+    turn = asyncio.get_running_loop().create_future()
+    handle = asyncio.get_running_loop().call_later(seconds, turn.set_result, None)
+    try:
+        await turn
+    finally:
+        handle.cancel()

@@ -35,6 +35,7 @@ class FakeMaster:
         #: What was given, byte by byte, may be changed here.
         self.frame: Callable[[int, bytes], bytes] = lambda at, data: struct.pack(">qi", at, len(data)) + data
         self.piece_bytes = 700
+        self.asked_for_figures = 0
         self._grown = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self.address = self.ha_address = ""
@@ -103,7 +104,9 @@ class FakeMaster:
             case RequestCode.UPDATE_BROKER_CONFIG:
                 self.permissions.append(int(request.body.decode().split("=")[1]))
             case RequestCode.GET_BROKER_RUNTIME_INFO:
+                self.asked_for_figures += 1
                 figures = {
+                    "commitLogMinOffset": store.begin,
                     "commitLogMaxOffset": self.log_end,
                     "dispatchBehindBytes": self.behind,
                     "timerCongestNum": self.timers,

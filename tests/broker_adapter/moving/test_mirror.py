@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -109,20 +110,22 @@ def caught_up(world: World, mirror: Mirror) -> bool:
 
 @contextmanager
 def loading(master: FakeMaster, topic: str, queues: int) -> Iterator[None]:
-    """Producers, until the end of the block."""
+    """A producer, until the end of the block."""
+    loop, numbers = asyncio.get_running_loop(), itertools.count()
+    timer: asyncio.TimerHandle | None = None
 
-    async def send() -> None:
-        number = 0
-        while True:
-            master.put(topic, b"%d" % number * 7, number % queues)
-            number += 1
-            await asyncio.sleep(0)
+    def send() -> None:
+        nonlocal timer
+        number = next(numbers)
+        master.put(topic, b"%d" % number * 7, number % queues)
+        timer = loop.call_later(0.002, send)
 
-    sending = asyncio.ensure_future(send())
+    send()
     try:
         yield
     finally:
-        sending.cancel()
+        assert timer is not None
+        timer.cancel()
 
 
 async def test_all_of_the_log_from_its_first_byte_on(world: World) -> None:
@@ -186,7 +189,7 @@ async def test_a_mirror_goes_on_where_it_was(world: World, is_ours: bool) -> Non
     for _ in range(3):
         with loading(master, "t", 3):
             async with mirroring(world) as (mirror, _):
-                goal = master.log_end + 4_000
+                goal = master.log_end + 3_000
                 await until(lambda goal=goal, mirror=mirror: mirror.figures.position > goal)
                 if not is_ours:
                     master.cut()
@@ -212,6 +215,23 @@ async def test_messages_that_are_in_no_queue_yet_are_not_missed(world: World) ->
         master.put("t", b"more %d" % number, number % 2)
     master.behind = 500
     async with mirroring(world) as (mirror, _):
+        await until(lambda: caught_up(world, mirror))
+        await check_equal(world)
+
+
+async def test_a_master_whose_queues_lag_has_lost_nothing(world: World) -> None:
+    master = world.master
+    master.store.topic("t")
+    for number in range(6):
+        master.put("t", b"%d" % number)
+    async with mirroring(world) as (mirror, _):
+        await until(lambda: caught_up(world, mirror))
+    master.behind = 250
+    asked = master.asked_for_figures
+    async with mirroring(world) as (mirror, _):
+        await until(lambda: master.asked_for_figures > asked + 4)
+        assert not mirror.figures.connections
+        master.behind = 0
         await until(lambda: caught_up(world, mirror))
         await check_equal(world)
 
@@ -242,8 +262,30 @@ async def test_topics_groups_and_offsets_follow(world: World) -> None:
         del store.topics["t"]
         await until(lambda: any("topic t was deleted" in one for one in said))
     assert (await broker.offsets("g"))[1] == [QueueOffset("t", 0, 2)]
+    assert not any("connecting again" in one for one in said)
     assert {one.name: one.retry_max_times for one in broker.groups()}["g"] == 5
     await check_equal(world)
+
+
+async def test_offsets_wait_for_the_messages_before_them(world: World) -> None:
+    master = world.master
+    master.store.topic("t")
+    master.put("t", b"x")
+    async with mirroring(world) as (mirror, target):
+        await until(lambda: caught_up(world, mirror))
+        target.fails = [(False, AnswerMissing(Status.ANSWER_MISSING, "away"))] * 4
+        asked = target.batches
+        for _ in range(3):
+            master.put("t", b"y")
+        await until(lambda: target.batches > asked)
+        master.store.offsets = {"t@g": {0: 4}}
+        await mirror.sync_metadata()
+        found = world.ours.metadata.group("g")
+        assert found is not None and found.offsets["t", 0] == 1
+        await until(lambda: caught_up(world, mirror))
+        await mirror.sync_metadata()
+        found = world.ours.metadata.group("g")
+        assert found is not None and found.offsets["t", 0] == 4
 
 
 async def test_what_has_no_equal_here_is_left_and_counted(world: World) -> None:

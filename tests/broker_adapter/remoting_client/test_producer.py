@@ -99,6 +99,21 @@ async def test_the_route_is_asked_for_again_after_a_failure() -> None:
         assert len(names.seen) == 3
 
 
+async def test_without_a_queue_that_takes_messages_the_route_is_asked_for_again() -> None:
+    options = replace(PATIENT, poll_name_server_s=1e9)
+    async with world(stored, options=options) as (producer, brokers, names):
+        producer._client.routes.min_age_s = 0.0
+        (script, seen), closed = (names.script, names.seen), route_body(brokers, queues=0)
+        names.script = lambda request: request.answer(0, body=closed)
+        for selector in (None, lambda queues, message, arg: queues[arg % len(queues)]):
+            with pytest.raises(TopicRefused) as caught:
+                await producer.send(Message("t", b"x"), selector=selector, arg=7)
+            assert caught.value.status is Status.TOPIC_NOT_WRITABLE
+        assert len(seen) == 4 - 1  # the first one has no route yet
+        names.script = script
+        await producer.send(Message("t", b"x"))
+
+
 async def test_a_message_that_may_be_stored_twice_says_so() -> None:
     async with world(silent, stored, options=OPTIONS) as (producer, (first, _), _):
         results = [await producer.send(Message("t", b"x")) for _ in range(2)]
