@@ -27,7 +27,7 @@ from tests.node.local import PATIENT
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")]
 
 FAULTY = "tests.broker_adapter.process.programs:faulty"
-MESSAGES, BATCH, LANES = 100_000, 500, 2
+BATCH, LANES = 500, 2
 PATIENTLY = replace(OPTIONS, timeout_s=60.0, request_timeout_s=60.0)
 
 
@@ -36,18 +36,21 @@ def at_node(node: str, lane: int) -> MessageQueue:
     return MessageQueue("events", f"{NAME}-{node}", lane)
 
 
-async def send_many(brokers: BrokerProcesses, node: str) -> None:
+async def send_many(brokers: BrokerProcesses, node: str, count: int) -> None:
     async with Producer("writers", brokers.names, options=PATIENTLY) as producer:
 
         async def send(lane: int) -> None:
-            for _ in range(MESSAGES // BATCH // LANES):
+            for _ in range(count // BATCH // LANES):
                 batch = [Message("events", b"x" * 20)] * BATCH
                 await producer.send_batch(batch, queue=at_node(node, lane))
 
         await asyncio.gather(*(send(lane) for lane in range(LANES)))
 
 
-async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_messages_that_are_not_dispatched_come_before_the_first_new_one(
+    count: int, tmp_path: Path
+) -> None:
     log = {"timing": PATIENT}  # nobody repeats what is sent
     async with BrokerProcesses(tmp_path, program=FAULTY, log=log, data_file_size=16 << 20) as brokers:
         nodes, folder = brokers.nodes, brokers.folder
@@ -55,7 +58,7 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
         slaves = brokers.slaves(master)
         for slave in slaves:
             held_up(folder / slave).touch()
-        await send_many(brokers, master)
+        await send_many(brokers, master, count)
         await nodes.settle()
         await nodes.kill(master)
 
@@ -65,8 +68,8 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
 
         leader = await nodes.wait_for(waits, nodes=slaves, within_s=40)
         status = await nodes.wait_for(lambda seen: seen[leader], nodes=slaves)
-        assert status.committed_index - status.applied_index >= MESSAGES
-        assert status.owner["dispatch_behind_bytes"] > MESSAGES * 100
+        assert status.committed_index - status.applied_index >= count
+        assert status.owner["dispatch_behind_bytes"] > count * 100
         async with Producer("early", brokers.names, options=PATIENTLY) as producer:
             with pytest.raises(PutRefused):
                 await producer.send(Message("events", b"early"), queue=at_node(leader, 0))
@@ -80,11 +83,11 @@ async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_ne
         ):
             for lane in range(LANES):
                 result = await producer.send(Message("events", b"first of the new"), queue=at_node(new, lane))
-                assert result.queue_offset == MESSAGES // LANES
+                assert result.queue_offset == count // LANES
                 # Consumers see it a moment after its answer.
-                while (end := await admin.max_offset(queue_of("events", lane))) == MESSAGES // LANES:
+                while (end := await admin.max_offset(queue_of("events", lane))) == count // LANES:
                     pass
-                assert end == MESSAGES // LANES + 1
+                assert end == count // LANES + 1
 
 
 async def test_leadership_moves_on_from_a_broker_that_cannot_become_master(tmp_path: Path) -> None:
