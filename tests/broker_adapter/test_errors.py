@@ -73,4 +73,5 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.TOO_MANY_PROPOSALS,
         Status.REBALANCING,
         Status.IMPORT_OUT_OF_ORDER,
+        Status.TAKEOVER_BLOCKED,
     }
