@@ -300,7 +300,7 @@ class Member(QueueListener):
             self._event("leave")
 
     def assigned(self, queue: MessageQueue, offset: int) -> None:
-        if queue.topic.startswith(RETRY_PREFIX):
+        if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):
             return
         place, epoch = (queue.topic, queue.queue_id), next(self._epochs)
         self._rewinds.on_assigned(self._writer, place, offset)
@@ -311,12 +311,11 @@ class Member(QueueListener):
         self._readings[place] = _Reading(process, epoch)
 
     def revoked(self, queue: MessageQueue) -> None:
-        if queue.topic.startswith(RETRY_PREFIX):
+        if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):
             return
         reading = self._readings.pop((queue.topic, queue.queue_id))
-        if not self._has_crashed:
-            reading.process.ok(count=reading.given)
-            self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
+        reading.process.ok(count=reading.given)
+        self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
 
     def committing(self, queue: MessageQueue, offset: int) -> None:
         if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):

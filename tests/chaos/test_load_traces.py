@@ -203,7 +203,11 @@ async def test_a_crashed_member_writes_nothing_more_and_one_that_stays_does_not_
     one.crash()
     assert await one.handle([message(0)]) is ConsumeStatus.RECONSUME_LATER
     one.revoked(QUEUE)
+    # Its client may still have been about to take a queue.
+    one.assigned(QUEUE._replace(queue_id=3), 0)
+    one.revoked(QUEUE._replace(queue_id=3))
     one.leave()
+    assert [line["f"] for line in world.lines() if line["ev"] == "op"] == ["pull"]
     about = (GROUPS[0], Rewinds("g"), count(1))
     other = Member("x", *about, world.writer("client:x"), Numbers(4), world.setting, Random(1))
     other.stays = True
