@@ -77,6 +77,7 @@ WHERE e.f IN ('txn_commit', 'txn_rollback') GROUP BY e.run, e.op, e.mid, e.src, 
 """
 
 #: Members of groups that were given messages of topics for which they had not joined, or left without that.
+#: One writer tells all of a member.
 UNJOINED = """
 SELECT d.run, d.grp, d.consumer, d.topic, min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq FROM (
   SELECT run, grp, consumer, topic, src, inc, seq FROM dlv_lines
@@ -85,8 +86,41 @@ SELECT d.run, d.grp, d.consumer, d.topic, min(d.src) AS src, min(d.inc) AS inc, 
   SELECT run, grp, consumer, topic, src, inc, seq FROM member WHERE e <> 'join' AND consumer IS NOT NULL) d
 JOIN runs r ON r.run = d.run AND r.history IS NULL
 ANTI JOIN member j ON j.run = d.run AND j.grp = d.grp AND j.consumer = d.consumer
-  AND j.topic = coalesce(d.topic, j.topic) AND j.e = 'join'
+  AND j.topic = coalesce(d.topic, j.topic) AND j.e = 'join' AND j.src = d.src
 GROUP BY d.run, d.grp, d.consumer, d.topic
+"""
+
+#: Members of whom several writers say that they joined.
+TOLD_BY_OTHERS = """
+SELECT j.run, j.grp, j.consumer, j.src, j.inc, j.seq FROM member j
+SEMI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'join' GROUP BY run, grp, consumer
+  HAVING min(src) < max(src)) s ON s.run = j.run AND s.grp = j.grp AND s.consumer = j.consumer
+WHERE j.e = 'join'
+"""
+
+#: Resets that were asked for, beside the lines of the same writer that say so before. Of groups of which any
+#: line tells a reset.
+UNTOLD_RESETS = """
+SELECT o.run, o.op, o.grp, o.off_asked AS off, o.src, o.inc, o.seq FROM ops o
+JOIN runs r ON r.run = o.run AND r.history IS NULL
+SEMI JOIN (SELECT run, grp FROM member WHERE e = 'reset' GROUP BY run, grp) g
+  ON g.run = o.run AND g.grp = o.grp
+ANTI JOIN member m ON m.run = o.run AND m.grp = o.grp AND m.topic = o.topic AND m.q = o.q
+  AND m.off = o.off_asked AND m.e = 'reset' AND m.src = o.src AND m.inc = o.inc AND m.seq < o.seq
+WHERE o.f = 'reset_off'
+"""
+
+#: Lines that tell of a reset, and no operation that asked for it or met it: the offset is the one that was
+#: asked for, or assigned or committed meanwhile.
+STRAY_RESETS = """
+SELECT m.run, m.grp, m.log, m.off, m.src, m.inc, m.seq FROM member m
+JOIN runs r ON r.run = m.run AND r.history IS NULL
+SEMI JOIN (SELECT run, grp FROM ops WHERE f = 'reset_off' GROUP BY run, grp) g
+  ON g.run = m.run AND g.grp = m.grp
+ANTI JOIN ops o ON o.run = m.run AND o.grp = m.grp AND o.topic = m.topic AND o.q = m.q
+  AND o.off_asked = m.off AND o.f IN ('reset_off', 'commit_off')
+ANTI JOIN member a ON a.run = m.run AND a.grp = m.grp AND a.log = m.log AND a.off = m.off AND a.e = 'assign'
+WHERE m.e = 'reset'
 """
 
 #: Groups by how their members say that they consume a topic.

@@ -8,11 +8,14 @@ from chaos.checker.agreement import (
     JOINED_OTHERWISE,
     NEVER_GIVEN,
     OTHER_HALVES,
+    STRAY_RESETS,
     STRAYS,
+    TOLD_BY_OTHERS,
     UNASSIGNED,
     UNDONE,
     UNENDED,
     UNJOINED,
+    UNTOLD_RESETS,
 )
 from chaos.checker.checks.registry import Check, Part, void
 
@@ -91,6 +94,23 @@ CHECKS: tuple[Check, ...] = (
             "true",
             "consumer || ' was given messages of ' || grp || ', or left it, and had not joined' AS what, "
             "src, inc, seq",
+        ),
+        Part(
+            TOLD_BY_OTHERS,
+            "true",
+            "'several writers say that ' || consumer || ' of ' || grp || ' joined' AS what, src, inc, seq",
+        ),
+        Part(
+            UNTOLD_RESETS,
+            "true",
+            "op, 'operation ' || CAST(op AS STRING) || ' resets ' || grp || ' to ' || CAST(off AS STRING) "
+            "|| ', and no line before tells of that' AS what, src, inc, seq",
+        ),
+        Part(
+            STRAY_RESETS,
+            "true",
+            "grp || ' is said to be reset to ' || CAST(off AS STRING) || ' of ' || log || ', and nobody "
+            "asked for that' AS what, src, inc, seq",
         ),
         Part(
             JOINED_OTHERWISE,

@@ -178,6 +178,8 @@ SELECT r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq, count(c.run) AS kno
 FROM milestones r JOIN (
   SELECT run, last AS lidx, chain_key FROM nodes WHERE e = 'append' AND chain_key IS NOT NULL
   UNION ALL SELECT run, lidx, chain_key FROM dump WHERE chain_key IS NOT NULL
+  UNION ALL SELECT run, ended, chain_key FROM milestones WHERE e = 'recover' AND ended = -1
+    AND chain_key IS NOT NULL
 ) c ON c.run = r.run AND c.lidx = r.ended
 WHERE r.e = 'recover' AND r.chain IS NOT NULL GROUP BY r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq
 """
@@ -300,7 +302,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             _BROUGHT_BACK,
-            "known > 0 AND same = 0",
+            "(known > 0 AND same = 0) OR (ended = -1 AND same < known)",
             "node, 'recover with the history ' || chain AS e, ended AS lidx, known, same, ended, "
             "src, inc, seq",
         ),

@@ -200,3 +200,19 @@ def the_end_of_a_fault_does_not_say_where_it_was(trace: Trace) -> None:
 @mutation("W8 L6b", broker=False)
 def a_final_read_may_be_late(trace: Trace) -> None:
     lines(trace, Ev.OP, type="invoke", f="drain")[0]["stale"] = True
+
+
+@mutation("R4")
+def a_node_comes_back_in_a_term_that_never_was(trace: Trace) -> None:
+    recover = lines(trace, Ev.STORE, e="recover")[0]
+    recover["term"] = number(recover, "term") + 7
+
+
+@mutation("W2")
+def another_writer_tells_that_a_member_joined(trace: Trace) -> None:
+    join = lines(trace, Ev.MEMBER, e="join")[0]
+    other = add(trace, lines(trace, Ev.META, e="drain_begin")[0])
+    envelope = {name: other[name] for name in ("src", "inc", "seq", "mono", "wall")}
+    other.clear()
+    other |= join | envelope
+    trace.renumber()

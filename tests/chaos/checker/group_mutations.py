@@ -26,6 +26,19 @@ def told(trace: Trace, after: Line, op: int, f: str, asked: Line, answer: Line) 
     trace.renumber()
 
 
+def tell_reset(trace: Trace, invoke: Line, off: int) -> None:
+    """A line that says that from there on the group may go back."""
+    line = add(trace, invoke)
+    mono = line["mono"]
+    line.clear()
+    names = ("v", "run", "src", "inc", "host", "wall", "group", "topic", "q")
+    line |= {name: invoke[name] for name in names} | {"mono": mono, "ev": "member", "e": "reset", "off": off}
+    file = trace.files[str(invoke["src"]), number(invoke, "inc")]
+    file.remove(line)
+    file.insert(file.index(invoke), line)
+    trace.renumber()
+
+
 def completion(trace: Trace, invoke: Line) -> Line:
     return lines(trace, Ev.OP, op=invoke["op"], type="ok")[0]
 
@@ -160,3 +173,51 @@ def an_offset_is_answered_that_nobody_stored(trace: Trace) -> None:
 @mutation("W14")
 def the_offset_of_a_group_is_answered_by_nothing(trace: Trace) -> None:
     told(trace, completion(trace, stored(trace)[-1]), 71, "fetch_off", {}, {})
+
+
+@mutation("W2")
+def a_line_tells_of_another_reset_than_was_asked_for(trace: Trace) -> None:
+    reset_well(trace)
+    (invoke,) = lines(trace, Ev.OP, f="reset_off", type="invoke")
+    tell_reset(trace, invoke, number(invoke, "off"))
+    tell_reset(trace, invoke, number(invoke, "off") - 1)
+
+
+@mutation("W2")
+def a_reset_of_which_no_line_tells(trace: Trace) -> None:
+    reset_well(trace)
+    (invoke,) = lines(trace, Ev.OP, f="reset_off", type="invoke")
+    commit = stored(trace)[0]
+    tell_reset(trace, invoke, number(commit, "off"))
+
+
+def without_generations(trace: Trace) -> None:
+    """As members of the remoting protocol write."""
+    for f in ("commit_off", "fetch_off", "reset_off"):
+        for line in lines(trace, Ev.OP, f=f):
+            line.pop("epoch", None)
+
+
+def later(trace: Trace, line: Line, ns: int) -> None:
+    """It happens later, and so does what its writer does after it."""
+    file = trace.files[str(line["src"]), number(line, "inc")]
+    for one in file[next(i for i, other in enumerate(file) if other is line) :]:
+        one["mono"], one["wall"] = number(one, "mono") + ns, number(one, "wall") + ns
+
+
+@mutation("C16")
+def an_offset_without_a_generation_is_lost(trace: Trace) -> None:
+    last = stored(trace)[-1]
+    again = assigned_again(trace, last, epoch=number(last, "epoch") + 5, off=number(last, "off") - 1)
+    later(trace, again, 6_000_000_000)
+    without_generations(trace)
+
+
+@mutation("C17")
+def a_reset_without_a_generation_is_forgotten(trace: Trace) -> None:
+    reset_well(trace)
+    for line in lines(trace, Ev.OP, f="reset_off", type="invoke"):
+        line["off"] = number(line, "off") - 2
+    for f in ("reset_off", "fetch_off"):
+        later(trace, lines(trace, Ev.OP, f=f, type="invoke")[0], 1)
+    without_generations(trace)

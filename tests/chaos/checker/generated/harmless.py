@@ -103,6 +103,24 @@ HARMLESS = (
         lambda c: c.way is Way.DROP and c.kind == "done",
     ),
     Harmless(
+        "That a group is rewound: the line is about the group and its queue, whoever writes it, and it "
+        "stands several times around each rewind. It excuses that the group goes back.",
+        lambda c: c.kind == "member/reset" and c.way in (Way.MOVE_NODE, Way.DROP),
+    ),
+    Harmless(
+        "What a client asked. It writes that before it sends the request, so no defect of the product can "
+        "look like it; what was answered is right for both questions.",
+        lambda c: (
+            c.way in (Way.ALTER, Way.MOVE_QUEUE)
+            and c.kind.startswith("op/invoke/")
+            and (c.kind.split("/")[-1] in _QUESTIONS or c.field in ("from_off", "stale", "epoch", "delay_ms"))
+        ),
+    ),
+    Harmless(
+        "Which server is asked: right is what is answered, whoever it is.",
+        lambda c: c.kind.startswith("op/invoke/") and c.field == "node",
+    ),
+    Harmless(
         "Who asks for an offset: the answer is about the group.",
         lambda c: c.kind == "op/invoke/fetch_off" and c.field == "consumer",
     ),
@@ -127,11 +145,11 @@ OPEN = (
         lambda c: c.way is Way.DROP and c.kind.startswith((*_REPORTS, "disk/")),
     ),
     Harmless(
-        "What a client asked, as long as what it was answered is right; questions of the harness about "
-        "groups, ends and routes.",
+        "What a client was answered to questions about groups, ends and routes, as far as the rest leaves "
+        "it open.",
         lambda c: (
             c.way in (Way.ALTER, Way.MOVE_QUEUE)
-            and c.kind.startswith("op/")
+            and c.kind.startswith(("op/ok/", "op/fail/", "op/info/"))
             and (c.kind.split("/")[-1] in _QUESTIONS or c.field in ("from_off", "stale", "epoch", "delay_ms"))
         ),
     ),
