@@ -20,7 +20,8 @@ seen     what clients and files show to stand somewhere: acknowledged sends, del
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
          read_at: when a reader was first given it.
          finals: how often final reads showed it; in other systems' histories, how often any read did.
-known    one position of a log: which message, and its rank.
+known    one position of a log: which message, its rank, and, if something was purged, since when it is gone,
+         and since when all before it is (gone_before).
 through  one message that a group is through with, and when it was first.
 items    one message of a batch that was sent.
 dump, cq, done, nodes, disk
@@ -43,6 +44,7 @@ dump_ends    one node's files of one ledger.
 cq_ends      one ConsumeQueue of one node.
 purges       one index up to which a node forgot the log, and when: only if files up to there were removed.
 kept_logs    one log of a run in which something was removed: where it begins in the end.
+begins       one log of a run in which something was removed: where it begins since when, after each purge.
 removed      files of one node's log that were removed from its beginning, as the recorder of syncs saw it.
 recalled     messages that somebody tried to take back, and with what outcome.
 unanswered   messages of `sends` that did not fail, and have no position.
@@ -96,7 +98,7 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
             "meta",
             "removed",
         ),
-        *("kept_logs", "purges"),
+        *("kept_logs", "begins", "purges"),
     )
 )
 
@@ -244,7 +246,7 @@ FROM (
 
 #: Most messages stand at one position, which is known by now.
 _KNOWN = """
-SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
+SELECT k.*, row_number() OVER w - 1 AS rank, lag(k.pos) OVER w AS before, g.gone, g.gone_before FROM (
   SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest_min) AS digest_min,
     max(digest_max) AS digest_max
   FROM (
@@ -255,7 +257,14 @@ SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
     SEMI JOIN moved m ON m.mid IS NOT DISTINCT FROM s.mid AND m.log IS NOT DISTINCT FROM s.log
       AND m.run IS NOT DISTINCT FROM s.run
   ) GROUP BY run, log, pos
-) WINDOW w AS (PARTITION BY run, log ORDER BY pos)
+) k
+LEFT JOIN (
+  SELECT p.run, p.log, p.pos, min(CASE WHEN b.pos > p.pos THEN b.mono END) AS gone, min(b.mono) AS gone_before
+  FROM (
+    SELECT DISTINCT s.run, s.log, s.pos FROM seen s SEMI JOIN begins b ON b.run = s.run AND b.log = s.log) p
+  JOIN begins b ON b.run = p.run AND b.log = p.log AND b.pos >= p.pos GROUP BY p.run, p.log, p.pos
+) g ON g.run = k.run AND g.log = k.log AND g.pos = k.pos
+WINDOW w AS (PARTITION BY k.run, k.log ORDER BY k.pos)
 """
 
 _DLV = f"""
@@ -361,6 +370,8 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
     OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
     OR (e IN ('log', 'drain_target') AND ((topic IS NULL) <> (q IS NULL)
       OR (ledger IS NULL) = (topic IS NULL)))
+    OR (ev = 'op' AND type = 'invoke' AND (topic IS NULL) <> (q IS NULL)
+      AND f IN ('get', 'drain', 'max_off', 'min_off', 'commit_off', 'fetch_off', 'reset_off'))
     OR (e = 'run_begin' AND flush_mode NOT IN ('SYNC_FLUSH', 'ASYNC_FLUSH'))
     OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
     AS misfits,
@@ -390,7 +401,8 @@ FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 #: Operations by kind and outcome.
 _OP_COUNTS = """
 SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n,
-  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named
+  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named,
+  count(*) FILTER (WHERE epoch >= 0) AS fenced
 FROM ops GROUP BY run, f, outcome, coalesce(stale, false), term IS NOT NULL
 """
 
@@ -453,7 +465,8 @@ FROM sends s LEFT JOIN runs r ON r.run = s.run GROUP BY s.run, s.log, s.ledger
 _DLV_RANKED = """
 SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid,
   d.digest,
-  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered,
+  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, k.gone_before,
+  coalesce(d.filter, g.filter) AS filtered,
   coalesce(g.mode IN ('shared', 'fifo'), false) AS received
 FROM dlv_lines d LEFT JOIN known k ON k.pos = d.pos AND k.log = d.log AND k.run = d.run
 LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM member WHERE e = 'join'
@@ -516,6 +529,13 @@ SELECT p.run, p.log,
   coalesce(min(CASE WHEN p.lidx_min > x.lidx THEN p.pos_min END), 9223372036854775807) AS pos
 FROM placed p JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x ON x.run = p.run
 GROUP BY p.run, p.log
+"""
+
+#: Where logs begin after each purge. Purged is what the first node forgets: others may still show it.
+_BEGINS = """
+SELECT x.run, p.log, x.mono,
+  coalesce(min(CASE WHEN p.lidx_min > x.lidx THEN p.pos_min END), 9223372036854775807) AS pos
+FROM purges x JOIN placed p ON p.run = x.run GROUP BY x.run, p.log, x.mono, x.lidx
 """
 
 #: What a group said that it is through with, or, if it never says, what it was given.
@@ -591,6 +611,7 @@ _FACTS: tuple[dict[str, str], ...] = (
     },
     {
         "unclear": _UNCLEAR,
+        "begins": _BEGINS,
         "moved": "SELECT run, log, mid FROM placed WHERE pos_min < pos_max",
         "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
           WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",

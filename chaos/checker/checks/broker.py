@@ -6,6 +6,9 @@ from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import UNITS
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
+#: So late a delayed message may be, and so long after a fault it is not counted; ns.
+LATE_NS, RECOVERY_NS = 30_000_000_000, 10_000_000_000
+
 _AGREED = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
   max(size) AS size_max,
@@ -60,7 +63,10 @@ _MISSED = """
 SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
 JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok'
 JOIN runs r ON r.run = o.run AND s.ret + r.bound < o.inv
-LEFT JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x ON x.run = s.run
+LEFT JOIN (
+  SELECT q.run, q.op, max(p.lidx) AS lidx FROM ops q JOIN runs b ON b.run = q.run
+  JOIN purges p ON p.run = q.run AND p.mono <= q.ret + b.bound WHERE q.f = 'lookup' GROUP BY q.run, q.op
+) x ON x.run = o.run AND x.op = o.op
 ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
 WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim
   AND coalesce(s.lidx > x.lidx, true)
@@ -85,6 +91,41 @@ SELECT o.run, o.mid, o.delay_ms, min(d.mono) - o.inv AS waited, max(r.bound) AS 
   min(o.src) AS src, min(o.inc) AS inc, min(o.seq) AS seq
 FROM ops o JOIN dlv d ON d.run = o.run AND d.mid = o.mid JOIN runs r ON r.run = o.run
 WHERE o.f = 'send' AND o.delay_ms > 0 GROUP BY o.run, o.mid, o.delay_ms, o.inv
+"""
+
+#: Faults, each with how long it was in force.
+_FAULTS = """
+SELECT b.run, b.fault, b.mono AS begun, coalesce(max(e.mono), max(w.last_mono)) AS ended FROM fault b
+JOIN (SELECT run, max(last_mono) AS last_mono FROM writers GROUP BY run) w ON w.run = b.run
+LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
+WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.mono
+"""
+
+#: Delayed messages, when each was given to somebody first, and for how long it was late then, without the
+#: time in which something was broken or had been broken a moment before. Only those that somebody had looked
+#: for in vain: a group of their topic received, or was given something, when they were late already.
+_LATE = f"""
+SELECT m.run, m.mid, m.delay_ms, m.src, m.inc, m.seq, m.first - m.due - coalesce(sum(CASE
+    WHEN k.fault IS NOT NULL THEN least(k.ended + {RECOVERY_NS}, m.first) - greatest(k.begun, m.due) END),
+    0) AS late
+FROM (
+  SELECT s.run, s.mid, s.topic, s.delay_ms, s.src, s.inc, s.seq, min(d.mono) AS first,
+    s.inv + s.delay_ms * 1000000 + r.bound AS due
+  FROM sends s JOIN dlv d ON d.run = s.run AND d.mid = s.mid JOIN runs r ON r.run = s.run
+  WHERE s.outcome = 'ok' AND s.delay_ms > 0
+  GROUP BY s.run, s.mid, s.topic, s.delay_ms, s.src, s.inc, s.seq, s.inv, r.bound
+) m
+SEMI JOIN (
+  SELECT o.run, j.topic, o.inv AS begun, o.completed AS ended FROM ops o
+  JOIN (SELECT run, grp, topic FROM member WHERE e = 'join' GROUP BY run, grp, topic) j
+    ON j.run = o.run AND j.grp = o.grp
+  WHERE o.f = 'receive' AND o.outcome = 'ok'
+  UNION ALL
+  SELECT run, topic, mono, mono FROM dlv WHERE grp IS NOT NULL
+) x ON x.run = m.run AND x.topic = m.topic AND x.begun > m.due + {LATE_NS} AND x.ended < m.first
+LEFT JOIN ({_FAULTS}) k ON k.run = m.run AND k.begun < m.first AND k.ended + {RECOVERY_NS} > m.due
+WHERE m.first > m.due + {LATE_NS}
+GROUP BY m.run, m.mid, m.delay_ms, m.src, m.inc, m.seq, m.first, m.due
 """
 
 _BEGINNINGS = """
@@ -190,6 +231,14 @@ CHECKS: tuple[Check, ...] = (
             "mid, delay_ms, waited, src, inc, seq",
         ),
         needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
+    ),
+    hard(
+        "B9",
+        f"a delayed message is late by {LATE_NS // 1_000_000_000} s at most, but for the time of faults",
+        "delayed reads",
+        "message {mid}, to be delayed by {delay_ms} ms, came {late} ns later than that",
+        Part(_LATE, f"late > {LATE_NS}", "mid, delay_ms, late, src, inc, seq"),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "B6",

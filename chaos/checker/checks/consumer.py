@@ -25,6 +25,22 @@ ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e IN ('leave', 'crash')) 
   ON l.run = j.run AND l.grp = j.grp AND l.consumer = j.consumer
 """
 
+#: Positions that were purged, and when a group that consumes in order had first processed one beyond, or any
+#: group had stored an offset beyond: before it was purged that passes over a message that was there.
+_WENT_BEYOND = f"""
+SELECT k.run, w.grp, k.log, k.pos, min(w.mono + r.bound) AS beyond FROM known k
+JOIN runs r ON r.run = k.run
+JOIN (
+  SELECT t.run, t.grp, t.log, t.pos, t.mono FROM through t
+  SEMI JOIN (SELECT run, grp FROM ({_GROUPS}) WHERE mode IN ('orderly', 'fifo')) o
+    ON o.run = t.run AND o.grp = t.grp
+  UNION ALL
+  SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING), off_asked - 1, ret FROM ops
+  WHERE f = 'commit_off' AND outcome = 'ok'
+) w ON w.run = k.run AND w.log = k.log AND w.pos >= k.pos
+WHERE k.gone IS NOT NULL GROUP BY k.run, w.grp, k.log, k.pos
+"""
+
 _UNPROCESSED = f"""
 SELECT s.run, g.grp, s.log, s.mid, s.src, s.inc, s.seq FROM sends s
 JOIN ({_GROUPS}) g ON g.run = s.run AND g.topic = s.topic AND g.from_start = 1
@@ -36,8 +52,9 @@ LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, ma
   FROM ops WHERE f = 'commit_off' AND outcome = 'ok' GROUP BY run, grp, topic, q) stored
   ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
 ANTI JOIN through t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
-LEFT JOIN kept_logs kept ON kept.run = s.run AND kept.log = s.log
-WHERE s.outcome = 'ok' AND coalesce(s.pos >= kept.pos, true)
+LEFT JOIN known k ON k.run = s.run AND k.log = s.log AND k.pos = s.pos AND k.gone IS NOT NULL
+LEFT JOIN ({_WENT_BEYOND}) b ON b.run = s.run AND b.grp = g.grp AND b.log = s.log AND b.pos = s.pos
+WHERE s.outcome = 'ok' AND coalesce(b.beyond < k.gone, k.gone IS NULL)
   AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
   AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))
 """
@@ -62,7 +79,7 @@ SELECT run, grp, consumer, log, mid, count(*) AS n FROM dlv WHERE grp IS NOT NUL
 GROUP BY run, grp, consumer, epoch, log, mid
 """
 
-#: Offsets that were stored, beside when everything before them had been processed.
+#: Offsets that were stored, beside when everything before them had been processed, or was purged.
 _STORED = f"""
 SELECT c.run, c.grp, c.log, c.op, c.off, c.inv, p.all_at, r.bound, c.src, c.inc, c.seq
 FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv, src,
@@ -73,8 +90,7 @@ JOIN (
     PARTITION BY run, grp, log ORDER BY pos ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS all_at
   FROM (
     SELECT k.run, g.grp, k.log, k.pos,
-      coalesce(t.at_ns, CASE WHEN k.pos < e.pos THEN 0 ELSE 9223372036854775807 END) AS at_ns FROM known k
-    LEFT JOIN kept_logs e ON e.run = k.run AND e.log = k.log
+      coalesce(t.at_ns, k.gone, 9223372036854775807) AS at_ns FROM known k
     JOIN (SELECT run, grp, log, min(pos) AS low FROM dlv WHERE grp IS NOT NULL AND filter IS NULL
       GROUP BY run, grp, log) g ON g.run = k.run AND g.log = k.log AND g.low <= k.pos
     LEFT JOIN (SELECT run, grp, log, pos, min(mono) AS at_ns FROM through GROUP BY run, grp, log, pos) t
@@ -87,9 +103,9 @@ JOIN runs r ON r.run = c.run
 #: Where consumers began (k 1) beside the highest offset that was stored, or perhaps stored, before (k 0), or,
 #: if what is there was removed, where the queue begins.
 _TAKEN_OVER = """
-SELECT t.run, t.grp, t.consumer, t.log, t.k, t.pos, t.rank, t.src, t.inc, t.seq,
-  greatest(coalesce(max(CASE WHEN t.k = 0 THEN t.pos END) OVER (PARTITION BY t.run, t.grp, t.log
-    ORDER BY t.mono, t.k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0), coalesce(e.pos, 0)) AS stored
+SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq,
+  coalesce(max(CASE WHEN k = 0 THEN pos END) OVER (PARTITION BY run, grp, log
+    ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stored
 FROM (
   SELECT d.run, d.grp, d.consumer, d.log, 1 AS k, d.pos, d.rank, d.src, d.inc, d.seq, d.first_try AS mono
   FROM spells d
@@ -100,8 +116,12 @@ FROM (
   UNION ALL
   SELECT o.run, o.grp, o.consumer, 'q:' || o.topic || '/' || CAST(o.q AS STRING), 0, o.off_asked,
     o.off_asked, o.src, o.inc, o.seq, o.inv - r.bound
-  FROM ops o JOIN runs r ON r.run = o.run WHERE o.f = 'commit_off' AND o.outcome <> 'fail') t
-LEFT JOIN kept_logs e ON e.run = t.run AND e.log = t.log
+  FROM ops o JOIN runs r ON r.run = o.run WHERE o.f = 'commit_off' AND o.outcome <> 'fail'
+  UNION ALL
+  SELECT b.run, g.grp, '', b.log, 0, b.pos, b.pos, '', NULL, NULL, b.mono - r.bound FROM begins b
+  JOIN runs r ON r.run = b.run
+  JOIN (SELECT run, grp, log FROM spells GROUP BY run, grp, log) g ON g.run = b.run AND g.log = b.log
+)
 """
 
 _OVERLAPS = """
@@ -120,6 +140,12 @@ JOIN sends s ON s.run = d.run AND s.mid = d.mid
 _GIVEN_UP = """
 SELECT run, grp, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
 FROM done WHERE code = 'dlq' GROUP BY run, grp, mid
+"""
+
+#: Messages that were given up, each with the attempt after which they were.
+_GIVEN_UP_EARLY = """
+SELECT d.run, d.grp, d.mid, d.attempt, r.max_attempts, d.src, d.inc, d.seq FROM done d
+JOIN runs r ON r.run = d.run WHERE d.code = 'dlq'
 """
 
 #: What was received, beside when its group had first been answered that it had acknowledged it.
@@ -262,7 +288,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C9",
-        "no message is tried more often than allowed, or given up twice",
+        "no message is tried more often than allowed, or given up twice, or before its last attempt",
         "group_reads",
         "group {grp}, message {mid}: {what}",
         Part(
@@ -274,6 +300,13 @@ CHECKS: tuple[Check, ...] = (
             _GIVEN_UP,
             "n > 1",
             "grp, mid, 'given up ' || CAST(n AS STRING) || ' times' AS what, src, inc, seq",
+        ),
+        Part(
+            _GIVEN_UP_EARLY,
+            # The first attempt is 0; some count the last one as tried before it fails.
+            "attempt < max_attempts - 1",
+            "grp, mid, 'given up after attempt ' || CAST(attempt AS STRING) || ' of ' "
+            "|| CAST(max_attempts AS STRING) AS what, src, inc, seq",
         ),
         needs=EVIDENT,
     ),

@@ -6,8 +6,12 @@ members. Generations are given by the log, so their order needs no clocks.
 
 from __future__ import annotations
 
+from chaos.checker.checks.offsets_in_time import AFTER_RESETS, ASSIGNED
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
+
+#: So long before and after a fault an answer may be lost in a way that nobody can tell; ns.
+SETTLED_NS = 2_000_000_000
 
 _OP_LOG = "'q:' || {t}.topic || '/' || CAST({t}.q AS STRING)"
 
@@ -187,7 +191,10 @@ JOIN member a ON a.run = s.run AND a.grp = s.grp AND a.consumer = s.consumer AND
 JOIN known k ON k.run = a.run AND k.log = a.log AND k.pos = a.off
 ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND coalesce(filter, '*') <> '*' GROUP BY run, grp) g
   ON g.run = s.run AND g.grp = s.grp
-LEFT JOIN kept_logs e ON e.run = s.run AND e.log = s.log
+LEFT JOIN (
+  SELECT t.run, t.log, t.first_try, max(b.pos) AS pos FROM spells t JOIN runs r ON r.run = t.run
+  JOIN begins b ON b.run = t.run AND b.log = t.log AND b.mono <= t.first_try + r.bound
+  GROUP BY t.run, t.log, t.first_try) e ON e.run = s.run AND e.log = s.log AND e.first_try = s.first_try
 WHERE s.first_try IS NOT NULL
 """
 
@@ -242,11 +249,31 @@ SELECT run, grp, consumer, log, mid, attempt, src, inc, seq, max(attempt) OVER (
 FROM dlv WHERE received
 """
 
+#: What was received again when the time was over for which somebody else had it, by a receive that had ended
+#: well. While something is broken, and a moment later, its answer may seem not to have arrived, and then it
+#: does not count.
+_EXPIRED = f"""
+SELECT d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.attempt_before, d.src, d.inc, d.seq
+FROM (
+  SELECT run, grp, consumer, log, mid, attempt, mono, src, inc, seq, lag(mono) OVER w AS given,
+    lag(op) OVER w AS op_before, lag(attempt) OVER w AS attempt_before
+  FROM dlv WHERE received WINDOW w AS (PARTITION BY run, grp, mid ORDER BY mono, seq)
+) d
+JOIN ops r ON r.run = d.run AND r.op = d.op_before AND r.outcome = 'ok' AND r.delay_ms > 0
+  AND d.mono - d.given >= r.delay_ms * 1000000
+ANTI JOIN (
+  SELECT b.run, b.mono AS begun, coalesce(max(e.mono), 9223372036854775807 - {SETTLED_NS}) AS ended
+  FROM fault b
+  LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
+  WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.mono
+) k ON k.run = d.run AND k.begun <= d.given + {SETTLED_NS} AND d.given <= k.ended + {SETTLED_NS}
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "C13",
         "in a generation of a group a queue has one owner",
-        "assigns",
+        "fenced",
         "group {grp}, generation {epoch}: {log} belonged to {consumer} and to {consumer_other}",
         Part(
             _OWNERS,
@@ -283,11 +310,16 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C16",
-        "who is assigned a queue is told the offset that was stored in earlier generations, over all masters",
+        "who is assigned a queue is told the offset that was stored before, over all masters",
         "assigns commits_off",
         "{grp}/{consumer} was to begin on {log} at {off} in generation {epoch}; {stored} had been stored",
         Part(
             _BEGINNINGS,
+            "k = 0 AND off < stored",
+            "grp, consumer, log, off, epoch, stored, src, inc, seq",
+        ),
+        Part(
+            ASSIGNED,
             "k = 0 AND off < stored",
             "grp, consumer, log, off, epoch, stored, src, inc, seq",
         ),
@@ -308,6 +340,11 @@ CHECKS: tuple[Check, ...] = (
             "assigned < epoch AND off > off_reset",
             "grp, log, off_reset, consumer || ' went on, and stored ' || CAST(off AS STRING) || ' by "
             "operation ' || CAST(op AS STRING) AS what, src, inc, seq",
+        ),
+        Part(
+            AFTER_RESETS,
+            "off > most",
+            "grp, log, off_reset, what || ', ' || CAST(off AS STRING) AS what, src, inc, seq",
         ),
         needs=(*WHOLE, Need.CLOCKS),
     ),
@@ -348,6 +385,19 @@ CHECKS: tuple[Check, ...] = (
         # Equal: what a client was given may not have been counted, if its answer seemed not to arrive.
         Part(_ATTEMPTS, "attempt < before", "grp, consumer, log, mid, attempt, before, src, inc, seq"),
         needs=(*EVIDENT, Need.CLOCKS),
+    ),
+    hard(
+        "C23",
+        "a message that nobody acknowledged in time counts as tried once more",
+        "receives group_reads",
+        "{grp}/{consumer} was given message {mid} of {log} as attempt {attempt}, after the time of attempt "
+        "{attempt_before} was over",
+        Part(
+            _EXPIRED,
+            "attempt <= attempt_before",
+            "grp, consumer, mid, log, attempt, attempt_before, src, inc, seq",
+        ),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "C22",

@@ -115,7 +115,8 @@ WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key 
 
 #: What reads were to bring, by the positions that are known, and what they brought. `until`: where a read
 #: says that it goes on, or one behind what it brought last. Not of groups that want only some, nor of queues
-#: from where something was removed: who reads there is passed over it, where a reader of the log is refused.
+#: from where something had been removed by then: who reads there is passed over it, where a reader of the log
+#: is refused.
 _BROUGHT = """
 SELECT b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, max(b.counted) - min(b.counted) AS there,
   max(k.last) AS last, b.src, b.inc, b.seq
@@ -137,7 +138,12 @@ FROM (
       ON d.run = r.run AND d.log = r.log AND d.op = r.op
     ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND coalesce(filter, '*') <> '*'
       GROUP BY run, grp) g ON g.run = r.run AND g.grp = r.grp
-    LEFT JOIN kept_logs p ON p.run = r.run AND p.log = r.log
+    LEFT JOIN (
+      SELECT q.run, q.op, max(b.pos) AS pos FROM reads q JOIN runs u ON u.run = q.run
+      LEFT JOIN (SELECT run, op, max(mono) AS mono FROM dlv GROUP BY run, op) v
+        ON v.run = q.run AND v.op = q.op
+      JOIN begins b ON b.run = q.run AND b.log = q.log AND b.mono <= coalesce(q.ret, v.mono) + u.bound
+      GROUP BY q.run, q.op) p ON p.run = r.run AND p.op = r.op
     CROSS JOIN (SELECT 0 AS ended UNION ALL SELECT 1 AS ended) e
     WHERE r.f IN ('get', 'pull', 'drain') AND r.from_off IS NOT NULL
       AND coalesce(CASE WHEN r.outcome = 'ok' THEN r.next_off END, d.top + 1) IS NOT NULL
@@ -180,6 +186,13 @@ CHECKS: tuple[Check, ...] = (
         "{log}: nothing between {before} and {pos}",
         Part(
             _POSITIONS, "log LIKE 'q:%' AND pos > expected + 1 AND pos > kept", "log, pos, expected AS before"
+        ),
+        # What was removed later was there when somebody read beyond it.
+        Part(
+            DELIVERIES,
+            "log LIKE 'q:%' AND counts AND pos <= kept AND pos > in_read + 1 "
+            "AND rank = rank_in_read + 1 AND coalesce(filtered, '*') = '*' AND NOT may_begin",
+            "log, op, pos, in_read AS before, filtered, counts, src, inc, seq",
         ),
         Part(
             _STORED,
@@ -294,7 +307,7 @@ CHECKS: tuple[Check, ...] = (
         Part(
             DELIVERIES,
             "counts AND (rank <= rank_in_read OR (rank > rank_in_read + 1 AND coalesce(filtered, '*') = "
-            "'*' AND pos > coalesce(kept, -1)))",
+            "'*' AND NOT may_begin))",
             "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, "
             "inc, seq",
         ),
@@ -309,7 +322,7 @@ CHECKS: tuple[Check, ...] = (
             DELIVERIES,
             "counts AND grp IS NOT NULL AND op <> op_before "
             "AND (rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filtered, '*') = '*' "
-            "AND pos > coalesce(kept, -1)))",
+            "AND NOT may_begin))",
             "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, "
             "inc, seq",
         ),

@@ -82,12 +82,18 @@ FROM (
 """
 
 _BATCHES = """
+SELECT c.*, k.gone_before, d.mono + r.bound AS read_by FROM (
 SELECT s.run, s.op, s.log, count(*) AS n, count(*) FILTER (WHERE p.pos_min IS NOT NULL) AS there,
   min(p.pos_min) AS first, max(p.pos_min) AS last, max(e.pos) AS kept, min(s.src) AS src,
   min(s.inc) AS inc, min(s.seq) AS seq
 FROM sends s LEFT JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
 LEFT JOIN kept_logs e ON e.run = s.run AND e.log = s.log
 WHERE s.f = 'send_batch' GROUP BY s.run, s.op, s.log
+) c JOIN runs r ON r.run = c.run
+LEFT JOIN known k ON k.run = c.run AND k.log = c.log AND k.pos = c.first AND k.gone_before IS NOT NULL
+LEFT JOIN (SELECT d.run, d.log, d.pos, min(d.mono) AS mono FROM dlv d
+  SEMI JOIN kept_logs e ON e.run = d.run AND e.log = d.log WHERE coalesce(d.filtered, '*') = '*'
+  GROUP BY d.run, d.log, d.pos) d ON d.run = c.run AND d.log = c.log AND d.pos = c.first
 """
 
 #: What was removed, beside how young it was: when the send of the youngest message in it began. Another node
@@ -177,8 +183,10 @@ CHECKS: tuple[Check, ...] = (
         "batch of operation {op}: {there} of {n} messages, from {first} to {last}",
         Part(
             _BATCHES,
-            # What is missing before its first message may have been removed.
-            "there > 0 AND (there < n OR last - first + 1 <> n) AND coalesce(first > kept, true)",
+            # What is missing before its first message may have been removed, if nobody who wants every
+            # message was given that one before.
+            "there > 0 AND (there < n OR last - first + 1 <> n) "
+            "AND (coalesce(first > kept, true) OR read_by < gone_before)",
             "op, log, n, there, first, last, src, inc, seq",
         ),
         needs=DRAINED,

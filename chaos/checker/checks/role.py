@@ -11,6 +11,9 @@ PROMOTION_NS = 10_000_000_000
 #: So long after a fault it may still be the reason that a node is late to hear of something; ns.
 AFTER_FAULT_NS = 5_000_000_000
 
+#: So long after a broker is master, and everything is healed, NameServers may still name another; ns.
+ROUTE_NS = 3_000_000_000
+
 _NEVER_MASTER = """
 SELECT s.run, s.node, s.term, s.op, s.src, s.inc, s.seq, s.f FROM sends s
 JOIN (SELECT run FROM milestones WHERE e = 'master_ready' GROUP BY run) x ON x.run = s.run
@@ -75,6 +78,22 @@ _ROUTES = """
 SELECT run, proc, op, term, src, inc, seq, max(term) OVER (PARTITION BY run, src ORDER BY inv
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM ops WHERE f = 'route' AND outcome = 'ok' AND term IS NOT NULL
+"""
+
+#: The last answer of a NameServer after the healing, beside the newest master, if that had been ready for
+#: long enough and nobody was elected since.
+_LAST_ROUTES = f"""
+SELECT q.run, q.proc, q.op, q.term, m.term AS ready, m.node, q.src, q.inc, q.seq FROM (
+  SELECT o.run, o.proc, o.op, o.term, o.inv, o.ret, o.src, o.inc, o.seq,
+    row_number() OVER (PARTITION BY o.run ORDER BY o.inv DESC, o.op DESC) AS nth
+  FROM ops o JOIN runs r ON r.run = o.run AND o.inv > r.healed + r.bound
+  WHERE o.f = 'route' AND o.outcome = 'ok') q
+JOIN (SELECT run, max(term) AS term, max_by(node, term) AS node, max_by(mono, term) AS mono FROM milestones
+  WHERE e = 'master_ready' GROUP BY run) m ON m.run = q.run
+JOIN (SELECT run, max(term) AS term FROM milestones WHERE e IN ('leader', 'elected') GROUP BY run) l
+  ON l.run = q.run AND l.term <= m.term
+JOIN runs r ON r.run = q.run AND m.mono + r.bound + {ROUTE_NS} < q.inv
+WHERE q.nth = 1
 """
 
 CHECKS: tuple[Check, ...] = (
@@ -194,6 +213,20 @@ CHECKS: tuple[Check, ...] = (
         "{proc} was told of the master of term {term}, after that of {before}",
         Part(_ROUTES, "term < before", "proc, op, term, before, src, inc, seq"),
         needs=WHOLE,
+    ),
+    hard(
+        "S14",
+        "in the end NameServers name the master that there is",
+        "asked_routes ready",
+        "{proc} was told in the end of {named}; {node} had been master of term {ready} for long",
+        Part(
+            _LAST_ROUTES,
+            "coalesce(term < ready, true)",
+            "proc, op, coalesce('the master of term ' || CAST(term AS STRING), 'no master') AS named, node, "
+            "ready, src, inc, seq",
+            few=True,
+        ),
+        needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "S9",

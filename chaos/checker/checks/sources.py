@@ -24,10 +24,11 @@ LEFT JOIN (
 
 #: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows
 #: need the rows in the same places: a read is one consumer's. Who receives messages one by one goes on
-#: nowhere: such deliveries do not count.
+#: nowhere: such deliveries do not count. `may_begin`: all before it had been purged by then.
 DELIVERIES = """
 SELECT d.*, lag(d.pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
-  s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts, e.pos AS kept
+  s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts,
+  e.pos AS kept, coalesce(gone_before <= d.mono + r.bound, false) AS may_begin
 FROM (
   SELECT *, lag(pos) OVER v AS before, lag(rank) OVER v AS rank_before, lag(op) OVER v AS op_before FROM (
     SELECT *, attempt = 0 AND rank IS NOT NULL AND NOT received AS counts FROM dlv)
@@ -69,7 +70,7 @@ WINDOW w AS (PARTITION BY run, node, inc ORDER BY mono, seq
 DURABLE = """
 SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY mono, seq
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed,
-  max(CASE WHEN e IN ('leader', 'follower', 'candidate', 'commit') THEN term END) OVER (
+  max(CASE WHEN e IN ('recover', 'leader', 'follower', 'candidate', 'commit') THEN term END) OVER (
     PARTITION BY run, node, inc ORDER BY mono, seq
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS term_before
 FROM (

@@ -203,3 +203,17 @@ def a_role_epoch_is_used_again(trace: Trace) -> None:
 @wrong("B7")
 def the_files_of_a_node_hold_something_else(trace: Trace) -> None:
     found(trace, e="dumped", node="n2", ledger="log")[0]["digest"] = "0123456789abcdef"
+
+
+@wrong("S14", "broker")
+def routes_name_the_old_master_for_ever(trace: Trace) -> None:
+    for line in found(trace, f="route", type="ok"):
+        if "term" in line:
+            line["term"] = 1
+
+
+@wrong("S14", "broker")
+def routes_are_empty_since_the_master_changed(trace: Trace) -> None:
+    for line in found(trace, f="route", type="ok"):
+        if line.get("term") != 1:
+            line.pop("term", None)

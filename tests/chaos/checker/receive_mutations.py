@@ -52,6 +52,10 @@ class Receiver:
     def crash(self, name: str) -> None:
         self._emit(name, ev="member", e="crash", **_who(name))
 
+    def ask_route(self, name: str, **answer: object) -> None:
+        op = self._invoke(name, "route", topic="t")
+        self._emit(name, ev="op", type="ok", op=op, proc=f"{name}.{op}", f="route", **answer)
+
     def wait(self, ms: int) -> None:
         self._now += ms * 1_000_000
 
@@ -157,6 +161,87 @@ def it_is_forgotten_how_often_a_message_was_tried(trace: Trace) -> None:
     group.receive("s0", (1, 2))
     group.receive("s1", (1, 1))
     group.end()
+
+
+@mutation("C23")
+def an_expired_lease_is_no_attempt(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.wait(3_000)
+    group.receive("s0", (0, 0), (1, 0), held_ms=5)
+    group.ack("s0", 0)
+    group.wait(6)
+    group.receive("s1", (1, 0))
+    group.ack("s1", 1)
+    group.end()
+
+
+@mutation("C9")
+def a_message_is_given_up_after_one_attempt(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0))
+    group.ack("s0", 0)
+    group.fail("s0", 1)
+    group.end()
+    lines(trace, Ev.DONE, code="retry", group="R")[0]["code"] = "dlq"
+
+
+@mutation("C9")
+def a_message_is_given_up_twice(trace: Trace) -> None:
+    lines(trace, Ev.META, e="run_begin")[0]["max_attempts"] = 1
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0))
+    group.fail("s0", 1)
+    group.receive("s1", (1, 1))
+    group.fail("s1", 1)
+    group.end()
+    for line in lines(trace, Ev.DONE, code="retry", group="R"):
+        line["code"] = "dlq"
+
+
+@mutation("S14")
+def routes_name_an_old_master_for_ever(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.wait(4_000)
+    group.ask_route("s0", term=2)
+    group.end()
+
+
+@mutation("S14")
+def routes_are_empty_in_the_end(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.ask_route("s0", term=3)
+    group.wait(4_000)
+    group.ask_route("s0")
+    group.end()
+
+
+@mutation("B9")
+def a_delayed_message_comes_a_minute_late(trace: Trace) -> None:
+    """Long before everything else somebody sends it."""
+    given = lines(trace, Ev.DLV, group="G")
+    invokes = {line["mid"]: line for line in lines(trace, Ev.OP, f="send", type="invoke")}
+    firsts = {
+        key: next(one for one in file if one["ev"] == Ev.OP)
+        for key, file in trace.files.items()
+        if key[0].startswith("client:p")
+    }
+    key, invoke = next(
+        (key, invoke)
+        for key, invoke in firsts.items()
+        if invoke["mid"] in invokes
+        and invoke["mid"] != given[0]["mid"]
+        and any(one["mid"] == invoke["mid"] for one in given[1:])
+    )
+    invoke["delay_ms"] = 1
+    file = trace.files[key]
+    for line in file[: file.index(invoke) + 1]:
+        line["mono"] = line["wall"] = 1 + number(line, "seq")
+    for line in trace.all_lines():
+        if line["mono"] > len(file):
+            line["mono"], line["wall"] = (
+                number(line, "mono") + 60_000_000_000,
+                number(line, "wall") + 60_000_000_000,
+            )
 
 
 @mutation("W2")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import LEDGER, Line, Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import add, lines, mutation, number, remove
+from tests.chaos.checker.more_mutations import look_up
+from tests.chaos.checker.mutations import add, everywhere, lines, mutation, number, remove
 
 #: All entries up to here are removed, and the entry that lets them go: the first of the second term.
 GONE, PURGE = 6, 10
@@ -15,20 +16,29 @@ KEEP = 1000
 def remove_well(trace: Trace, **kept: int) -> None:
     """All nodes remove the first entries, as an entry of the log lets them, with `KEEP` bytes behind them.
     The final reads show what is left. `kept`: what the run is to keep."""
+    first = _mids_let_go(trace)
+    let_go(trace, **kept)
+    finals = {line["op"] for line in lines(trace, Ev.OP, f="drain")}
+    remove(trace, *[line for line in lines(trace, Ev.DLV) if line["mid"] in first and line["op"] in finals])
+    for q in (0, 1):
+        tell_begin(trace, q, 9_100_000 + q, first_kept(trace, q))
+
+
+def _mids_let_go(trace: Trace) -> set[object]:
+    return {line["mid"] for line in lines(trace, Ev.DUMP) if number(line, "lidx") <= GONE and "mid" in line}
+
+
+def let_go(trace: Trace, **kept: int) -> None:
+    """The same, and the final reads still show all."""
     lines(trace, Ev.META, e="run_begin")[0].update(kept)
     gone = [line for line in lines(trace, Ev.DUMP) if number(line, "lidx") <= GONE]
-    mids = {line["mid"] for line in gone if "mid" in line}
     remove(trace, *gone)
     for line in lines(trace, Ev.DUMP, lidx=PURGE):
         line["purge_to"] = GONE
     for line in lines(trace, Ev.CQ):
         line["lidx"] = -1 if number(line, "lidx") <= GONE else line["lidx"]
-    finals = {line["op"] for line in lines(trace, Ev.OP, f="drain")}
-    remove(trace, *[line for line in lines(trace, Ev.DLV) if line["mid"] in mids and line["op"] in finals])
     for node in ("n2", "n3"):
         tell_purge(trace, node)
-    for q in (0, 1):
-        tell_begin(trace, q, 9_100_000 + q, first_kept(trace, q))
     for node in ("n1", "n2", "n3"):
         remove_files(trace, node, GONE, KEEP)
     trace.renumber()
@@ -119,10 +129,15 @@ def the_final_reads_begin_behind_what_was_removed(trace: Trace) -> None:
     trace.renumber()
 
 
-@mutation("B2 L6b P10")
+@mutation("B2 L6b L14 P10")
 def the_final_reads_lack_what_was_purged_after_them(trace: Trace) -> None:
     """Which was too early."""
     remove_well(trace, keep_ms=1)
+    purge_after_all(trace)
+
+
+def purge_after_all(trace: Trace) -> None:
+    """The nodes forget only after the final reads."""
     last = max(number(line, "mono") for line in lines(trace, Ev.OP, f="drain"))
     for purge in lines(trace, Ev.STORE, e="purge"):
         file = trace.files[str(purge["src"]), number(purge, "inc")]
@@ -136,3 +151,71 @@ def the_final_reads_lack_what_was_purged_after_them(trace: Trace) -> None:
 def a_queue_begins_behind_what_was_removed(trace: Trace) -> None:
     remove_well(trace, keep_bytes=KEEP)
     lines(trace, Ev.OP, op=9_100_000, type="ok")[0]["min_off"] = first_kept(trace, 0) + 1
+
+
+def given(trace: Trace, q: int, qoff: int) -> list[Line]:
+    """What a group was given of a message, and made of it."""
+    return [*lines(trace, Ev.DLV, group="G", q=q, qoff=qoff), *lines(trace, Ev.DONE, q=q, qoff=qoff)]
+
+
+@mutation("C1 C5 L11 L14")
+def a_consumer_passed_over_what_was_removed_later(trace: Trace) -> None:
+    remove_well(trace, keep_bytes=KEEP)
+    remove(trace, *given(trace, 1, 3))
+
+
+@mutation("C1 C6 C18 L14")
+def a_consumer_began_behind_what_was_removed_later(trace: Trace) -> None:
+    remove_well(trace, keep_bytes=KEEP)
+    remove(trace, *given(trace, 1, 0))
+
+
+@mutation("B3")
+def a_look_up_misses_what_was_removed_later(trace: Trace) -> None:
+    let_go(trace, keep_bytes=KEEP)
+    purge_after_all(trace)
+    look_up(trace, claims_all=True, finds=False)
+
+
+@mutation("L6b L10 L14")
+def a_read_passed_over_what_was_removed_later(trace: Trace) -> None:
+    let_go(trace, keep_bytes=KEEP)
+    purge_after_all(trace)
+    finals = {line["op"] for line in lines(trace, Ev.OP, f="drain")}
+    remove(trace, *[line for line in lines(trace, Ev.DLV, q=1, qoff=1) if line["op"] in finals])
+
+
+@mutation("L3")
+def a_hole_that_was_removed_later(trace: Trace) -> None:
+    """Nobody ever saw the message, and readers came from before it to behind it."""
+    let_go(trace, keep_bytes=KEEP)
+    purge_after_all(trace)
+    mid = lines(trace, Ev.DLV, q=1, qoff=1)[0]["mid"]
+    ops = {line["op"] for line in lines(trace, Ev.OP, mid=mid)}
+    remove(trace, *everywhere(trace, mid), *[line for line in lines(trace, Ev.OP) if line["op"] in ops])
+
+
+@mutation("L3 P6")
+def a_batch_lacks_what_was_removed_later(trace: Trace) -> None:
+    """Its second message was given to somebody before the first was removed, which nobody had seen."""
+    let_go(trace, keep_bytes=KEEP)
+    purge_after_all(trace)
+    second = lines(trace, Ev.DLV, q=1, qoff=3)[0]["mid"]
+    first = lines(trace, Ev.DLV, q=1, qoff=2)[0]["mid"]
+    sends = [lines(trace, Ev.OP, mid=mid)[0] for mid in (first, second)]
+    for i, send in enumerate(sends):
+        item = add(trace, sends[0])
+        kept = {
+            k: v for k, v in item.items() if k in {"v", "run", "src", "inc", "host", "mono", "wall", "op"}
+        }
+        item.clear()
+        item.update(kept | {"ev": "item", "i": i, "mid": send["mid"], "digest": send["digest"]})
+    ends = [lines(trace, Ev.OP, op=send["op"], type="ok")[0] for send in sends]
+    for line in (sends[0], ends[0]):
+        line["f"], line["proc"] = "send_batch", "batch"
+    ends[0]["type"] = "info"
+    for name in ("mid", "digest"):
+        del sends[0][name]
+    for name in ("lidx", "qoff", "node", "term"):
+        del ends[0][name]
+    remove(trace, sends[1], ends[1], *everywhere(trace, first))
