@@ -36,6 +36,7 @@ ONLY_SPARK = {
     "of reads it looks at the final ones, at those of groups and at what keys find; at no tag or key that is "
     "shown with a message, and not at what is found twice": ("L10 L13 L14"),
     "it knows nothing of hostile clients": "A7 A8 A9 A10",
+    "what was removed excuses what a group was not given, also if it was removed only later": "L11",
 }
 #: Defects that only the quick check calls a broken promise, and why.
 ONLY_QUICK = {
