@@ -75,9 +75,10 @@ class Takeover:
         await self._mirror.sync_metadata()
         before = await self._master.permission()
         begun = self._now()
-        await self._master.set_permission(PERM_READ)
-        self._say("the master takes no messages any more")
         try:
+            # It may be in force though its answer was lost.
+            await self._master.set_permission(PERM_READ)
+            self._say("the master takes no messages any more")
             delays = await self._drain()
             self._say(f"all of its messages are here, after {self._now() - begun:.2f} s")
             waiting = await mark_delayed(self._master, self._target, delays)
