@@ -72,6 +72,7 @@ async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
         assert min(cluster.data_begin(node) for node in cluster.members) > 0
 
 
+@pytest.mark.long
 async def test_kills_in_the_middle_of_a_new_base(tmp_path: Path) -> None:
     async with purging(tmp_path) as cluster:
         await cluster.settle()

@@ -107,6 +107,7 @@ async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tm
         await load.assert_kept()
 
 
+@pytest.mark.long
 async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path, settings=FAST, fault_injection=True) as cluster:
         await cluster.settle()
@@ -123,6 +124,7 @@ async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: 
         await cluster.settle()
 
 
+@pytest.mark.long
 async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_then_stuck(
     tmp_path: Path,
 ) -> None:

@@ -80,6 +80,7 @@ DAMAGES: list[Callable[[Path], None]] = [
 ]
 
 
+@pytest.mark.long
 async def test_damaged_files_of_killed_slaves_are_noticed_and_made_again(tmp_path: Path) -> None:
     async with BrokerProcesses(tmp_path, broker={"checkpoint_ms": 20}) as brokers:
         nodes = brokers.nodes

@@ -33,6 +33,7 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisks
         yield made
 
 
+@pytest.mark.long
 async def test_a_full_master_hands_over_and_when_all_are_full_sends_are_refused(
     tmp_path: Path, disks: SmallDisks
 ) -> None:

@@ -17,7 +17,7 @@ from chaos.checker.judge import RunResult, judge
 from chaos.checker.main import check_loaded
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
-from tests.chaos.checker.runs import convert_cases, convert_histories, write_mutations
+from tests.chaos.checker.runs import convert_cases, convert_histories, for_spark, write_mutations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,12 +67,15 @@ def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
 
 
 @pytest.fixture(scope="session")
-def by_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
-    """All checks on all planted defects and all histories in one go: each of some hundred queries takes
-    longer to plan than to run. Run -> what was found."""
+def by_spark(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> dict[str, RunResult]:
+    """All checks on planted defects (all where tests are long) and all histories in one go: each of some
+    hundred queries takes longer to plan than to run. Run -> what was found."""
     folder = tmp_path_factory.mktemp("together")
+    mutations = {path.name: path for path in write_mutations(folder / "mutations")}
     run_dirs = [
-        *write_mutations(folder / "mutations"),
+        *map(mutations.__getitem__, for_spark(mutations, everything=pytestconfig.getoption("--long"))),
         *convert_histories(folder / "histories").values(),
         *convert_cases(folder / "cases").values(),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,9 @@ assert receive_mutations and request_mutations and retention_mutations
 assert sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
+#: Unless tests are long; and those that a test asks Spark for by name.
+SPARK_TAKES_EVERY = 8
+NAMED = {"a_late_read_claims_to_know_the_end", "a_node_votes_twice"}
 #: Shorter traces have no room for some defects.
 ROUNDS = 6
 
@@ -67,6 +71,14 @@ def write_mutations(folder: Path) -> list[Path]:
         trace.write(folder / trace.run)
         found.append(folder / trace.run)
     return found
+
+
+def for_spark(names: Collection[str], *, everything: bool) -> list[str]:
+    """Of the runs of `write_mutations`, those that Spark judges as well: it takes minutes for all of them.
+    What the engines differ in is how they read SQL, and each run is asked all of it."""
+    clean = {name for name in names if name.startswith("clean_")}
+    planted = sorted(set(names) - clean)
+    return sorted(clean | NAMED | set(planted[:: 1 if everything else SPARK_TAKES_EVERY]))
 
 
 def convert_histories(folder: Path) -> dict[str, Path]:
