@@ -204,7 +204,7 @@ def a_final_read_may_be_late(trace: Trace) -> None:
 
 @mutation("R4")
 def a_node_comes_back_in_a_term_that_never_was(trace: Trace) -> None:
-    recover = lines(trace, Ev.STORE, e="recover")[0]
+    recover = lines(trace, Ev.STORE, e="recover")[-1]
     recover["term"] = number(recover, "term") + 7
 
 

@@ -99,8 +99,12 @@ def a_commit_of_somebody_who_owns_nothing_is_acknowledged(trace: Trace) -> None:
 
 @wrong("C13", "broker")
 def a_queue_is_assigned_twice_in_a_generation(trace: Trace) -> None:
-    one = found(trace, e="assign")[-1]
+    last = fenced(trace)
+    where = {name: last[name] for name in ("group", "consumer", "topic", "q", "epoch")}
+    one = found(trace, e="assign", **where)[-1]
+    join = found(trace, e="join", group=one["group"], consumer=one["consumer"])[0]
     insert(trace, one, one | {"consumer": "somebody"})
+    insert(trace, join, join | {"consumer": "somebody"})
 
 
 # -- roles
