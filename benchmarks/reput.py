@@ -16,6 +16,7 @@ from time import perf_counter, thread_time
 
 from broker_adapter.format.message import Message, encode, patch_offsets
 from broker_adapter.format.properties import join_properties
+from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import EntryRun
 from dledger.core.values import Tail
@@ -45,7 +46,7 @@ def batches(messages: int, *, keyed: bool) -> Iterator[EntryRun]:
             "TopicTest", bytes(1000), properties, number // BATCH % QUEUES, store_timestamp=1 << 40
         )
         record = encode(message)
-        patch_offsets(record, number // BATCH // QUEUES * BATCH + number % BATCH, pos)
+        patch_offsets(record, number // BATCH // QUEUES * BATCH + number % BATCH, pos + 48)
         bodies.append(bytes(record))
         pos += 48 + len(record)
         if len(bodies) == BATCH:
@@ -56,7 +57,7 @@ def batches(messages: int, *, keyed: bool) -> Iterator[EntryRun]:
 
 def run(messages: int, *, keyed: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        dispatcher = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60)
+        dispatcher = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60, log=ENTRIES)
         dispatcher.load(())
         applying = working = 0.0
         for batch in batches(messages, keyed=keyed):
@@ -67,7 +68,7 @@ def run(messages: int, *, keyed: bool) -> None:
         begin = perf_counter()
         dispatcher.close()
         closing = perf_counter() - begin
-        again = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60)
+        again = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60, log=ENTRIES)
         begin = perf_counter()
         applied = again.recover()
         starting = perf_counter() - begin

@@ -9,7 +9,6 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
-from broker_adapter.commitlog import put_gathering
 from broker_adapter.commitlog.put_gathering import CommandRecord, Put, PutGathering, QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import Arrival, TopicQueueTable
@@ -25,17 +24,11 @@ from broker_adapter.errors import (
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import record_size
 from broker_adapter.format.message_id import OffsetIds
+from broker_adapter.log.protocol import AppendLog
 from dledger import AppendOutcome, Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded
-from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Topics whose turns among their queues are remembered.
 _MOST_TURNS = 10_000
-
-
-class AppendPort(put_gathering.AppendPort, Protocol):
-    """What of `dledger.NodeServer` a writer needs."""
-
-    def cluster_time_ms(self) -> int: ...
 
 
 class TopicCheck(Protocol):
@@ -97,7 +90,7 @@ class MessageWriter:
 
     def __init__(
         self,
-        node: AppendPort,
+        log: AppendLog,
         store_host: Host,
         limits: PutLimits,
         *,
@@ -112,14 +105,14 @@ class MessageWriter:
         self.table = TopicQueueTable()
         self.topics: TopicCheck = topics or AnyTopic()
         self._gathering = PutGathering(
-            node,
+            log,
             self.table,
             self.check_master,
             self.topics.refusal,
             most_bytes=limits.max_append_bytes,
             most_messages=limits.max_append_messages,
         )
-        self._node = node
+        self._log = log
         self._store_host = store_host
         self._limits = limits
         self._master = master
@@ -215,9 +208,9 @@ class MessageWriter:
         queued = self.records(topic, queue_id, messages, born_host=born_host)
         put = Put([queued], timeout_ms=timeout_ms or self._limits.timeout_ms)
         outcome = await self._committed(self._gathering.add(put))
-        physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
+        physical = put.physical_offsets
         ids = OffsetIds(self._store_host, physical)
-        index = outcome.index + put.place if outcome.index >= 0 else -1
+        index = put.indexes[0] if outcome.index >= 0 else -1
         return SendResult(queue_id, put.first_offsets[0], physical, ids, outcome.term, self._node_id, index)
 
     async def put_stored(self, queued: Sequence[QueuedRecords]) -> None:
@@ -236,7 +229,7 @@ class MessageWriter:
         record = CommandRecord(batch.sizes[0], lambda _: batch)
         put = Put((), [record], timeout_ms=self._limits.timeout_ms, appended=appended)
         outcome = await self._committed(self._gathering.append_now(put))
-        return outcome.index + put.place if outcome.index >= 0 else -1
+        return put.indexes[0] if outcome.index >= 0 else -1
 
     def records(
         self,
@@ -257,7 +250,7 @@ class MessageWriter:
             messages,
             born_host=born_host,
             store_host=self._store_host,
-            now_ms=self._node.cluster_time_ms(),
+            now_ms=self._log.cluster_time_ms(),
             max_body_bytes=self._limits.max_command_bytes if is_moved else self._limits.max_body_bytes,
         )
         return QueuedRecords(topic, queue_id, batch)
@@ -279,13 +272,12 @@ class MessageWriter:
         outcome = await self._committed(self._gathering.append_now(put))
         if not queued:
             return []
-        begin = outcome.index + put.place if outcome.index >= 0 else None
         firsts = accumulate((len(one.batch) for one in queued[:-1]), initial=0)
         return [
             Placed(
                 offset,
-                put.positions[first] + ENTRY_HEADER_SIZE,
-                -1 if begin is None else begin + first,
+                put.physical_offsets[first],
+                put.indexes[first] if outcome.index >= 0 else -1,
                 outcome.term,
             )
             for offset, first in zip(put.first_offsets, firsts, strict=True)
@@ -304,8 +296,9 @@ class MessageWriter:
             [OutgoingMessage(command)],
             born_host=self._store_host,
             store_host=self._store_host,
-            now_ms=self._node.cluster_time_ms(),
+            now_ms=self._log.cluster_time_ms(),
             max_body_bytes=self._limits.max_command_bytes,
+            own_sys_flag=self._log.command_sys_flag,
         )
 
     async def _committed(self, appended: asyncio.Future[AppendOutcome]) -> AppendOutcome:

@@ -14,19 +14,11 @@ from typing import NamedTuple, Protocol
 
 from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
 from broker_adapter.errors import PutRefused, Status
-from dledger import AppendOutcome, Assigned
-from dledger.platform import ENTRY_HEADER_SIZE
-
-Fill = Callable[[Assigned], Sequence[bytes]]
+from broker_adapter.log.protocol import AppendLog, Places
+from dledger import AppendOutcome
 
 #: What the log may add to a batch: an entry that holds the time.
 _HEAD_BYTES = 256
-
-
-class AppendPort(Protocol):
-    def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
-    ) -> asyncio.Future[AppendOutcome]: ...
 
 
 class Records(Protocol):
@@ -36,7 +28,9 @@ class Records(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fill(self, queue_offset: int, positions: Sequence[int], store_timestamp: int) -> list[bytes]: ...
+    def fill(
+        self, queue_offset: int, physical_offsets: Sequence[int], store_timestamp: int
+    ) -> list[bytes]: ...
 
 
 class QueuedRecords(NamedTuple):
@@ -59,9 +53,9 @@ class CommandRecord(NamedTuple):
 class Put:
     """Messages of any queues and, behind them, commands: all of it is appended, consecutive, or nothing.
 
-    `first_offsets` (of each batch), `positions` (of all entries) and `place` (entries before them in the
-    append) are known once the log has taken them. `appended` is told the index of its first entry in the
-    step in which the log takes it; what that raises refuses the put."""
+    `first_offsets` (of each batch), `physical_offsets` and `indexes` (of all records) are known once the log
+    has taken them. `appended` is told the index of its first record in the step in which the log takes it;
+    what that raises refuses the put."""
 
     __slots__ = (
         "appended",
@@ -69,8 +63,8 @@ class Put:
         "count",
         "done",
         "first_offsets",
-        "place",
-        "positions",
+        "indexes",
+        "physical_offsets",
         "queued",
         "size",
         "sizes",
@@ -91,10 +85,10 @@ class Put:
         self.appended = appended
         self.sizes = [*chain.from_iterable(one.batch.sizes for one in queued), *(c.size for c in commands)]
         self.count = len(self.sizes)
-        self.size = sum(self.sizes) + ENTRY_HEADER_SIZE * self.count
+        self.size = sum(self.sizes)
         self.first_offsets: list[int] = []
-        self.place = 0
-        self.positions: Sequence[int] = ()
+        self.indexes: Sequence[int] = ()
+        self.physical_offsets: Sequence[int] = ()
         self.done: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
@@ -109,7 +103,7 @@ class PutGathering:
 
     def __init__(
         self,
-        node: AppendPort,
+        log: AppendLog,
         table: TopicQueueTable,
         leadership: Callable[[], tuple[int, int]],
         refusal: Callable[[str, int], BaseException | None] = lambda topic, queue_id: None,
@@ -117,7 +111,7 @@ class PutGathering:
         most_bytes: int,
         most_messages: int,
     ) -> None:
-        self._node = node
+        self._log = log
         self._table = table
         self._leadership = leadership
         self._refusal = refusal
@@ -148,11 +142,12 @@ class PutGathering:
         together: list[Put] = []
         size = count = 0
         for put in puts:
-            size += put.size
+            bytes_of_put = put.size + self._log.record_overhead * put.count
+            size += bytes_of_put
             count += put.count
             if together and (size > self._most_bytes or count > self._most_messages or put.appended):
                 self._append(together)
-                together, size, count = [], put.size, put.count
+                together, size, count = [], bytes_of_put, put.count
             together.append(put)
             if put.appended:  # alone: a batch that is tried once more would tell it twice
                 self._append(together)
@@ -165,9 +160,9 @@ class PutGathering:
         if not puts:
             return
         try:
-            appended = self._node.append_batch(
+            appended = self._log.append_batch(
                 puts[0].sizes if len(puts) == 1 else [size for put in puts for size in put.sizes],
-                lambda assigned: self._fill(puts, assigned),
+                lambda places: self._fill(puts, places),
                 expected=self._leadership(),
                 timeout_ms=max(put.timeout_ms for put in puts),
             )
@@ -188,13 +183,13 @@ class PutGathering:
                 return True
         return False
 
-    def _fill(self, puts: Sequence[Put], assigned: Assigned) -> Sequence[bytes]:
-        positions, stamp_ms = assigned.positions, assigned.stamp_ms
+    def _fill(self, puts: Sequence[Put], places: Places) -> Sequence[bytes]:
+        indexes, _, offsets, stamp_ms = places
         next_offsets: dict[tuple[str, int], int] = {}
         records: list[bytes] = []
         for put in puts:
-            put.place = len(records)
-            put.positions = positions[put.place : put.place + put.count]
+            begin, end = len(records), len(records) + put.count
+            put.indexes, put.physical_offsets = indexes[begin:end], offsets[begin:end]
             put.first_offsets = []
             for topic, queue_id, batch, expected in put.queued:
                 queue = (topic, queue_id)
@@ -203,19 +198,19 @@ class PutGathering:
                     text = f"queue {queue_id} of {topic} goes on with offset {first}, not {expected}"
                     raise PutRefused(Status.IMPORT_OUT_OF_ORDER, text)
                 at = len(records)
-                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                records += batch.fill(first, offsets[at : at + len(batch)], stamp_ms)
                 next_offsets[queue] = first + len(batch)
                 put.first_offsets.append(first)
             for command in put.commands:
                 at = len(records)
-                records += command.batch(put.first_offsets).fill(0, positions[at : at + 1], stamp_ms)
+                records += command.batch(put.first_offsets).fill(0, offsets[at : at + 1], stamp_ms)
         for put in puts:
             if put.appended is not None:
-                put.appended(assigned.first_index + put.place)
+                put.appended(put.indexes[0])
         for put in puts:  # from here on nothing fails: offsets are taken of all or of none
             for topic, queue_id, batch, _ in put.queued:
                 self._table.take(topic, queue_id, len(batch))
-        self.last_index = assigned.first_index + len(records) - 1
+        self.last_index = indexes[-1]
         return records
 
 

@@ -22,7 +22,6 @@ from broker_adapter.format.message import Version, patch_offsets
 from broker_adapter.format.properties import encode_properties, text_of
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6, TRANSACTION_MASK
 from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
-from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Up to born_timestamp.
 _HEAD = struct.Struct(">IIIiiqqiq")
@@ -52,7 +51,9 @@ class RecordBatch:
         store_host: Host,
         now_ms: int,
         max_body_bytes: int,
+        own_sys_flag: int = 0,
     ) -> None:
+        """`own_sys_flag`: bits that the broker itself adds to each."""
         raw = topic.encode()
         self._version = Version.V1 if len(raw) <= MAX_TOPIC_LENGTH else Version.V2
         self._topic = (
@@ -82,14 +83,15 @@ class RecordBatch:
         self._bodies: Sequence[bytes] = bodies
         self._crcs = [crc32(body) & _CRC_MASK for body in bodies]
         self._flags: Sequence[int] = flags
-        self._sys_flags = [sys_flag & ~HOST_BITS | host_bits for sys_flag in sys_flags]
+        own_bits = host_bits | own_sys_flag
+        self._sys_flags = [sys_flag & ~HOST_BITS | own_bits for sys_flag in sys_flags]
         self._borns = [born or now_ms for born in borns]
 
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def fill(self, queue_offset: int, positions: Sequence[int], store_timestamp: int) -> list[bytes]:
-        """The records: message i has queue_offset + i and lies in the entry at positions[i]."""
+    def fill(self, queue_offset: int, physical_offsets: Sequence[int], store_timestamp: int) -> list[bytes]:
+        """The records: message i has queue_offset + i and lies at physical_offsets[i]."""
         # Between head and body: hosts, times of storing and, unused, consumed again, prepared transaction;
         # the length of the body.
         middle = b"".join((self._born_host, _LONG.pack(store_timestamp), self._store_host, bytes(12)))
@@ -102,7 +104,7 @@ class RecordBatch:
             repeat(self._queue_id),
             self._flags,
             count(queue_offset),
-            [pos + ENTRY_HEADER_SIZE for pos in positions],
+            physical_offsets,
             self._sys_flags,
             self._borns,
         )
@@ -156,12 +158,12 @@ class StoredRecords:
     def __len__(self) -> int:
         return len(self._records)
 
-    def fill(self, queue_offset: int, positions: Sequence[int], store_timestamp: int) -> list[bytes]:
+    def fill(self, queue_offset: int, physical_offsets: Sequence[int], store_timestamp: int) -> list[bytes]:
         """As of RecordBatch, but with the times at which they were stored there."""
         filled = []
-        for number, (record, pos) in enumerate(zip(self._records, positions, strict=True)):
+        for number, (record, offset) in enumerate(zip(self._records, physical_offsets, strict=True)):
             copy = bytearray(record)
-            patch_offsets(copy, queue_offset + number, pos)
+            patch_offsets(copy, queue_offset + number, offset)
             filled.append(bytes(copy))
         return filled
 

@@ -40,7 +40,6 @@ from broker_adapter.format.message_id import format_offset_id
 from broker_adapter.format.properties import encode_properties
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6
 from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH, MAX_TOPIC_LENGTH
-from dledger.platform import ENTRY_HEADER_SIZE
 
 #: RocketMQ's maxMessageSize, which is one of the body alone.
 MAX_BODY_BYTES = 4 << 20
@@ -235,23 +234,22 @@ def record_size_at(data: Buffer, at: int, *, max_body_bytes: int = MAX_BODY_BYTE
     return int(size)
 
 
-def patch_offsets(buffer: bytearray | memoryview, queue_offset: int, entry_pos: int, *, at: int = 0) -> int:
-    """Write the queue offset, and the physical offset that follows from the entry's pos, into a record.
+def patch_offsets(
+    buffer: bytearray | memoryview, queue_offset: int, physical_offset: int, *, at: int = 0
+) -> None:
+    """Write the offsets into a record that begins at `at`.
 
-    The record begins at `at`, the body of the entry that lies at byte `entry_pos` of the log. Returns the
-    physical offset, entry_pos + 48. ValueError, and nothing is changed, if there is no record or an offset is
-    out of range: both are errors of the program, not of a message.
+    ValueError, and nothing is changed, if there is no record or an offset is out of range: both are errors of
+    the program, not of a message.
     """
-    physical_offset = entry_pos + ENTRY_HEADER_SIZE
-    if not (0 <= queue_offset < 1 << 63 and ENTRY_HEADER_SIZE <= physical_offset < 1 << 63):
-        raise ValueError(f"queue offset {queue_offset} or entry pos {entry_pos} is out of range")
+    if not (0 <= queue_offset < 1 << 63 and 0 <= physical_offset < 1 << 63):
+        raise ValueError(f"queue offset {queue_offset} or physical offset {physical_offset} is out of range")
     if at < 0 or len(buffer) - at < MIN_RECORD_SIZE:
         raise ValueError(f"no record at {at} of {len(buffer)} bytes")
     magic = _SIZE_AND_MAGIC.unpack_from(buffer, at)[1]
     if magic not in _MAGICS:
         raise ValueError(f"no record at {at}: magic {magic:#010x}")
     _OFFSETS.pack_into(buffer, at + _QUEUE_OFFSET_AT, queue_offset, physical_offset)
-    return physical_offset
 
 
 def _encode_topic(message: Message) -> tuple[bytes, Version]:

@@ -21,6 +21,7 @@ from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.format.message import Version, record_size
 from broker_adapter.format.properties import MAX_PROPERTIES_BYTES
 from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH
+from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
 from broker_adapter.metadata.expiry import LastUse
 from broker_adapter.metadata.group_expiry import GroupExpiry
@@ -156,7 +157,7 @@ class BrokerProgram:
         largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
-            node,
+            ReplicatedAppends(node),
             _store_host(settings.remoting.told_address(config.address)),
             self._put_limits(node, largest, max_entries),
             master=self.master_address,
@@ -179,7 +180,7 @@ class BrokerProgram:
             used=self.group_use.touch,
         )
         node.keep_log_from(needed_from(self.dispatcher, self.delivery_state))
-        reader = QueueReader(files, node)
+        reader = QueueReader(files, ReplicatedRecords(node))
         self.broker = Broker(
             settings,
             node,
@@ -444,6 +445,7 @@ class BrokerProgram:
             replicated,
             delivery=replicated.apply_delivery,
             durable_index=lambda: self.node.durable_index,
+            log=ENTRIES,
             on_arrival=self._on_arrival,
             options=options,
         )

@@ -19,6 +19,7 @@ import structlog
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE
 from broker_adapter.format.index_layout import IndexShape
+from broker_adapter.log.protocol import RecordFormat
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer
@@ -83,6 +84,7 @@ class Dispatcher:
         metadata: Metadata,
         *,
         durable_index: Callable[[], int],
+        log: RecordFormat,
         delivery: Delivery = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
         options: StoreOptions | None = None,
@@ -90,10 +92,11 @@ class Dispatcher:
         clock: Callable[[], float] = monotonic,
         job_queue: Callable[[str, int], JobQueue] = ThreadJobQueue,
     ) -> None:
-        """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
-        that brought messages, when they can be read, with (topic, queue id, max_offset). `delivery`: called
-        with (index, store timestamp, body, position of the entry, size of its body) of each command of
-        delivery, whose effects are part of what `metadata` saves. `clock`: seconds.
+        """`durable_index`: of the local log; asked on any thread. `log`: how it stores records. `on_arrival`:
+        called once for each `apply` that brought messages, when they can be read, with (topic, queue id,
+        max_offset). `delivery`: called with (index, store timestamp, body, position of the entry, size of
+        its body) of each command of delivery, whose effects are part of what `metadata` saves. `clock`:
+        seconds.
         """
         self._root = root
         self._metadata = metadata
@@ -117,7 +120,9 @@ class Dispatcher:
             durable_index=durable_index,
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
-        self._dispatching = Dispatching(self.queues, self.index, self._index_jobs, metadata.apply, delivery)
+        self._dispatching = Dispatching(
+            self.queues, self.index, self._index_jobs, metadata.apply, delivery, log
+        )
         self._applied: Applied | None = None  # None: what there is is not that of any entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()

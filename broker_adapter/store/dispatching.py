@@ -12,7 +12,8 @@ import structlog
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
 from broker_adapter.format.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from broker_adapter.store.applied import NOTHING, reached_by
+from broker_adapter.log.protocol import Piece, RecordFormat
+from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuePosition
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
@@ -20,15 +21,11 @@ from broker_adapter.store.job_queue import JobQueue
 from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
-from dledger import Applied, AppliedEntry, EntryRun
-from dledger.platform import ENTRY_HEADER_SIZE
+from dledger import Applied, AppliedEntry
 
 _log = structlog.get_logger(part="reput")
 
 _pack_unit = Struct(">qiq").pack
-#: Of the header of an entry: magic, size, index, term, position.
-_unpack_entry = Struct(">iiqqq").unpack_from
-_NORMAL_ENTRY = 1  # any other magic is the log's own business
 #: Of entries that are no records, and of those set aside, so many are logged one by one, and then each
 #: time that there are ten times as many.
 _LOGGED_EACH = 10
@@ -65,6 +62,7 @@ class Dispatching:
         index_jobs: JobQueue,
         command: Callable[[int, bytes], None],
         delivery: Delivery,
+        log: RecordFormat,
     ) -> None:
         """`command` gets (index, body) of the records of the metadata topic, `delivery` (index, store
         timestamp, body, position and size of the entry's body) of those of the delivery topic."""
@@ -73,6 +71,7 @@ class Dispatching:
         self._index_jobs = index_jobs
         self._command = command
         self._delivery = delivery
+        self._log = log
         self._routes = Routes()
         #: Where each queue has to end when the replay is over; None without one.
         self._awaited: dict[ConsumeQueue, int] | None = None
@@ -129,35 +128,39 @@ class Dispatching:
 
     def _take(self, entries: Sequence[AppliedEntry], *, is_replay: bool) -> list[ConsumeQueue]:
         self._gathered, self._arrived, self._keyed = {}, {}, []
-        if isinstance(entries, EntryRun) and not is_replay:
-            for piece in entries.pieces:
+        pieces = None if is_replay else self._log.pieces(entries)
+        if pieces is not None:
+            for piece in pieces:
                 self._take_piece(piece)
         else:
             for entry in entries:
                 self._take_one(entry, is_replay)
-            self.reached = reached_by(entries[-1])
+            last = entries[-1]
+            end = last.pos + self._log.header_size + len(last.body)
+            self.reached = Applied(last.index, last.term, end)
         self._flush()
         if self._keyed:
             self._index_jobs.submit(partial(self._index.add, self._keyed), len(self._keyed))
         return list(self._arrived)
 
-    def _take_piece(self, piece: bytes | memoryview) -> None:
-        """Entries as the log has them: runs of messages that are alike at once, what else there is singly."""
-        finder = RunFinder(piece)
-        at, end = 0, len(piece)
+    def _take_piece(self, piece: Piece) -> None:
+        """Records as the log has them: runs of messages that are alike at once, what else there is singly."""
+        header, data, begin_of = self._log.header_size, piece.data, piece.begin
+        finder = RunFinder(piece, header)
+        at, end = 0, len(data)
         while at < end:
-            magic, size, index, term, pos = _unpack_entry(piece, at)
-            if magic != _NORMAL_ENTRY:
+            is_record, size, index, term, pos = begin_of(at)
+            if not is_record:
                 at += size
                 continue
             run = finder.find(at, size)
             count = 0 if run is None else self._take_run(run)
             if count:
                 at += count * size
-                _, _, index, term, pos = _unpack_entry(piece, at - size)
+                _, _, index, term, pos = begin_of(at - size)
             else:
                 at += size
-                body = bytes(piece[at - size + ENTRY_HEADER_SIZE : at])
+                body = bytes(data[at - size + header : at])
                 self._take_one(AppliedEntry(index, term, body, pos), is_replay=False)
             self.reached = Applied(index, term, pos + size)
 
@@ -181,8 +184,9 @@ class Dispatching:
         return run.count
 
     def _take_one(self, entry: AppliedEntry, is_replay: bool) -> None:
+        physical_offset = entry.pos + self._log.header_size
         try:
-            route, queue_id, queue_offset, size, sys_flag, stamp = place(entry, self._routes)
+            route, queue_id, queue_offset, size, sys_flag, stamp = place(entry, physical_offset, self._routes)
         except StoredDataDamaged as error:
             self._note_foreign(entry, error)
             return
@@ -190,7 +194,6 @@ class Dispatching:
             if not is_replay:
                 self._take_command(entry, route, stamp)
             return
-        physical_offset = entry.pos + ENTRY_HEADER_SIZE
         part = sys_flag & TRANSACTION_MASK
         is_elsewhere = part in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
         if not is_elsewhere and not (is_replay and entry.index in self._queues.misplaced):
@@ -245,6 +248,9 @@ class Dispatching:
         that is far away, has no place, and the message is set aside.
         """
         units = self._units_of(queue)
+        if self._log.begins_queues and not queue.max_offset and not units.count:
+            queue.begin_at(queue_offset)
+            return True
         if self._awaited is not None and queue not in self._refilled and not units.count:
             if queue_offset < queue.floor:
                 return False  # it was deleted

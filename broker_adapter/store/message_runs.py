@@ -17,15 +17,14 @@ import numpy.typing as npt
 
 from broker_adapter.format.message import Version
 from broker_adapter.format.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
-from dledger.platform import ENTRY_HEADER_SIZE
+from broker_adapter.log.protocol import Piece
 
 Column = npt.NDArray[Any]
 
-#: Of an entry of the log: magic and size together, and, 24 bytes on, its position.
+#: Magic and size together, of an entry as of a record.
 _begin = Struct(">Q").unpack_from
-_position = Struct(">24xq").unpack_from
-#: Of the record in an entry (V1, IPv4 hosts): size, magic, sys_flag, size of the body.
-_record = Struct(f">{ENTRY_HEADER_SIZE}xII28xi44xi").unpack_from
+#: Of a record (V1, IPv4 hosts): size, magic, sys_flag, size of the body.
+_record = Struct(">II28xi44xi").unpack_from
 _BODY_AT = 88  # in such a record
 _V1 = int(Version.V1)
 _DISPATCHED = (TRANSACTION_NONE, TRANSACTION_COMMIT)
@@ -70,10 +69,12 @@ class MessageRun(NamedTuple):
 
 
 class RunFinder:
-    """Of one piece of the log: entries with their headers, verified."""
+    """Of one piece of the log: records with their headers, verified."""
 
-    def __init__(self, piece: bytes | memoryview) -> None:
+    def __init__(self, piece: Piece, header_size: int) -> None:
+        """`header_size`: bytes before each record."""
         self._piece = piece
+        self._header_size = header_size
         self._look = _FIRST_LOOK
         self._singly = 0  # entries to be taken one by one before the next look
         self._pause = _FIRST_PAUSE
@@ -84,17 +85,17 @@ class RunFinder:
         if self._singly:
             self._singly -= 1
             return None
-        piece = self._piece
+        piece, header = self._piece.data, self._header_size
         most = min((len(piece) - at) // entry_size, self._look)
-        if most < _LEAST or entry_size < ENTRY_HEADER_SIZE + _BODY_AT:
+        if most < _LEAST or entry_size < header + _BODY_AT:
             return None
         begin = _begin(piece, at)
         if begin != _begin(piece, at + entry_size) or begin != _begin(piece, at + (_LEAST - 1) * entry_size):
             return None
-        record_size, magic, sys_flag, body_size = _record(piece, at)
+        record_size, magic, sys_flag, body_size = _record(piece, at + header)
         tail_size = record_size - _BODY_AT - body_size
         if (
-            record_size != entry_size - ENTRY_HEADER_SIZE
+            record_size != entry_size - header
             or magic != _V1
             or body_size < 0
             or tail_size < 1
@@ -103,13 +104,13 @@ class RunFinder:
         ):
             return None
         self.looks += 1
-        rows = np.frombuffer(piece, dtype=_layout(entry_size, tail_size), count=most, offset=at)
+        rows = np.frombuffer(piece, dtype=_layout(header, entry_size, tail_size), count=most, offset=at)
         count = _alike(rows, entry_size)
         self._look = min(4 * self._look, _LONGEST_LOOK) if count == most else _FIRST_LOOK
         # Where the first and the last are where they say, those between are, too: entries lie side by side.
         if count < _LEAST or not (
-            _is_in_place(piece, at, rows[0])
-            and _is_in_place(piece, at + (count - 1) * entry_size, rows[count - 1])
+            self._is_in_place(at, rows[0])
+            and self._is_in_place(at + (count - 1) * entry_size, rows[count - 1])
         ):
             self._singly, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             return None
@@ -124,18 +125,21 @@ class RunFinder:
             rows["queue_offset"][:count],
         )
 
+    def _is_in_place(self, at: int, row: Any) -> bool:
+        return bool(row["physical_offset"] == self._piece.physical_offset(at))
+
 
 @lru_cache(maxsize=1024)
-def _layout(entry_size: int, tail_size: int) -> np.dtype[Any]:
+def _layout(header: int, entry_size: int, tail_size: int) -> np.dtype[Any]:
     """What is compared of an entry: what is the same in all of a run comes as plain numbers of any order."""
     fields: dict[str, tuple[Any, int]] = {
         "begin": ("u8", 0),
-        "record_begin": ("u8", ENTRY_HEADER_SIZE),
-        "queue_id": (">i4", ENTRY_HEADER_SIZE + 12),
-        "queue_offset": (">i8", ENTRY_HEADER_SIZE + 20),
-        "physical_offset": (">i8", ENTRY_HEADER_SIZE + 28),
-        "sys_flag": ("u4", ENTRY_HEADER_SIZE + 36),
-        "body_size": ("u4", ENTRY_HEADER_SIZE + 84),
+        "record_begin": ("u8", header),
+        "queue_id": (">i4", header + 12),
+        "queue_offset": (">i8", header + 20),
+        "physical_offset": (">i8", header + 28),
+        "sys_flag": ("u4", header + 36),
+        "body_size": ("u4", header + 84),
         "tail": (("u1", (tail_size,)), entry_size - tail_size),
     }
     return np.dtype(
@@ -162,8 +166,3 @@ def _alike(rows: Column, entry_size: int) -> int:
 def _leading(alike: npt.NDArray[np.bool_]) -> int:
     """How many are true before the first that is not."""
     return len(alike) if alike.all() else int(alike.argmin())
-
-
-def _is_in_place(piece: bytes | memoryview, at: int, row: Any) -> bool:
-    (pos,) = _position(piece, at)
-    return bool(row["physical_offset"] == pos + ENTRY_HEADER_SIZE)

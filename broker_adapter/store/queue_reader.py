@@ -18,9 +18,9 @@ from broker_adapter.format.index_layout import index_keys
 from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, split_properties
+from broker_adapter.log.protocol import RecordLog
 from dledger import Code, InvalidRequest, StorageError
 from dledger import ReadFailed as LogReadFailed
-from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Units looked at in one pull for a tag that hardly any message has.
 _MAX_SCANNED = 4096
@@ -47,19 +47,8 @@ class QueueFiles(Protocol):
         """Commit-log offsets that may be of messages with this key, the newest first."""
 
 
-class LogBodies(Protocol):
-    """What of `dledger.NodeServer` a reader needs."""
-
-    @property
-    def begin_pos(self) -> int: ...
-
-    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
-
-    def body_at(self, pos: int) -> bytes: ...
-
-
 class QueueReader:
-    def __init__(self, files: QueueFiles, log: LogBodies) -> None:
+    def __init__(self, files: QueueFiles, log: RecordLog) -> None:
         self._files = files
         self._log = log
 
@@ -104,7 +93,7 @@ class QueueReader:
     def message_at(self, physical_offset: int) -> bytes:
         """The record at a commit-log offset. ReadFailed (MESSAGE_NOT_FOUND)."""
         try:
-            return self._log.body_at(physical_offset - ENTRY_HEADER_SIZE)
+            return self._log.record_at(physical_offset)
         except (LogReadFailed, InvalidRequest) as error:
             text = f"no message at {physical_offset}: {error.message}"
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, text) from error
@@ -112,10 +101,10 @@ class QueueReader:
             raise _being_repaired(error) from error
 
     def bodies_at(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bodies of the messages in entries at (position in the log, size), of any size. ReadFailed
+        """The bodies of the messages in records at (position in the log, size), of any size. ReadFailed
         (MESSAGE_NOT_FOUND if one was purged, BEING_REPAIRED)."""
         try:
-            records = self._log.read_bodies(places)
+            records = self._log.read_positions(places)
             return [decode(one, max_body_bytes=_ANY_BODY, verify_body=False).body for one in records]
         except (LogReadFailed, InvalidRequest) as error:
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"not in the log: {error.message}") from error
@@ -180,7 +169,7 @@ class QueueReader:
     def _first_kept(self, topic: str, queue_id: int) -> int:
         """The log was purged, and the queue's own minimum is about to follow."""
         least, end = self._files.bounds(topic, queue_id)
-        begin = self._log.begin_pos + ENTRY_HEADER_SIZE
+        begin = self._log.begin_offset
 
         def physical_offset(offset: int) -> int:
             return self._files.units(topic, queue_id, offset, 1)[0].physical_offset
@@ -191,9 +180,9 @@ class QueueReader:
         """`dledger.ReadFailed` if some were purged; ReadFailed (BEING_REPAIRED)."""
         if not chosen:
             return []
-        spans = [(unit.physical_offset - ENTRY_HEADER_SIZE, unit.size) for _, unit in chosen]
+        places = [(unit.physical_offset, unit.size) for _, unit in chosen]
         try:
-            return self._log.read_bodies(spans)
+            return self._log.read_records(places)
         except StorageError as error:
             raise _being_repaired(error) from error
 

@@ -9,7 +9,6 @@ from broker_adapter.format.message import Version, decode
 from broker_adapter.format.sys_flag import HOST_BITS
 from broker_adapter.store.routes import Route, Routes
 from dledger import AppliedEntry
-from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Of a record of V1 with IPv4 hosts: size, magic, queue id, queue offset, physical offset, sys_flag, store
 #: timestamp, size of the body.
@@ -24,15 +23,15 @@ _ANY_BODY = 1 << 30
 Placed = tuple[Route, int, int, int, int, int]
 
 
-def place(entry: AppliedEntry, routes: Routes) -> Placed:
-    """Where the record that is an entry's body belongs.
+def place(entry: AppliedEntry, physical_offset: int, routes: Routes) -> Placed:
+    """Where the record that is an entry's body, and lies at this offset, belongs.
 
     StoredDataDamaged if it is none, or not the one that a broker stored there; its crc is the log's business.
     """
     body = entry.body
     if len(body) < _BODY_AT:
         raise StoredDataDamaged(Status.RECORD_TRUNCATED, f"{len(body)} bytes are no record")
-    size, magic, queue_id, queue_offset, physical_offset, sys_flag, stamp, body_size = _unpack(body)
+    size, magic, queue_id, queue_offset, said_offset, sys_flag, stamp, body_size = _unpack(body)
     if magic == _V1 and size == len(body) and body_size >= 0 and not sys_flag & HOST_BITS:
         tail = body[_BODY_AT + body_size :]
         route = routes.get(tail) or routes.of_tail(tail)
@@ -40,10 +39,10 @@ def place(entry: AppliedEntry, routes: Routes) -> Placed:
         message = decode(body, max_body_bytes=_ANY_BODY, verify_body=False)
         route = routes.of_message(message)
         stamp = message.store_timestamp  # after hosts of other sizes
-    if physical_offset != entry.pos + ENTRY_HEADER_SIZE or queue_id < 0 or queue_offset < 0:
+    if said_offset != physical_offset or queue_id < 0 or queue_offset < 0:
         raise StoredDataDamaged(
             Status.RECORD_FIELD,
-            f"queue {queue_id}, offset {queue_offset}, physical offset {physical_offset} at {entry.pos}",
+            f"queue {queue_id}, offset {queue_offset}, physical offset {said_offset} at {physical_offset}",
         )
     return route, queue_id, queue_offset, size, sys_flag, stamp
 

@@ -14,6 +14,7 @@ from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, DeliverySettings
 from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
+from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.coordinator import CoordinatorConfig
 from broker_adapter.metadata.expiry import LastUse
@@ -135,6 +136,7 @@ class SimBroker:
             replicated,
             delivery=replicated.apply_delivery,
             durable_index=lambda: process.store.durable_index,
+            log=ENTRIES,
             on_arrival=self._on_arrival,
             options=STORE,
             files=self._files.disk,
@@ -147,7 +149,7 @@ class SimBroker:
         host = Host(bytes((10, 0, 0, int(self.node_id[1:]))), 10911)
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = MessageWriter(
-            GatedAppends(self),
+            ReplicatedAppends(GatedAppends(self)),
             host,
             PutLimits(
                 max_body_bytes=SETTINGS.max_body_bytes,
@@ -175,7 +177,7 @@ class SimBroker:
             config=GROUPS,
             used=self.group_use.touch,
         )
-        self.reader = QueueReader(files, node)
+        self.reader = QueueReader(files, ReplicatedRecords(node))
         self.broker = Broker(
             SETTINGS,
             node,

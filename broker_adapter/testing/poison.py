@@ -14,6 +14,7 @@ from broker_adapter.testing.broker_node import GatedAppends, SimBroker
 from broker_adapter.testing.clients import FAILURES, QUEUES, TOPICS, Client
 from broker_adapter.testing.truth import POISON
 from dledger import AppendOutcome, Assigned
+from dledger.platform import ENTRY_HEADER_SIZE
 
 _PAUSES = 8  # of other clients, between two entries
 
@@ -68,7 +69,7 @@ class Poisoner(Client):
                 offset = 1 << 60
             elif kind == "before" and not broker.writer.table.next_offset(topic, queue_id):
                 offset = 1 << 50  # there is none before
-            patch_offsets(made, offset, assigned.positions[0])
+            patch_offsets(made, offset, assigned.positions[0] + ENTRY_HEADER_SIZE)
             return [bytes(made)]
 
         size = len(junk) if kind == "garbage" else len(record(0))

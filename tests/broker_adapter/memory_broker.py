@@ -195,7 +195,8 @@ class MemoryBroker:
         ]
         first, positions, ids = len(queue), [], []
         for message, record in zip(messages, encoded, strict=True):
-            at = patch_offsets(record, len(queue), cluster.end)
+            at = cluster.end + _HEADER
+            patch_offsets(record, len(queue), at)
             positions.append(at)
             ids.append(decode(record).offset_id)
             cluster.by_position[at] = bytes(record)

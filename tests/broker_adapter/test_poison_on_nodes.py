@@ -16,6 +16,7 @@ from broker_adapter.format.sys_flag import TRANSACTION_COMMIT
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.program import BrokerProgram
 from dledger import Assigned
+from dledger.platform import ENTRY_HEADER_SIZE
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step, messages
 from tests.broker_adapter.store.helpers import Log
 from tests.broker_adapter.store.poison import good_entry, mutated
@@ -28,7 +29,7 @@ async def put_raw(program: BrokerProgram, record: bytes, queue_offset: int) -> N
     def fill(assigned: Assigned) -> Sequence[bytes]:
         body = bytearray(record)
         try:
-            patch_offsets(body, queue_offset, assigned.positions[0])
+            patch_offsets(body, queue_offset, assigned.positions[0] + ENTRY_HEADER_SIZE)
         except ValueError:
             return [record]  # no magic number of a message
         return [bytes(body)]

@@ -13,6 +13,7 @@ from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import Busy, IllegalMessage, NotMaster, PutIndeterminate, Status
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import decode
+from broker_adapter.log.replicated import ReplicatedAppends
 from dledger import AppendOutcome, Assigned, Code, Indeterminate, Overloaded
 
 HOST = Host(bytes((10, 0, 0, 1)), 10911)
@@ -66,7 +67,7 @@ class FakeLog:
 
 def writer(log: FakeLog, *, most_bytes: int = 1 << 20, most_messages: int = 100) -> MessageWriter:
     made = MessageWriter(
-        log,
+        ReplicatedAppends(log),
         HOST,
         PutLimits(
             max_body_bytes=1000,

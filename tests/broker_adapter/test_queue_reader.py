@@ -10,6 +10,7 @@ from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.format.message import Message, decode, encode
 from broker_adapter.format.properties import join_properties
+from broker_adapter.log.replicated import ReplicatedRecords
 from broker_adapter.store.queue_reader import QueueReader
 from dledger import Code
 from dledger import ReadFailed as LogReadFailed
@@ -62,14 +63,14 @@ class Files:
     ("timestamp_ms", "offset"), [(0, 6), (1002, 6), (1006, 6), (1007, 7), (1009, 9), (5000, 10)]
 )
 def test_an_offset_by_time_is_one_that_the_log_still_has(gone: int, timestamp_ms: int, offset: int) -> None:
-    reader = QueueReader(Files(10, gone), Log(begin=6))
+    reader = QueueReader(Files(10, gone), ReplicatedRecords(Log(begin=6)))
     assert reader.offset_by_time("t", 0, timestamp_ms) == offset
 
 
 @pytest.mark.parametrize(("begin", "newest_ms"), [(0, 1009), (9, 1009), (10, 0)])
 def test_a_queue_of_which_everything_was_purged_has_no_newest_message(begin: int, newest_ms: int) -> None:
-    assert QueueReader(Files(10), Log(begin)).newest_ms("t", 0) == newest_ms
-    assert QueueReader(Files(0), Log(begin)).newest_ms("t", 0) == 0
+    assert QueueReader(Files(10), ReplicatedRecords(Log(begin))).newest_ms("t", 0) == newest_ms
+    assert QueueReader(Files(0), ReplicatedRecords(Log(begin))).newest_ms("t", 0) == 0
 
 
 def test_a_query_finds_nothing_of_a_deleted_topic_with_the_same_name() -> None:
@@ -88,5 +89,7 @@ def test_a_query_finds_nothing_of_a_deleted_topic_with_the_same_name() -> None:
         def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
             return [n * STEP + ENTRY_HEADER_SIZE for n in reversed(range(self.end))]
 
-    found = QueueReader(Anew(5), Keyed(0)).query("t", "k", begin_ms=0, end_ms=1 << 60, max_messages=9)
+    found = QueueReader(Anew(5), ReplicatedRecords(Keyed(0))).query(
+        "t", "k", begin_ms=0, end_ms=1 << 60, max_messages=9
+    )
     assert [decode(record).queue_offset for record in found] == [4, 3]

@@ -48,7 +48,7 @@ def test_records_are_those_of_encode(
     writer = RecordBatch(
         topic, 3, batch, born_host=born_host, store_host=store_host, now_ms=777, max_body_bytes=64
     )
-    positions = [pos + 1000 * i for i in range(len(batch))]
+    offsets = [pos + 48 + 1000 * i for i in range(len(batch))]
     expected = [
         bytes(
             encode(
@@ -59,7 +59,7 @@ def test_records_are_those_of_encode(
                     queue_id=3,
                     flag=message.flag,
                     queue_offset=offset + i,
-                    physical_offset=positions[i] + 48,
+                    physical_offset=offsets[i],
                     sys_flag=message.sys_flag,
                     born_timestamp=message.born_timestamp or 777,
                     born_host=born_host,
@@ -70,7 +70,7 @@ def test_records_are_those_of_encode(
         )
         for i, message in enumerate(batch)
     ]
-    assert writer.fill(offset, positions, stored) == expected
+    assert writer.fill(offset, offsets, stored) == expected
     assert writer.sizes == [len(record) for record in expected]
 
 

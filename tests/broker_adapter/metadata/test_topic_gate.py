@@ -12,6 +12,7 @@ from broker_adapter.commitlog import message_writer
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.errors import Busy, Status
 from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.log.replicated import ReplicatedAppends
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, DeleteTopic, PutTopic
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
@@ -28,7 +29,7 @@ class World:
         self.log: list[tuple[int, bytes]] = []
         self.index = 0
         self.writer = MessageWriter(
-            self,
+            ReplicatedAppends(self),
             Host(bytes((10, 0, 0, 1)), 10911),
             PutLimits(
                 max_body_bytes=1000,

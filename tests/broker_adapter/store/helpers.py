@@ -14,6 +14,7 @@ from broker_adapter.format.index_layout import IndexShape, index_keys
 from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import Message, Version, decode, encode, patch_offsets
 from broker_adapter.format.properties import join_properties, split_properties
+from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import Job
 from dledger.testing.virtual.sim_disk import SimDisk
@@ -98,7 +99,7 @@ class Log:
         if takes_offset:
             self.next_offsets[place] = offset + 1
         index_gap = 48 if len(self.entries) and self._is_gap(self.entries[-1].index + 1) else 0
-        patch_offsets(record, offset, self.end_pos + index_gap)
+        patch_offsets(record, offset, self.end_pos + index_gap + 48)
         return self.add(bytes(record))
 
     def command(self, text: bytes) -> Entry:
@@ -175,6 +176,7 @@ class Node:
             ROOT,
             self.metadata,
             durable_index=lambda: self.durable,
+            log=ENTRIES,
             on_arrival=self.arrivals.append,
             options=options,
             files=disk,

@@ -9,6 +9,7 @@ from random import Random
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.format.message import patch_offsets
+from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.metadata.commands import (
     Command,
     CommitOffsets,
@@ -80,6 +81,7 @@ class Replica:
             ROOT,
             state,
             durable_index=lambda: 1 << 60,
+            log=ENTRIES,
             delivery=state.apply_delivery,
             options=SMALL,
             files=self.disk,
@@ -201,7 +203,7 @@ def poison(log: Log, rng: Random, state: DeliveryState) -> Entry:
     if len(body) >= 91 and rng.random() < 0.9:
         body[:4] = len(body).to_bytes(4)
         with suppress(ValueError):  # another magic number
-            patch_offsets(body, int.from_bytes(body[20:28]) & (1 << 63) - 1, entry.pos)
+            patch_offsets(body, int.from_bytes(body[20:28]) & (1 << 63) - 1, entry.pos + 48)
     log.entries.pop()
     log.end_pos = entry.pos
     return put(log, entry.index, bytes(body))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.errors import ReadFailed
+from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import JobQueueFailed, ThreadJobQueue
 from tests.broker_adapter.store.helpers import SHAPE, Commands, Log, dumb_look, look
@@ -75,7 +76,9 @@ def test_a_real_disk_and_real_threads_end_as_the_log_says(tmp_path: Path) -> Non
     for number in range(300):
         log.message("T", number % 3, tag=f"t{number}", keys=f"k{number % 7}" if number % 2 else "")
     keys = [("T", f"k{number}") for number in range(7)]
-    dispatcher = Dispatcher(tmp_path, Commands(), durable_index=lambda: 1 << 60, options=options())
+    dispatcher = Dispatcher(
+        tmp_path, Commands(), durable_index=lambda: 1 << 60, log=ENTRIES, options=options()
+    )
     assert dispatcher.recover() is None
     dispatcher.load(())
     stop, problems = threading.Event(), list[BaseException]()
@@ -111,7 +114,7 @@ def test_a_real_disk_and_real_threads_end_as_the_log_says(tmp_path: Path) -> Non
     assert not problems
     dispatcher.close()
     dispatcher.close()
-    again = Dispatcher(tmp_path, Commands(), durable_index=lambda: 1 << 60, options=options())
+    again = Dispatcher(tmp_path, Commands(), durable_index=lambda: 1 << 60, log=ENTRIES, options=options())
     applied = again.recover()
     assert applied is not None and applied.end_pos == log.end_pos
     seen, everything = look(again), dumb_look(log.entries)
@@ -125,7 +128,7 @@ def test_a_real_disk_and_real_threads_end_as_the_log_says(tmp_path: Path) -> Non
 
 def test_a_failing_index_stops_the_dispatcher(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("in the way")
-    dispatcher = Dispatcher(tmp_path, Commands(), durable_index=lambda: -1, options=options())
+    dispatcher = Dispatcher(tmp_path, Commands(), durable_index=lambda: -1, log=ENTRIES, options=options())
     dispatcher.load(())
     log = Log()
     with pytest.raises(JobQueueFailed):

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from broker_adapter.log.replicated import EntryPiece
 from broker_adapter.store.dispatcher import DispatchFigures
 from broker_adapter.store.dispatching import Dispatching
 from broker_adapter.store.message_runs import RunFinder
@@ -124,7 +125,7 @@ def test_a_gap_within_a_run_is_filled() -> None:
 def test_alike_messages_are_one_run_whatever_queues_they_are_for() -> None:
     log = uniform_log(60, queues=3)
     stored = as_stored(log.entries)
-    finder, size = RunFinder(stored), len(stored) // 60
+    finder, size = RunFinder(EntryPiece(stored), 48), len(stored) // 60
     run = finder.find(0, size)
     assert run is not None and run.count == 60
     assert list(run.parts()) == [(0, 0, 20), (1, 20, 40), (2, 40, 60)]
@@ -135,7 +136,7 @@ def test_messages_that_only_look_alike_are_not_searched_for_again_and_again() ->
     for number in range(200):
         log.message("T", unique=f"{number:032d}")
     stored = as_stored(log.entries)
-    finder, size = RunFinder(stored), len(stored) // 200
+    finder, size = RunFinder(EntryPiece(stored), 48), len(stored) // 200
     assert [finder.find(number * size, size) for number in range(200)] == [None] * 200
     assert 1 <= finder.looks <= 3
 

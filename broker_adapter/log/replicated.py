@@ -1,0 +1,115 @@
+"""The replicated log: a record is the body of an entry, so it lies behind the entry's header."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Protocol
+
+from broker_adapter.log.protocol import Fill, Piece, Places
+from dledger import AppendOutcome, AppliedEntry, Assigned, EntryRun
+from dledger.platform import ENTRY_HEADER_SIZE
+
+#: Of the header of an entry: magic, size, index, term, position.
+_unpack_entry = Struct(">iiqqq").unpack_from
+_position = Struct(">24xq").unpack_from
+_NORMAL_ENTRY = 1  # any other magic is the log's own business
+
+
+class AppendNode(Protocol):
+    """What of `dledger.NodeServer` appends need."""
+
+    def append_batch(
+        self,
+        sizes: Sequence[int],
+        fill: Callable[[Assigned], Sequence[bytes]],
+        *,
+        expected: tuple[int, int],
+        timeout_ms: int = 0,
+    ) -> asyncio.Future[AppendOutcome]: ...
+
+    def cluster_time_ms(self) -> int: ...
+
+
+class BodyNode(Protocol):
+    """What of `dledger.NodeServer` reads need."""
+
+    @property
+    def begin_pos(self) -> int: ...
+
+    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
+
+    def body_at(self, pos: int) -> bytes: ...
+
+
+class ReplicatedAppends:
+    """Implements AppendLog."""
+
+    record_overhead = ENTRY_HEADER_SIZE
+    command_sys_flag = 0
+
+    def __init__(self, node: AppendNode) -> None:
+        self._node = node
+
+    def append_batch(
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+    ) -> asyncio.Future[AppendOutcome]:
+        def fill_bodies(assigned: Assigned) -> Sequence[bytes]:
+            first, term, positions, stamp_ms = assigned
+            indexes = range(first, first + len(positions))
+            return fill(Places(indexes, term, [pos + ENTRY_HEADER_SIZE for pos in positions], stamp_ms))
+
+        return self._node.append_batch(sizes, fill_bodies, expected=expected, timeout_ms=timeout_ms)
+
+    def cluster_time_ms(self) -> int:
+        return self._node.cluster_time_ms()
+
+
+class ReplicatedRecords:
+    """Implements RecordLog."""
+
+    def __init__(self, node: BodyNode) -> None:
+        self._node = node
+
+    @property
+    def begin_offset(self) -> int:
+        return self._node.begin_pos + ENTRY_HEADER_SIZE
+
+    def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._node.read_bodies([(offset - ENTRY_HEADER_SIZE, size) for offset, size in places])
+
+    def record_at(self, physical_offset: int) -> bytes:
+        return self._node.body_at(physical_offset - ENTRY_HEADER_SIZE)
+
+    def read_positions(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._node.read_bodies(places)
+
+
+class EntryPiece:
+    """Entries with their headers. Implements Piece."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = data
+
+    def begin(self, at: int) -> tuple[bool, int, int, int, int]:
+        magic, size, index, term, pos = _unpack_entry(self.data, at)
+        return magic == _NORMAL_ENTRY, size, index, term, pos
+
+    def physical_offset(self, at: int) -> int:
+        return int(_position(self.data, at)[0]) + ENTRY_HEADER_SIZE
+
+
+class EntryFormat:
+    """Implements RecordFormat. Where queues begin, state images say."""
+
+    header_size = ENTRY_HEADER_SIZE
+    begins_queues = False
+
+    def pieces(self, entries: Sequence[AppliedEntry]) -> Sequence[Piece] | None:
+        return [EntryPiece(piece) for piece in entries.pieces] if isinstance(entries, EntryRun) else None
+
+
+ENTRIES = EntryFormat()
