@@ -490,6 +490,17 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "The message says what is in the way.",
         "docs/moving-in.md says what becomes of it; run the mirror again.",
     ),
+    Status.LOG_FAILED: Advice(
+        "A file of a classic broker's CommitLog could not be written, synced or removed. Whether the newest"
+        " messages are on disk is not known.",
+        "An error of the disk or the file system; the message has it.",
+        "The broker stops. Repair the disk, then start it again: it recovers what is on disk.",
+    ),
+    Status.LOG_OFFSET: Advice(
+        "Bytes for another place than the end of a classic broker's CommitLog. Nothing was stored.",
+        "A master and a slave whose logs differ, or a truncation to an offset that is not in the log.",
+        "Empty the slave's store directory: it copies its master's log anew.",
+    ),
     Status.NOT_AUTHENTICATED: Advice(
         "A request of the remoting protocol was not signed by an account.",
         "The client signs nothing, with an unknown access key, or with another secret.",

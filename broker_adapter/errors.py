@@ -159,6 +159,9 @@ class Status(IntEnum):
     IMPORT_DIFFERS = 816
     MASTER_DIFFERS = 817
     TAKEOVER_BLOCKED = 818
+    # -- the CommitLog of a classic broker
+    LOG_FAILED = 840
+    LOG_OFFSET = 841
     NOT_AUTHENTICATED = 805
     NOT_PERMITTED = 806
     CLIENT_NOT_CONNECTED = 807
@@ -257,6 +260,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.IMPORT_DIFFERS: ResponseCode.SYSTEM_ERROR,
     Status.MASTER_DIFFERS: ResponseCode.SYSTEM_ERROR,
     Status.TAKEOVER_BLOCKED: ResponseCode.SYSTEM_ERROR,
+    Status.LOG_FAILED: ResponseCode.SYSTEM_ERROR,
+    Status.LOG_OFFSET: ResponseCode.SYSTEM_ERROR,
     Status.NOT_AUTHENTICATED: ResponseCode.NO_PERMISSION,
     Status.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
     Status.CLIENT_NOT_CONNECTED: ResponseCode.SYSTEM_ERROR,
@@ -445,6 +450,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.IMPORT_DIFFERS: StoredDataDamaged,
     Status.MASTER_DIFFERS: StoredDataDamaged,
     Status.TAKEOVER_BLOCKED: PutRefused,
+    Status.LOG_FAILED: PutIndeterminate,
+    Status.LOG_OFFSET: PutRefused,
     Status.NOT_AUTHENTICATED: RemotingRefused,
     Status.NOT_PERMITTED: RemotingRefused,
     Status.CLIENT_NOT_CONNECTED: RemotingRefused,

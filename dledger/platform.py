@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         static,
     )
     from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors, raise_limit
-    from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+    from dledger.store.disk import Disk, OsDisk, read_around, read_file, replace_file, write_all
     from dledger.store.offline.inspect import OfflineLog, StoredEntry
     from dledger.turns import LARGE_BYTES, WakeQueue, large_turns, settle, wake_queue
 
@@ -112,6 +112,7 @@ __all__ = [
     "print_json",
     "print_table",
     "raise_limit",
+    "read_around",
     "read_file",
     "read_toml",
     "replace_file",
@@ -123,6 +124,7 @@ __all__ = [
     "validate",
     "wake_queue",
     "when_idle",
+    "write_all",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in any name
@@ -188,6 +190,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "print_json": "dledger.cli.output",
             "print_table": "dledger.cli.output",
             "raise_limit": "dledger.store.descriptors",
+            "read_around": "dledger.store.disk",
             "read_file": "dledger.store.disk",
             "read_toml": "dledger.node.setup.config_faults",
             "replace_file": "dledger.store.disk",
@@ -199,5 +202,6 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "validate": "dledger.node.setup.config_faults",
             "wake_queue": "dledger.turns",
             "when_idle": "dledger.node.loop.polling",
+            "write_all": "dledger.store.disk",
         },
     )

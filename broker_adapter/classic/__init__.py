@@ -1,1 +1,1 @@
-"""The store directory of a broker of RocketMQ without DLedger, as it is on disk. Nothing is written there."""
+"""The store directory of a broker of RocketMQ without DLedger: read, and the CommitLog written, too."""

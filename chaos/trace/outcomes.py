@@ -149,6 +149,8 @@ BROKER_INFOS = frozenset(
         Status.STORE_UNSUPPORTED,
         Status.QUEUE_NOT_NEW,
         Status.TAKEOVER_BLOCKED,
+        Status.LOG_FAILED,
+        Status.LOG_OFFSET,
         Status.IMPORT_DIFFERS,
         Status.MASTER_DIFFERS,
         Status.HANDLE_INVALID,

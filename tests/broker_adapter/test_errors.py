@@ -74,4 +74,5 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.REBALANCING,
         Status.IMPORT_OUT_OF_ORDER,
         Status.TAKEOVER_BLOCKED,
+        Status.LOG_OFFSET,
     }
