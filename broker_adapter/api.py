@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from broker_adapter.errors import Status
+
 
 class BrokerRole(StrEnum):
     """RocketMQ's. ASYNC_MASTER is a master of a log with ASYNC_FLUSH."""
@@ -52,7 +54,8 @@ def outgoing_messages(
 
 
 class SendResult(NamedTuple):
-    """Where a batch was stored: message i has queue offset `queue_offset + i`. Committed."""
+    """Where a batch was stored: message i has queue offset `queue_offset + i`. The replicated log has
+    committed it."""
 
     queue_id: int
     queue_offset: int
@@ -62,6 +65,7 @@ class SendResult(NamedTuple):
     node_id: str = ""  # of the broker that has stored it
     #: Of the first message's entry in the log; message i is at index + i; -1: not said.
     index: int = -1  # type: ignore[assignment]  # hides tuple.index
+    shortfall: Status | None = None  # what the classic log could not do in time; None: it keeps its promise
 
 
 class PullStatus(StrEnum):

@@ -501,6 +501,28 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "A master and a slave whose logs differ, or a truncation to an offset that is not in the log.",
         "Empty the slave's store directory: it copies its master's log anew.",
     ),
+    Status.FLUSH_DISK_TIMEOUT: Advice(
+        "The message is in the classic log, and was not durable in time. It is in doubt.",
+        "The disk is slow or stands still.",
+        "Look at the disk. Send again if duplicates do no harm.",
+    ),
+    Status.FLUSH_SLAVE_TIMEOUT: Advice(
+        "The message is in the master's classic log, and no slave has acknowledged it in time. It is in "
+        "doubt: losing the master may lose it.",
+        "The slave is slow, or the connection to it.",
+        "Look at the slave with `dledger broker status`. Send again if duplicates do no harm.",
+    ),
+    Status.SLAVE_NOT_AVAILABLE: Advice(
+        "The message is in the master's classic log, and there is no slave that could acknowledge it. It is "
+        "in doubt: losing the master may lose it.",
+        "No slave is connected, or all are too far behind.",
+        "Start the slave, or let the master be ASYNC_MASTER.",
+    ),
+    Status.ROLE_CHANGE_BLOCKED: Advice(
+        "A broker with a classic log was not given the role. Nothing has changed.",
+        "It lacks what its master has, or its master is alive; the message says which, and how much.",
+        "Wait until it has all, or stop the master first; `--force` gives up what it lacks.",
+    ),
     Status.NOT_AUTHENTICATED: Advice(
         "A request of the remoting protocol was not signed by an account.",
         "The client signs nothing, with an unknown access key, or with another secret.",

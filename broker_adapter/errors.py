@@ -32,14 +32,17 @@ from enum import IntEnum
 class ResponseCode(IntEnum):
     """RocketMQ's response codes, as far as this broker gives them (reference: RocketMQ's ResponseCode).
 
-    10, 11 and 12 (flush and slave time-outs) are left out on purpose: producers count them as sent, so none
-    of them may stand for a message whose fate is unknown.
+    10, 11 and 12 (flush and slave time-outs) are for the classic log alone: producers count them as sent, so
+    none of them may stand for a message whose fate is unknown. It is stored, with less than was promised.
     """
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
     REQUEST_CODE_NOT_SUPPORTED = 3
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
     MESSAGE_ILLEGAL = 13
     SERVICE_NOT_AVAILABLE = 14
     NO_PERMISSION = 16
@@ -162,6 +165,12 @@ class Status(IntEnum):
     # -- the CommitLog of a classic broker
     LOG_FAILED = 840
     LOG_OFFSET = 841
+    # -- the classic log: stored, but not as was promised
+    FLUSH_DISK_TIMEOUT = 850
+    FLUSH_SLAVE_TIMEOUT = 851
+    SLAVE_NOT_AVAILABLE = 852
+    # -- the classic log: roles
+    ROLE_CHANGE_BLOCKED = 853
     NOT_AUTHENTICATED = 805
     NOT_PERMITTED = 806
     CLIENT_NOT_CONNECTED = 807
@@ -262,6 +271,10 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.TAKEOVER_BLOCKED: ResponseCode.SYSTEM_ERROR,
     Status.LOG_FAILED: ResponseCode.SYSTEM_ERROR,
     Status.LOG_OFFSET: ResponseCode.SYSTEM_ERROR,
+    Status.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    Status.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    Status.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
+    Status.ROLE_CHANGE_BLOCKED: ResponseCode.SYSTEM_ERROR,
     Status.NOT_AUTHENTICATED: ResponseCode.NO_PERMISSION,
     Status.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
     Status.CLIENT_NOT_CONNECTED: ResponseCode.SYSTEM_ERROR,
@@ -452,6 +465,10 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.TAKEOVER_BLOCKED: PutRefused,
     Status.LOG_FAILED: PutIndeterminate,
     Status.LOG_OFFSET: PutRefused,
+    Status.FLUSH_DISK_TIMEOUT: PutIndeterminate,
+    Status.FLUSH_SLAVE_TIMEOUT: PutIndeterminate,
+    Status.SLAVE_NOT_AVAILABLE: PutIndeterminate,
+    Status.ROLE_CHANGE_BLOCKED: PutRefused,
     Status.NOT_AUTHENTICATED: RemotingRefused,
     Status.NOT_PERMITTED: RemotingRefused,
     Status.CLIENT_NOT_CONNECTED: RemotingRefused,

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from dledger.core.values import ENTRY_HEADER_SIZE, MAX_TERM
     from dledger.error_advice import LOG_ADVICE, Advice
     from dledger.logs import configure_logging, get_logger
-    from dledger.metrics import Histogram
+    from dledger.metrics import Histogram, NodeMetrics
     from dledger.node.loop.polling import when_idle
     from dledger.node.loop.watchdog import LoopWatchdog
+    from dledger.node.program_ports import ProgramPorts
+    from dledger.node.role_events import RoleEvents
     from dledger.node.setup.config import is_loopback, parse_config
     from dledger.node.setup.config_faults import read_toml, validate
     from dledger.node.setup.libraries import silence_grpc
@@ -77,10 +79,13 @@ __all__ = [
     "LoopThread",
     "LoopWatchdog",
     "NetworkFailure",
+    "NodeMetrics",
     "NodeTrace",
     "OfflineLog",
     "OsDisk",
     "PeerNames",
+    "ProgramPorts",
+    "RoleEvents",
     "ServerTls",
     "SharedPlaces",
     "StoredEntry",
@@ -155,10 +160,13 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "MAX_TERM_ADVANCE": "dledger.core.term_allowance",
             "NetworkFailure": "dledger.rpc.log_client",
             "NodeTrace": "dledger.node.setup.trace",
+            "NodeMetrics": "dledger.metrics",
             "OfflineLog": "dledger.store.offline.inspect",
             "OsDisk": "dledger.store.disk",
             "PRIVATE_DIRECTORY": "dledger.store.descriptors",
             "PeerNames": "dledger.rpc.peer_names",
+            "ProgramPorts": "dledger.node.program_ports",
+            "RoleEvents": "dledger.node.role_events",
             "ServerTls": "dledger.rpc.transport.tls",
             "SharedPlaces": "dledger.shares",
             "StoredEntry": "dledger.store.offline.inspect",

@@ -63,12 +63,14 @@ class LateCommand(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a record is: in its queue, in the CommitLog, and index and term of its entry (-1: not said)."""
+    """Where a record is: in its queue, in the CommitLog, and index and term of its entry (-1: not said).
+    `shortfall`: as in SendResult."""
 
     queue_offset: int
     physical_offset: int
     log_index: int = -1
     term: int = -1
+    shortfall: Status | None = None
 
 
 class PutLimits(NamedTuple):
@@ -211,7 +213,9 @@ class MessageWriter:
         physical = put.physical_offsets
         ids = OffsetIds(self._store_host, physical)
         index = put.indexes[0] if outcome.index >= 0 else -1
-        return SendResult(queue_id, put.first_offsets[0], physical, ids, outcome.term, self._node_id, index)
+        shortfall = self._log.shortfall(outcome)
+        first = put.first_offsets[0]
+        return SendResult(queue_id, first, physical, ids, outcome.term, self._node_id, index, shortfall)
 
     async def put_stored(self, queued: Sequence[QueuedRecords]) -> None:
         """Records that another broker has stored, of any queues, all or none. PutRefused
@@ -272,6 +276,7 @@ class MessageWriter:
         outcome = await self._committed(self._gathering.append_now(put))
         if not queued:
             return []
+        shortfall = self._log.shortfall(outcome)
         firsts = accumulate((len(one.batch) for one in queued[:-1]), initial=0)
         return [
             Placed(
@@ -279,6 +284,7 @@ class MessageWriter:
                 put.physical_offsets[first],
                 put.indexes[first] if outcome.index >= 0 else -1,
                 outcome.term,
+                shortfall,
             )
             for offset, first in zip(put.first_offsets, firsts, strict=True)
         ]

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from broker_adapter.errors import Status
 from dledger import AppendOutcome, AppliedEntry
 
 
@@ -36,6 +37,9 @@ class AppendLog(Protocol):
     @property
     def command_sys_flag(self) -> int:
         """Bits that records of reserved topics carry in sys_flag."""
+
+    def shortfall(self, outcome: AppendOutcome) -> Status | None:
+        """What this log could not do in time for an append, which is stored all the same; None: all."""
 
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0

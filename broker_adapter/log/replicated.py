@@ -52,6 +52,9 @@ class ReplicatedAppends:
     def __init__(self, node: AppendNode) -> None:
         self._node = node
 
+    def shortfall(self, outcome: AppendOutcome) -> None:
+        """It is committed, or has failed."""
+
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:

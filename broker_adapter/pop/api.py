@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.errors import Status
 
 #: Whether a message with these properties (TAGS among them) is wanted. Called on a reader's thread.
 Matcher = Callable[[Mapping[str, str]], bool]
@@ -26,6 +27,7 @@ class Sent(NamedTuple):
     physical_offset: int = -1
     log_index: int = -1
     term: int = -1
+    shortfall: Status | None = None  # as in SendResult
 
 
 class Delayed(NamedTuple):

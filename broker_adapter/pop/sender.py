@@ -72,7 +72,7 @@ class Sender:
         if not done.places:
             return Sent(queue_id, done.offsets[0])
         place = done.places[0]
-        return Sent(queue_id, place.queue_offset, False, place.physical_offset, place.log_index, place.term)
+        return Sent(queue_id, place.queue_offset, False, *place[1:])
 
     async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Position | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_adapter.api import BrokerApi, OutgoingMessage
-from broker_adapter.errors import IllegalMessage, ResponseCode, Status
+from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.format.host import Host
 from broker_adapter.format.message_id import format_offset_id
 from broker_adapter.format.properties import UNIQ_KEY, PropertiesText
@@ -66,7 +66,7 @@ class SendProcessor:
             found = {**found, "properties": _and(found["properties"], _CLUSTER, self._cluster)}
         message = outgoing(found, request.command.body, self._max_body_bytes)
         stored = await self.store(topic, message, max(-1, queue_id), found, context)
-        return request.command.answer(ResponseCode.SUCCESS, fields=stored.fields())
+        return stored.answer(request)
 
     async def store(
         self,
@@ -115,6 +115,7 @@ class SendProcessor:
             sent.queue_offset,
             message_id,
             entry=self._entry(sent.term, sent.log_index),
+            shortfall=sent.shortfall,
         )
 
     async def _physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
@@ -131,8 +132,9 @@ class SendProcessor:
         queue_id = max(-1, read.number(found, "queueId", -1))
         sent = await self._broker.send(topic, messages, queue_id=queue_id, born_host=context.remote)
         entry = self._entry(sent.term, sent.index)
-        stored = Stored(",".join(sent.offset_ids), sent.queue_id, sent.queue_offset, entry=entry)
-        return request.command.answer(ResponseCode.SUCCESS, fields=stored.fields())
+        ids = ",".join(sent.offset_ids)
+        stored = Stored(ids, sent.queue_id, sent.queue_offset, entry=entry, shortfall=sent.shortfall)
+        return stored.answer(request)
 
     def _entry(self, term: int, index: int) -> Mapping[str, str]:
         """Nothing for a duplicate: only where it is in its queue is remembered."""
@@ -157,6 +159,14 @@ class Stored(NamedTuple):
     transaction_id: str = ""
     recall_handle: str = ""
     entry: Mapping[str, str] = MappingProxyType({})
+    shortfall: Status | None = None
+
+    def answer(self, request: RemotingRequest) -> RemotingCommand:
+        """A message that is stored with less than was promised has a place and ids, too."""
+        if self.shortfall is None:
+            return request.command.answer(ResponseCode.SUCCESS, fields=self.fields())
+        error = error_for(self.shortfall, "it is stored here")
+        return request.command.answer(error.response_code, str(error), fields=self.fields())
 
     def fields(self) -> dict[str, str]:
         found = {

@@ -12,15 +12,33 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from dledger.errors import Code, ConfigError
-from dledger.node.server import NodeServer
+from dledger.metrics import NodeMetrics
 from dledger.node.setup.config import NodeConfig
+
+
+class ServedNode(Protocol):
+    """What `dledger server` runs: a NodeServer, or a node of the program's own, with another log."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def metrics(self) -> NodeMetrics: ...
+
+    @property
+    def is_released(self) -> bool:
+        """Nothing is left that a stuck disk keeps."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 class Program(Protocol):
     """What a factory `(NodeConfig, settings) -> Program` returns. Settings are `[program.settings]`; the
     factory raises ConfigError for what is wrong with them."""
 
-    def make_node(self) -> NodeServer:
+    def make_node(self) -> ServedNode:
         """The node, not started."""
 
     async def start(self) -> None:

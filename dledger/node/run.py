@@ -17,7 +17,7 @@ from dledger.node.loop.polling import NodeLoop
 from dledger.node.loop.wakefulness import DEVICE, CpuLatency, CpuWakeLock
 from dledger.node.loop.watchdog import LoopWatchdog
 from dledger.node.machine.state_machine import StateMachine
-from dledger.node.program import Program, load_program
+from dledger.node.program import Program, ServedNode, load_program
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import NodeConfig
@@ -57,7 +57,9 @@ def run_node(
         program = load_program(config)
         if program is not None and state_machine is not None:
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
-        server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
+        server: ServedNode = (
+            NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
+        )
         gc.enable()  # it is off while a program's modules are imported
         wake_lock = _wake_lock(config.keep_cpus_awake)
         server.metrics.keeps_cpus_awake = lambda: wake_lock.is_possible
@@ -86,7 +88,7 @@ def _wake_lock(wanted: bool) -> CpuWakeLock:
     return CpuWakeLock(device.stay_awake)
 
 
-async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> int:
+async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -125,7 +127,7 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
     return _ended(server)
 
 
-def _ended(server: NodeServer) -> int:
+def _ended(server: ServedNode) -> int:
     if not server.is_released:
         # A thread is stuck in the kernel. The interpreter would wait for it at its exit, for ever.
         sys.stderr.flush()
@@ -133,7 +135,7 @@ def _ended(server: NodeServer) -> int:
     return EXIT_OK
 
 
-async def _start(server: NodeServer, program: Program | None, rejoin: bool) -> None:
+async def _start(server: ServedNode, program: Program | None, rejoin: bool) -> None:
     if rejoin:
         await prepare_rejoin(server.config)
     await server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -13,9 +14,30 @@ from dledger.rpc.convert_log import status_of
 from dledger.rpc.peer_names import AdminNames
 from dledger.rpc.ports import AdminPort
 from dledger.rpc.transport.handlers import malformed
+from dledger.rpc.transport.host import GrpcMethod
+from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+ADMIN_SERVICE = "dledger.v1.AdminService"
+
+
+def status_service(
+    group: str, node_status: Callable[[], NodeStatus]
+) -> Mapping[str, Mapping[str, GrpcMethod]]:
+    """Of a node that says how it is, and has no log of this project to ask for more: for GrpcHost."""
+
+    async def get_status(request: pb.GetStatusRequest | None, context: _Context) -> pb.GetStatusResponse:
+        try:
+            if request is None:
+                raise malformed()
+            _check_group(request.group, group)
+            return pb.GetStatusResponse(node=node_status_to_pb(node_status()))
+        except DLedgerError as error:
+            return pb.GetStatusResponse(status=status_of(error))
+
+    return {ADMIN_SERVICE: {"GetStatus": GrpcMethod(get_status, pb.GetStatusRequest)}}
 
 
 class AdminService:
@@ -97,8 +119,10 @@ class AdminService:
             await context.write(pb.BackupResponse(status=status_of(error)))
 
     def _check_group(self, group: str) -> None:
-        # An operator who asks a node who it is need not know its group yet.
-        if group and group != self._port.group:
-            raise InvalidRequest(
-                f"group {group!r}; this node serves {self._port.group!r}", code=Code.UNKNOWN_GROUP
-            )
+        _check_group(group, self._port.group)
+
+
+def _check_group(group: str, served: str) -> None:
+    # An operator who asks a node who it is need not know its group yet.
+    if group and group != served:
+        raise InvalidRequest(f"group {group!r}; this node serves {served!r}", code=Code.UNKNOWN_GROUP)

@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from dledger.errors import ConfigError
-from dledger.rpc.admin_service import AdminService
+from dledger.rpc.admin_service import ADMIN_SERVICE, AdminService
 from dledger.rpc.append_service import AppendService, small_append_of
 from dledger.rpc.append_wire import parse_push
 from dledger.rpc.peer_names import AdminNames, PeerNames
@@ -25,7 +25,6 @@ from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 
 LOG_SERVICE = "dledger.v1.LogService"
 PEER_SERVICE = "dledger.v1.PeerService"
-ADMIN_SERVICE = "dledger.v1.AdminService"
 _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
 _TAKEN = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
 

@@ -75,4 +75,5 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.IMPORT_OUT_OF_ORDER,
         Status.TAKEOVER_BLOCKED,
         Status.LOG_OFFSET,
+        Status.ROLE_CHANGE_BLOCKED,
     }

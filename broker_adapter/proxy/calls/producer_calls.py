@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import IllegalMessage, ReadFailed
+from broker_adapter.errors import IllegalMessage, ReadFailed, error_for
 from broker_adapter.format.java_hash import java_hash
 from broker_adapter.pop.api import DeliveryApi, Resolution
 from broker_adapter.proxy.calls.results import joint, status_or_raise
@@ -175,6 +175,8 @@ class ProducerCalls:
                 timeout_ms=timeout_ms,
                 config=config,
             )
+            if sent.shortfall is not None:
+                raise error_for(sent.shortfall, "it is stored on the master")
             # Clients take it that these two are one for messages outside of transactions.
             entry.transaction_id, entry.offset = message_id, sent.queue_offset
 
