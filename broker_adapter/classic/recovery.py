@@ -43,7 +43,7 @@ def open_commit_log(root: Path, disk: Disk, options: CommitLogOptions | None = N
     check_file_size(options.file_size)
     paths = StorePaths(root)
     try:
-        _make_directory(disk, paths.commit_log)
+        _make_directories(disk, paths)
         lock = _lock(disk, paths)
     except OSError as error:
         raise error_for(Status.LOG_FAILED, f"{root}: {error}") from error
@@ -262,12 +262,15 @@ class _Opening:
             self._disk.close(handle)
 
 
-def _make_directory(disk: Disk, path: Path) -> None:
-    if not disk.exists(path):
-        _make_directory(disk, path.parent)
-        with suppress(FileExistsError):
-            disk.mkdir(path)
-        disk.sync_directory(path.parent)
+def _make_directories(disk: Disk, paths: StorePaths) -> None:
+    """Durably, also those that are there: an earlier life may have died before it synced them."""
+    for path in (*reversed(paths.root.parents), paths.root, paths.commit_log):
+        is_new = not disk.exists(path)
+        if is_new:
+            with suppress(FileExistsError):
+                disk.mkdir(path)
+        if is_new or path in (paths.root, paths.commit_log):
+            disk.sync_directory(path.parent)
 
 
 def _lock(disk: Disk, paths: StorePaths) -> int:

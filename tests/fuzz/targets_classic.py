@@ -1,0 +1,98 @@
+"""Files of a classic CommitLog: what recovery makes of any bytes, compared with the slow oracle."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from random import Random
+
+from broker_adapter.classic.commit_log_files import CommitLogOptions
+from broker_adapter.classic.layout import StorePaths, blank_head, places_of
+from broker_adapter.classic.log_walk import FileWalk
+from broker_adapter.classic.record_check import check_record, claimed_size
+from broker_adapter.classic.recovery import open_commit_log
+from broker_adapter.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, load_checkpoint
+from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.format.host import Host
+from broker_adapter.format.message import Message, encode
+from dledger.testing.virtual.sim_disk import SimDisk
+from tests.broker_adapter.classic.slow_log import records_of
+from tests.fuzz.target import Target
+
+_ROOT = Path("/s")
+_FILE_SIZE = 512
+_MOST_FILES = 4
+#: Whether it was stopped, up to where the checkpoint says that all is durable (-1: it does not), and what
+#: its timestamps are.
+_HEAD = struct.Struct(">?hqq")
+
+
+def _checkpoint(rng: Random) -> bytes:
+    flushed = rng.choice((None, 0, 1 << 40))
+    return StoreCheckpoint(rng.randrange(1 << 42), 2, 3, 4, 5, flushed).encode()[: rng.choice((4096, 76))]
+
+
+def _read_checkpoint(data: bytes) -> None:
+    found = decode_checkpoint(data)
+    if found.recovery_ms < 0 or decode_checkpoint(found.encode()) != found:
+        raise AssertionError("it reads other values than it writes")
+
+
+def _store(rng: Random) -> bytes:
+    bodies = [rng.randbytes(rng.choice((0, 5, 30, 300))) for _ in range(rng.randrange(9))]
+    hosts = Host(bytes(4), 1), Host(bytes(16), 2)
+    messages = [
+        Message(
+            "t",
+            body,
+            store_timestamp=1_000 * number,
+            born_host=rng.choice(hosts),
+            store_host=rng.choice(hosts),
+        )
+        for number, body in enumerate(bodies)
+    ]
+    places = places_of(0, [len(encode(message)) for message in messages], _FILE_SIZE)
+    log = b""
+    for message, place in zip(messages, places, strict=True):
+        log = log + blank_head(place - len(log)) if place > len(log) else log
+        log = log.ljust(place, b"\0") + encode(message._replace(physical_offset=place))
+    bound = rng.choice((-1, 0, len(log)))
+    return _HEAD.pack(rng.random() < 0.5, bound, rng.randrange(9_000), rng.randrange(9_000)) + log
+
+
+def _recover(data: bytes) -> None:
+    """The log ends where the oracle says, and a second recovery finds the same."""
+    was_clean, bound, physic_ms, logics_ms = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
+    log = data[_HEAD.size :][: _MOST_FILES * _FILE_SIZE]
+    log += bytes(-len(log) % _FILE_SIZE)
+    disk, paths = SimDisk(), StorePaths(_ROOT)
+    disk.mkdir(paths.root)
+    disk.mkdir(paths.commit_log)
+    for begin in range(0, len(log), _FILE_SIZE):
+        disk.set_content(paths.file(begin), log[begin : begin + _FILE_SIZE])
+    flushed = bound if bound >= 0 else None
+    disk.set_content(paths.checkpoint, StoreCheckpoint(physic_ms, logics_ms, flushed_offset=flushed).encode())
+    if not was_clean:
+        disk.set_content(paths.abort, b"1")
+    opened = open_commit_log(_ROOT, disk, CommitLogOptions(_FILE_SIZE))
+    # Files before the first that is looked at are believed, whatever is in them.
+    begin = opened.recovery.scanned_from
+    _, end = records_of(log[begin:], begin, _FILE_SIZE)
+    if opened.end_offset != end:
+        raise AssertionError(f"it ends at {opened.end_offset}, not at {end}")
+    opened.close()
+    again = open_commit_log(_ROOT, disk, CommitLogOptions(_FILE_SIZE))
+    if again.end_offset != end or again.recovery.cut_bytes:
+        raise AssertionError(f"it ends at {end}, and then at {again.end_offset}")
+
+
+TARGETS = (
+    Target("classic-checkpoint", _checkpoint, _read_checkpoint, (decode_checkpoint, StoreCheckpoint.encode)),
+    Target(
+        "classic-recovery",
+        _store,
+        _recover,
+        (open_commit_log, load_checkpoint, FileWalk.heads, check_record, claimed_size),
+        (StoredDataDamaged,),
+    ),
+)
