@@ -523,6 +523,42 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "It lacks what its master has, or its master is alive; the message says which, and how much.",
         "Wait until it has all, or stop the master first; `--force` gives up what it lacks.",
     ),
+    Status.HA_REPORT_REFUSED: Advice(
+        "A slave says that it has what its master never sent, or less than it said before.",
+        "Something else than a slave talks to the port, or the slave followed another master.",
+        "Look at the address that the message names. A slave that is ahead needs its former master.",
+    ),
+    Status.HA_HANDSHAKE_MISSING: Advice(
+        "A master or slave asks for the handshake, and the other end does not know it.",
+        "The other end is a broker of RocketMQ's own, or something else.",
+        "Ask for no handshake where brokers of RocketMQ's own take part: they have none.",
+    ),
+    Status.HA_NOT_PROVEN: Advice(
+        "Master or slave does not know the secret of the cluster.",
+        "Their files with the secret differ.",
+        "Copy the file of the secret from one broker to the other. While it is changed, it has two lines.",
+    ),
+    Status.HA_IDENTITY: Advice(
+        "Master and slave do not belong together.",
+        "They have different clusters, broker names or file sizes, equal ids, or the role is another one.",
+        "The message names what differs. Change the settings of one of them.",
+    ),
+    Status.HA_DIVERGED: Advice(
+        "The slave's log is not a part of its master's. Nothing was copied.",
+        "The slave followed another master, or the master lost the end of its log.",
+        "Decide which log is right. Empty the store of the slave if it is the master's, and start it again.",
+        hint="decide which log is right; empty the slave's store if it is the master's",
+    ),
+    Status.HA_GAP: Advice(
+        "The master has removed what the slave needs next, or what tells whether their logs agree.",
+        "The slave was away for longer than the master keeps its log.",
+        "Empty the store of the slave, and start it again.",
+    ),
+    Status.HA_TRANSFER_REFUSED: Advice(
+        "What a master sent does not go on where the slave's log ends, or is nothing that a master sends.",
+        "Something else than a master of RocketMQ is at the address, or the slave is ahead of its master.",
+        "Look at the address that the message names, and which of the two logs is right.",
+    ),
     Status.NOT_AUTHENTICATED: Advice(
         "A request of the remoting protocol was not signed by an account.",
         "The client signs nothing, with an unknown access key, or with another secret.",

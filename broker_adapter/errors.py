@@ -20,6 +20,7 @@ The tree says what the caller may conclude, as that of `dledger.errors` does::
     |   +-- NameServerBusy  ... later: a limit was reached, nothing is wrong
     +-- NameServerUnavailable  no answer: what was asked for may or may not have been done
     +-- RemotingRefused     a request of the remoting protocol was not taken
+    +-- HaRefused           one end of a connection between master and slave refuses the other
     +-- AnswerMissing       it was sent and no answer came: it may or may not have been done
     +-- RemotingFailed      it was answered with an error that has no number here
 """
@@ -171,6 +172,14 @@ class Status(IntEnum):
     SLAVE_NOT_AVAILABLE = 852
     # -- the classic log: roles
     ROLE_CHANGE_BLOCKED = 853
+    # -- between master and slave (HA)
+    HA_REPORT_REFUSED = 830
+    HA_HANDSHAKE_MISSING = 831
+    HA_NOT_PROVEN = 832
+    HA_IDENTITY = 833
+    HA_DIVERGED = 834
+    HA_GAP = 835
+    HA_TRANSFER_REFUSED = 836
     NOT_AUTHENTICATED = 805
     NOT_PERMITTED = 806
     CLIENT_NOT_CONNECTED = 807
@@ -275,6 +284,13 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     Status.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
     Status.ROLE_CHANGE_BLOCKED: ResponseCode.SYSTEM_ERROR,
+    Status.HA_REPORT_REFUSED: ResponseCode.SYSTEM_ERROR,
+    Status.HA_HANDSHAKE_MISSING: ResponseCode.SYSTEM_ERROR,
+    Status.HA_NOT_PROVEN: ResponseCode.SYSTEM_ERROR,
+    Status.HA_IDENTITY: ResponseCode.SYSTEM_ERROR,
+    Status.HA_DIVERGED: ResponseCode.SYSTEM_ERROR,
+    Status.HA_GAP: ResponseCode.SYSTEM_ERROR,
+    Status.HA_TRANSFER_REFUSED: ResponseCode.SYSTEM_ERROR,
     Status.NOT_AUTHENTICATED: ResponseCode.NO_PERMISSION,
     Status.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
     Status.CLIENT_NOT_CONNECTED: ResponseCode.SYSTEM_ERROR,
@@ -358,6 +374,11 @@ class FrameRefused(RemotingRefused):
 
     def __init__(self, message: str) -> None:
         super().__init__(Status.FRAME_INVALID, message)
+
+
+class HaRefused(BrokerError):
+    """One end of a connection between master and slave refuses the other, which is closed. No byte of the
+    log was taken from it."""
 
 
 class AnswerMissing(BrokerError):
@@ -469,6 +490,13 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.FLUSH_SLAVE_TIMEOUT: PutIndeterminate,
     Status.SLAVE_NOT_AVAILABLE: PutIndeterminate,
     Status.ROLE_CHANGE_BLOCKED: PutRefused,
+    Status.HA_REPORT_REFUSED: HaRefused,
+    Status.HA_HANDSHAKE_MISSING: HaRefused,
+    Status.HA_NOT_PROVEN: HaRefused,
+    Status.HA_IDENTITY: HaRefused,
+    Status.HA_DIVERGED: HaRefused,
+    Status.HA_GAP: HaRefused,
+    Status.HA_TRANSFER_REFUSED: HaRefused,
     Status.NOT_AUTHENTICATED: RemotingRefused,
     Status.NOT_PERMITTED: RemotingRefused,
     Status.CLIENT_NOT_CONNECTED: RemotingRefused,

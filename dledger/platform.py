@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dledger.node.setup.libraries import silence_grpc
     from dledger.node.setup.secret_file import load_secret
     from dledger.node.setup.trace import NodeTrace
+    from dledger.rpc.cluster_secret import ClusterSecret
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.peer_names import AdminNames, PeerNames, certificate_names, normal_name
     from dledger.rpc.transport import handlers
@@ -68,6 +69,7 @@ __all__ = [
     "Advice",
     "ChannelSecurity",
     "ClientTls",
+    "ClusterSecret",
     "Disk",
     "Exit",
     "GrpcHost",
@@ -140,6 +142,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "AdmittedConnection": "dledger.status.listener",
             "Advice": "dledger.error_advice",
             "ChannelSecurity": "dledger.rpc.transport.channels",
+            "ClusterSecret": "dledger.rpc.cluster_secret",
             "ClientTls": "dledger.rpc.transport.tls",
             "Disk": "dledger.store.disk",
             "ENTRY_HEADER_SIZE": "dledger.core.values",

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import ssl
 from contextlib import suppress
+from typing import NamedTuple
 
-from broker_adapter.errors import AnswerMissing, Status
+from broker_adapter.errors import AnswerMissing, BrokerError, HaRefused, Status
+from broker_adapter.ha.handshake import (
+    NONCE_BYTES,
+    PROBE,
+    VERSION,
+    Challenge,
+    HaIdentity,
+    HandshakeReader,
+    Introduction,
+    LogRange,
+    Refusal,
+    Welcome,
+    encode_introduction,
+    error_of,
+    to_prove_introduction,
+    to_prove_welcome,
+)
+from broker_adapter.ha.options import Handshake
 from broker_adapter.ha.transfers import Transfer, TransferReader, encode_report
+from dledger.platform import ClusterSecret
 
 #: Of RocketMQ: how often either side says something (haSendHeartbeatInterval), and how long the other one
 #: waits for it (haHousekeepingInterval).
@@ -14,70 +35,193 @@ HEARTBEAT_S = 5.0
 SILENCE_S = 20.0
 #: What one read gives at most. As much again, twice, waits in memory; then the master has to.
 _READ_BYTES = 1 << 20
+#: For the last report to leave.
+_CLOSE_S = 1.0
+
+
+class Hello(NamedTuple):
+    """What a slave says of itself in the handshake. `tail_digest`: of `log` from `tail_begin` to its end."""
+
+    mode: Handshake
+    identity: HaIdentity
+    log: LogRange
+    tail_begin: int
+    tail_digest: bytes
+    whole_log: bool
+    secret: ClusterSecret | None = None
+    probe_s: float = 3.0
 
 
 class Link:
     """`open` it, `read` until it fails, `report` what is stored, `close` it. What was reported last is said
-    again every `heartbeat_s`, however long nobody reads."""
+    again every `heartbeat_s`, however long nobody reads. `welcome`: what a master of ours has said."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str, position: int
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+        self.welcome: Welcome | None = None
         self._reader = reader
         self._writer = writer
         self._name = name
-        self._transfers = TransferReader(position)
-        self._reported = position
+        self._transfers = TransferReader(0)
+        self._early: list[bytes] = []  # came with the end of the handshake
+        self._reported = 0
         self._heartbeats: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, address: str, position: int, *, timeout_s: float = 10.0, heartbeat_s: float = HEARTBEAT_S
+        cls,
+        address: str,
+        position: int,
+        *,
+        begins_anywhere: bool = False,
+        hello: Hello | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 10.0,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> Link:
-        """Ask for the log from a physical offset on. AnswerMissing (ANSWER_MISSING)."""
+        """Ask for the log from a physical offset on. `begins_anywhere`: from wherever the master begins.
+        `hello`: by handshake. AnswerMissing (ANSWER_MISSING), HaRefused."""
         host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
         try:
             async with asyncio.timeout(timeout_s):
                 opened = await asyncio.open_connection(
-                    host.removeprefix("[").removesuffix("]"), int(port), limit=_READ_BYTES
+                    host, int(port), limit=_READ_BYTES, ssl=tls, server_hostname=host if tls else None
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
             text = f"{address}: no connection: {str(error) or 'no answer in time'}"
             raise AnswerMissing(Status.ANSWER_MISSING, text) from None
-        link = cls(*opened, address, position)
-        link.report(position)
+        link = cls(*opened, address)
+        try:
+            if hello is not None:
+                await link._shake_hands(hello, timeout_s)
+        except BaseException:
+            await link.close()
+            raise
+        link.report(position if hello is None or link.welcome is None else hello.log.end)
+        if link.welcome is not None:
+            position, begins_anywhere = link.welcome.start, False
+        link._transfers = TransferReader(position, begins_anywhere=begins_anywhere)
         link._heartbeats = asyncio.get_running_loop().create_task(link._repeat(heartbeat_s))
         return link
 
+    @property
+    def reported(self) -> int:
+        return self._reported
+
     async def read(self, silence_s: float = SILENCE_S) -> list[Transfer]:
         """What has come, at least something. AnswerMissing if the connection has ended, or nothing comes;
-        FrameRefused."""
-        try:
-            async with asyncio.timeout(silence_s):
-                data = await self._reader.read(_READ_BYTES)
-        except TimeoutError:
-            text = f"{self._name}: the master says nothing for {silence_s:g} s"
-            raise AnswerMissing(Status.ANSWER_MISSING, text) from None
-        except OSError as error:
-            raise AnswerMissing(Status.ANSWER_MISSING, f"{self._name}: {error}") from None
-        if not data:
-            raise AnswerMissing(Status.ANSWER_MISSING, f"{self._name}: the master has ended the connection")
+        HaRefused."""
+        data = self._early.pop() if self._early else await self._read(silence_s)
         return list(self._transfers.feed(data))
 
     def report(self, position: int) -> None:
-        """All before it is stored."""
-        self._reported = position
-        self._writer.write(encode_report(position))
+        """All before it is stored. What was reported is never taken back."""
+        self._reported = max(position, self._reported)
+        self._writer.write(encode_report(self._reported))
 
     async def close(self) -> None:
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
         self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        try:
+            with suppress(OSError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._writer.wait_closed()
+        finally:
+            self._writer.transport.abort()
 
     async def _repeat(self, heartbeat_s: float) -> None:
         while True:
             await asyncio.sleep(heartbeat_s)
             self.report(self._reported)
+
+    async def _read(self, silence_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(silence_s):
+                return await self._receive()
+        except TimeoutError:
+            raise self._missing(f"the master says nothing for {silence_s:g} s") from None
+
+    async def _receive(self) -> bytes:
+        """Something. AnswerMissing if the connection has ended."""
+        try:
+            data = await self._reader.read(_READ_BYTES)
+        except OSError as error:
+            raise self._missing(str(error)) from None
+        if not data:
+            raise self._missing("the master has ended the connection")
+        return data
+
+    def _missing(self, problem: str) -> AnswerMissing:
+        return AnswerMissing(Status.ANSWER_MISSING, f"{self._name}: {problem}")
+
+    # -- the handshake ------------------------------------------------------------------------------------
+
+    async def _shake_hands(self, hello: Hello, timeout_s: float) -> None:
+        """Leaves `welcome` None if the master does not know it, and need not."""
+        frames = HandshakeReader()
+        self._writer.write(encode_report(PROBE))
+        is_required = hello.mode is Handshake.REQUIRED
+        within_s = timeout_s if is_required else hello.probe_s
+        challenge = await self._next_frame(frames, within_s)
+        if challenge is None and not is_required:
+            return
+        if challenge is None:
+            text = f"{self._name} does not answer the handshake within {within_s:g} s"
+            raise HaRefused(Status.HA_HANDSHAKE_MISSING, text)
+        if not isinstance(challenge, Challenge) or challenge.version != VERSION:
+            raise self._unexpected(challenge)
+        said = Introduction(
+            secrets.token_bytes(NONCE_BYTES),
+            hello.identity,
+            hello.log,
+            hello.tail_begin,
+            hello.tail_digest,
+            hello.whole_log,
+        )
+        if hello.secret is not None:
+            said = said._replace(proof=hello.secret.proof_of(to_prove_introduction(challenge, said)))
+        self._writer.write(encode_introduction(said))
+        welcome = await self._next_frame(frames, timeout_s)
+        if not isinstance(welcome, Welcome):
+            raise self._unexpected(welcome)
+        self._check(hello, challenge, said, welcome)
+        self.welcome = welcome
+        if rest := frames.rest():
+            self._early.append(rest)
+
+    def _check(self, hello: Hello, challenge: Challenge, said: Introduction, welcome: Welcome) -> None:
+        if hello.secret is not None:
+            to_prove = to_prove_welcome(challenge, said, welcome)
+            if not hello.secret.accepts_proof(to_prove, welcome.proof):
+                text = f"{self._name} does not know the secret of the cluster"
+                raise HaRefused(Status.HA_NOT_PROVEN, text)
+        theirs, own = welcome.identity, hello.identity
+        if theirs != HaIdentity(own.cluster, own.broker_name, 0):
+            text = f"{self._name} is {theirs}, no master of {own.cluster}/{own.broker_name}"
+            raise HaRefused(Status.HA_IDENTITY, text)
+        is_next = welcome.start == hello.log.end or hello.log.begin == hello.log.end
+        if welcome.log.file_size != hello.log.file_size or not is_next:
+            text = f"{self._name} begins at {welcome.start} in files of {welcome.log.file_size} bytes"
+            raise HaRefused(Status.HA_IDENTITY, text)
+
+    async def _next_frame(
+        self, frames: HandshakeReader, within_s: float
+    ) -> Challenge | Introduction | Welcome | Refusal | None:
+        """None: nothing that is whole comes in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while (found := frames.next()) is None:
+                    frames.feed(await self._receive())
+                return found
+        except TimeoutError:
+            return None
+
+    def _unexpected(self, found: Challenge | Introduction | Welcome | Refusal | None) -> BrokerError:
+        if isinstance(found, Refusal):
+            return error_of(found)
+        if found is None:
+            return self._missing("the master does not go on with the handshake")
+        text = f"{self._name} says {type(found).__name__} in the wrong place, or of another version"
+        return HaRefused(Status.HA_HANDSHAKE_MISSING, text)

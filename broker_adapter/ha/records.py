@@ -6,8 +6,9 @@ import struct
 from collections.abc import Iterator
 
 from broker_adapter.classic.commit_log import MAX_BODY_BYTES, StoredMessage
+from broker_adapter.classic.record_check import check_record
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.format.message import BLANK_MAGIC, decode, record_size_at
+from broker_adapter.format.message import BLANK_MAGIC, decode, max_record_size, record_size_at
 
 _SIZE_AND_MAGIC = struct.Struct(">II")
 
@@ -46,26 +47,93 @@ class RecordReader:
 
     def _record_size(self, at: int) -> int:
         """Of the next record, all of which is there; 0: more has to come, or a blank begins."""
-        left = len(self._buffer) - at
-        if left < _SIZE_AND_MAGIC.size:
+        size = unit_size_at(self._buffer, at, self.position, self._max_body_bytes)
+        if size < 0:
+            self._blank = -size
             return 0
-        size, magic = _SIZE_AND_MAGIC.unpack_from(self._buffer, at)
-        if magic == BLANK_MAGIC:
-            if size < _SIZE_AND_MAGIC.size:
-                raise StoredDataDamaged(Status.RECORD_LENGTHS, f"a blank of {size} bytes at {self.position}")
-            self._blank = size
-            return 0
-        try:
-            return record_size_at(self._buffer, at, max_body_bytes=self._max_body_bytes)
-        except StoredDataDamaged as error:
-            if error.status is Status.RECORD_TRUNCATED:
-                return 0
-            raise
+        return size if size <= len(self._buffer) - at else 0
 
     def _record(self, at: int, size: int) -> StoredMessage:
         record = bytes(memoryview(self._buffer)[at : at + size])
         message = decode(record, max_body_bytes=self._max_body_bytes)
         if message.physical_offset != self.position:
             text = f"a record of offset {message.physical_offset} at {self.position}"
-            raise StoredDataDamaged(Status.RECORD_FIELD, text)
+            raise _damaged(Status.RECORD_FIELD, text)
         return StoredMessage(record, message)
+
+
+class WholeRecords:
+    """What a slave may store: whole records and blanks, each checked, byte by byte as they came.
+
+    Holds one that is not complete, and what was not taken yet. `position`: behind all that is complete."""
+
+    def __init__(self, position: int, file_size: int, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        """`position`: as for RecordReader. `file_size`: of the files of the CommitLog, in bytes."""
+        self.position = position
+        self._file_size = file_size
+        self._max_body_bytes = max_body_bytes
+        self._buffer = bytearray()
+        self._complete = 0  # bytes of it
+
+    def feed(self, data: bytes) -> None:
+        """StoredDataDamaged for what is no record of this place: what was complete before may be taken."""
+        self._buffer += data
+        while (size := self._complete_size()) != 0:
+            self.position += size
+            self._complete += size
+
+    def take(self) -> tuple[int, bytes]:
+        """All that is complete and was not taken yet, and its physical offset."""
+        taken = bytes(memoryview(self._buffer)[: self._complete])
+        del self._buffer[: self._complete]
+        self._complete = 0
+        return self.position - len(taken), taken
+
+    @property
+    def incomplete_bytes(self) -> int:
+        return len(self._buffer) - self._complete
+
+    def _complete_size(self) -> int:
+        """Of the next record or blank; 0: more has to come."""
+        at = self._complete
+        size = unit_size_at(self._buffer, at, self.position, self._max_body_bytes)
+        left = self._file_size - self.position % self._file_size
+        if size < 0:
+            size = -size
+            most = max_record_size(self._max_body_bytes) + _SIZE_AND_MAGIC.size
+            if size != left or size > most:
+                raise self._does_not_fit("blank", size, left)
+            return size if size <= len(self._buffer) - at else 0
+        if size > left:
+            raise self._does_not_fit("record", size, left)
+        if not size or size > len(self._buffer) - at:
+            return 0
+        check_record(bytes(memoryview(self._buffer)[at : at + size]), 0, self.position, left)
+        return size
+
+    def _does_not_fit(self, what: str, size: int, left: int) -> StoredDataDamaged:
+        text = f"a {what} of {size} bytes at {self.position}, where a file has {left} left"
+        return _damaged(Status.RECORD_LENGTHS, text)
+
+
+def unit_size_at(data: bytearray, at: int, position: int, max_body_bytes: int) -> int:
+    """The size of the record that begins at `at`, negative that of a blank; 0: not even that is there.
+
+    StoredDataDamaged for what is neither. `position`: physical offset, for messages."""
+    if len(data) - at < _SIZE_AND_MAGIC.size:
+        return 0
+    size, magic = _SIZE_AND_MAGIC.unpack_from(data, at)
+    if magic == BLANK_MAGIC:
+        if size < _SIZE_AND_MAGIC.size:
+            raise _damaged(Status.RECORD_LENGTHS, f"a blank of {size} bytes at {position}")
+        return -int(size)
+    try:
+        return record_size_at(data, at, max_body_bytes=max_body_bytes)
+    except StoredDataDamaged as error:
+        if error.status is Status.RECORD_TRUNCATED:
+            return int(size)
+        raise StoredDataDamaged(error.status, f"{error.message}, at {position}") from None
+
+
+def _damaged(status: Status, problem: str) -> StoredDataDamaged:
+    return StoredDataDamaged(status, problem)

@@ -20,7 +20,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.ha.link import Link
 from broker_adapter.ha.records import RecordReader
-from broker_adapter.ha.transfers import supplied
+from broker_adapter.ha.transfers import first_report, supplied
 from broker_adapter.moving.master import Master
 from broker_adapter.moving.metadata_sync import MetadataSync
 from broker_adapter.moving.mirrored_queues import MirroredQueues
@@ -116,7 +116,7 @@ class Mirror:
             position = await self.queues.resume(self.metadata.queues())
             await self.metadata.sync_groups()
             await self.metadata.sync_offsets()
-        link = await Link.open(self._ha_address, position)
+        link = await Link.open(self._ha_address, first_report(position))
         works = [
             asyncio.ensure_future(work)
             for work in (self._store_all(link, position), self._sync_ever(), self._tell_ever())

@@ -25,5 +25,14 @@ class ClusterSecret:
         """In a time that does not depend on how much of it is right."""
         return sum(hmac.compare_digest(given, known) for known in self._accepted) > 0
 
+    def proof_of(self, data: bytes) -> bytes:
+        """That who made `data` knows the secret, for whoever does, too: the secret does not travel."""
+        return hmac.digest(self.sent, data, "sha256")
+
+    def accepts_proof(self, data: bytes, given: bytes) -> bool:
+        """Likewise of `data`, made with either secret."""
+        made = (hmac.digest(known, data, "sha256") for known in self._accepted)
+        return sum(hmac.compare_digest(given, one) for one in made) > 0
+
     def __repr__(self) -> str:
         return f"<ClusterSecret, {len(self._accepted)} accepted>"

@@ -7,14 +7,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import targets_broker, targets_classic, targets_log, targets_remoting, targets_text
+from tests.fuzz import (
+    targets_broker,
+    targets_classic,
+    targets_ha,
+    targets_log,
+    targets_remoting,
+    targets_text,
+)
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = {
     target.name: target
-    for module in (targets_log, targets_broker, targets_classic, targets_remoting, targets_text)
+    for module in (targets_log, targets_broker, targets_classic, targets_remoting, targets_ha, targets_text)
     for target in module.TARGETS
 }
 #: Of a target in one go: its inputs depend on the seed and the number of the slice, and on nothing else.

@@ -13,8 +13,6 @@ from broker_adapter.format.message import Message
 from broker_adapter.format.message import encode as encode_record
 from broker_adapter.format.properties import join_properties
 from broker_adapter.format.sys_flag import COMPRESSED
-from broker_adapter.ha.records import RecordReader
-from broker_adapter.ha.transfers import TransferReader
 from broker_adapter.processor.bodies import heartbeat, lock_request, parse
 from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import Language
@@ -212,47 +210,7 @@ def _use_table(data: bytes) -> None:
         delays_of(table)
 
 
-def _transfers(rng: Random) -> bytes:
-    """Of a master whose log begins at 1: a slave that wants all has the byte before it."""
-    sent, position = b"", 1
-    for _ in range(rng.randrange(1, 5)):
-        data = rng.randbytes(rng.randrange(20))
-        sent += struct.pack(">qi", position, len(data)) + data
-        position += len(data)
-    return sent
-
-
-def _read_transfers(data: bytes) -> None:
-    """In two pieces."""
-    reader, half = TransferReader(0), len(data) // 2
-    found = [*reader.feed(data[:half]), *reader.feed(data[half:])]
-    if sum(len(one.data) for one in found) != reader.position - 1:
-        raise AssertionError("bytes came twice, or not at all")
-
-
-def _log(rng: Random) -> bytes:
-    """Records and blanks."""
-    log = b""
-    for number in range(rng.randrange(1, 5)):
-        body = rng.randbytes(rng.randrange(9))
-        log += encode_record(Message("t", body, queue_offset=number, physical_offset=len(log)))
-        blank = rng.choice((0, 8, 30))
-        log += struct.pack(">II", blank, 0xCBD43194) + bytes(blank - 8) if blank else b""
-    return log
-
-
-def _read_log(data: bytes) -> None:
-    """However it is cut, the same records."""
-    half = len(data) // 2
-    whole, cut = RecordReader(0), RecordReader(0)
-    found = list(whole.feed(data))
-    if [*cut.feed(data[:half]), *cut.feed(data[half:])] != found or cut.position != whole.position:
-        raise AssertionError("it depends on where it is cut")
-
-
 TARGETS = (
-    Target("ha-records", _log, _read_log, (RecordReader.feed,), (StoredDataDamaged,)),
-    Target("ha-transfers", _transfers, _read_transfers, (TransferReader.feed,), (FrameRefused,)),
     Target(
         "classic-tables",
         _table,

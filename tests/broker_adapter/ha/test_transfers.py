@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import FrameRefused, Status, StoredDataDamaged
+from broker_adapter.errors import HaRefused, Status, StoredDataDamaged
 from broker_adapter.format.message import Message, encode
 from broker_adapter.ha.records import RecordReader
-from broker_adapter.ha.transfers import Transfer, TransferReader, encode_report, supplied
+from broker_adapter.ha.transfers import (
+    ReportReader,
+    Transfer,
+    TransferReader,
+    encode_report,
+    encode_transfer,
+    first_report,
+    supplied,
+)
 
 
 def frame(offset: int, data: bytes) -> bytes:
@@ -29,7 +37,8 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 def test_reports() -> None:
     assert encode_report(0x0102030405060708).hex() == "0102030405060708"
     # 0 would give the newest file only.
-    assert encode_report(0) == encode_report(1) == bytes(7) + b"\x01"
+    assert encode_report(first_report(0)) == encode_report(first_report(1)) == bytes(7) + b"\x01"
+    assert first_report(7) == 7
     assert (supplied(0), supplied(1), supplied(7)) == (b"\0", b"", b"")
 
 
@@ -37,7 +46,7 @@ def test_reports() -> None:
 def test_a_stream_however_it_is_cut(cuts: list[int], offset: int) -> None:
     begin = max(offset, 1)
     sent = frame(begin, b"abc") + frame(begin + 3, b"") + frame(begin + 3, b"defg") + frame(begin + 7, b"")
-    reader = TransferReader(offset)
+    reader = TransferReader(begin)
     found = [one for piece in pieces(sent, cuts) for one in reader.feed(piece)]
     assert b"".join(one.data for one in found) == b"abcdefg" and reader.position == begin + 7
     assert [one for one in found if not one.data] == [Transfer(begin + 3, b""), Transfer(begin + 7, b"")]
@@ -52,13 +61,37 @@ def test_a_stream_however_it_is_cut(cuts: list[int], offset: int) -> None:
     [frame(6, b"x"), frame(4, b""), struct.pack(">qi", 5, -1), struct.pack(">qi", 5, (1 << 30) + 1)],
 )
 def test_frames_that_do_not_go_on(sent: bytes) -> None:
-    with pytest.raises(FrameRefused):
+    with pytest.raises(HaRefused):
         list(TransferReader(5).feed(sent))
 
 
 def test_a_frame_takes_no_memory_for_what_has_not_come() -> None:
     reader = TransferReader(5)
     assert list(reader.feed(struct.pack(">qi", 5, 1 << 30) + b"x")) == [Transfer(5, b"x")]
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=9), st.lists(st.integers(-(1 << 63), (1 << 63) - 1)))
+def test_reports_however_they_are_cut(cuts: list[int], offsets: list[int]) -> None:
+    reader = ReportReader()
+    sent = b"".join(struct.pack(">q", offset) for offset in offsets)
+    assert [one for piece in pieces(sent, cuts) for one in reader.feed(piece)] == offsets
+    assert not reader.feed(b"1234567") and reader.feed(b"8") == [int.from_bytes(b"12345678")]
+
+
+def test_a_master_sends_what_rocketmq_was_seen_to_send() -> None:
+    assert encode_transfer(5, b"abc") == frame(5, b"abc") and encode_transfer(1 << 40, b"") == frame(
+        1 << 40, b""
+    )
+
+
+def test_the_first_frame_with_data_says_where_a_log_begins() -> None:
+    reader = TransferReader(0, begins_anywhere=True)
+    sent = frame(4096, b"") + frame(8192, b"") + frame(8192, b"ab") + frame(8194, b"c")
+    assert [one.data for one in reader.feed(sent) if one.data] == [b"ab", b"c"] and reader.position == 8195
+    with pytest.raises(HaRefused):
+        list(reader.feed(frame(4096, b"x")))
+    with pytest.raises(HaRefused):
+        list(TransferReader(0, begins_anywhere=True).feed(frame(-4096, b"x")))
 
 
 def record(number: int, position: int, body: bytes = b"body") -> bytes:

@@ -358,7 +358,7 @@ async def test_what_is_no_log_ends_a_mirror(world: World) -> None:
     master.store.topic("t")
     master.put("t", b"x")
     master.frame = lambda at, data: struct.pack(">qi", at + 1, len(data)) + data
-    assert (await ended(world)).status is Status.FRAME_INVALID
+    assert (await ended(world)).status is Status.HA_TRANSFER_REFUSED
     master.frame = lambda at, data: struct.pack(">qi", at, len(data)) + data
     master.store.log[record_size_at(master.store.log, 0) - 1] ^= 1
     master.store.log[90] ^= 1
