@@ -248,6 +248,9 @@ class BrokerApi(Protocol):
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
 
+    async def groups_of(self, topic: str) -> list[str]:
+        """Those that have offsets in this topic, by name. Linearizable."""
+
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         """Set offsets, backwards too. Begins a new generation, which is returned."""
 

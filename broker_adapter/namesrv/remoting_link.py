@@ -23,7 +23,6 @@ from broker_adapter.errors import (
 from broker_adapter.namesrv.remoting_bodies import (
     DataVersion,
     body_crc32,
-    dump,
     encode_register_body,
     node_name,
 )
@@ -32,6 +31,7 @@ from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.json_bodies import dump
 
 #: A NameServer of RocketMQ 5 forgets who says nothing for so long (ms) ...
 EXPIRE_MS = 20_000
@@ -142,7 +142,7 @@ class RemotingRegistrationSession:
             raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, error.message) from None
 
     async def _register(self, given: Registration, row: _Row, version: DataVersion) -> RemotingCommand:
-        body = encode_register_body(row.topics, version)
+        body = await asyncio.to_thread(encode_register_body, row.topics, version)
         fields = {
             **_fields(given, row),
             "haServerAddr": _address(given),

@@ -27,6 +27,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting.json_bodies import dump
 from dledger.platform import client_address, large_turns
 
 #: Settings of this namespace say which topics are in order over how many queues.
@@ -164,7 +165,7 @@ class NameServerRemoting:
         return request.answer(
             ResponseCode.SUCCESS,
             fields={"changed": "true" if changed else "false"},
-            body=bodies.dump((known or bodies.DataVersion()).to_json()),
+            body=dump((known or bodies.DataVersion()).to_json()),
         )
 
     async def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:

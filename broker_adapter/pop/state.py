@@ -174,6 +174,17 @@ class DeliveryState:
             queues = self._now.by_group.get(group, {})
             return {(key.topic, key.queue_id): queue.least for key, queue in queues.items()}
 
+    def offset_of(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Likewise of one queue; None: the group was given nothing of it."""
+        with self.lock:
+            queue = self._now.by_group.get(group, {}).get(QueueKey(group, topic, queue_id))
+            return None if queue is None else queue.least
+
+    def topics_of(self, group: str) -> set[str]:
+        """Of which the group was given anything."""
+        with self.lock:
+            return {key.topic for key in self._now.by_group.get(group, {})}
+
     def of_group(self, group: str) -> GroupDelivery:
         """What the group has of delivery."""
         with self.lock:

@@ -1,15 +1,20 @@
-"""What mqadmin and the dashboard ask a master: topics, groups, their progress, and changes of these."""
+"""What mqadmin and the dashboard ask a master: topics, groups, their progress, and changes of these.
+
+Answers may have ten thousands of rows. Their text takes tenths of a second: threads make it."""
 
 from __future__ import annotations
+
+import asyncio
 
 from broker_adapter.api import BrokerApi, QueueOffset
 from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor import fields as read
-from broker_adapter.processor.bodies import QueueName, dump
+from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.json_bodies import dump
 from broker_adapter.store.queue_reader import store_timestamp_of
 
 _LATEST = -1
@@ -35,7 +40,7 @@ class AdminProcessor:
         return _done(request)
 
     async def all_topics(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _done(request, bodies.all_topics(self._broker.topics()))
+        return _done(request, await asyncio.to_thread(bodies.all_topics, self._broker.topics()))
 
     async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "topic")
@@ -46,7 +51,7 @@ class AdminProcessor:
 
     async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         stats = await self._broker.topic_stats(read.text(request.fields, "topic"))
-        return _done(request, bodies.topic_stats(self._broker_name, stats))
+        return _done(request, await asyncio.to_thread(bodies.topic_stats, self._broker_name, stats))
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -61,7 +66,7 @@ class AdminProcessor:
         return _done(request)
 
     async def all_groups(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _done(request, bodies.all_groups(self._broker.groups()))
+        return _done(request, await asyncio.to_thread(bodies.all_groups, self._broker.groups()))
 
     async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "group")
@@ -75,17 +80,19 @@ class AdminProcessor:
         group, wanted = read.text(request.fields, "consumerGroup"), request.fields.get("topic") or ""
         _, offsets = await self._broker.offsets(group)
         known = {config.name for config in self._broker.topics()}
+        by_topic: dict[str, dict[int, int]] = {}
+        for one in offsets:
+            if one.topic in known and wanted in ("", one.topic):
+                by_topic.setdefault(one.topic, {})[one.queue_id] = one.offset
         rows = []
-        for topic in sorted({one.topic for one in offsets} & known):
-            if wanted and topic != wanted:
-                continue
-            consumed = {one.queue_id: one.offset for one in offsets if one.topic == topic}
+        for topic, consumed in by_topic.items():
             for stats in await self._broker.topic_stats(topic):
                 offset = consumed.get(stats.queue_id, 0)
                 when_ms = await self._time_of(topic, stats.queue_id, offset - 1)
                 queue = QueueName(topic, self._broker_name, stats.queue_id)
                 rows.append((queue, stats.max_offset, offset, when_ms))
-        return _done(request, bodies.consume_stats(rows))
+        # A group may have tens of thousands of queues: their text is no work for the event loop.
+        return _done(request, await asyncio.to_thread(bodies.consume_stats, rows))
 
     async def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
         """When this message was stored; 0 if it cannot be read."""
@@ -96,14 +103,7 @@ class AdminProcessor:
 
     async def groups_of_topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Which have offsets there."""
-        topic, groups = read.text(request.fields, "topic"), []
-        for config in self._broker.groups():
-            try:
-                _, offsets = await self._broker.offsets(config.name)
-            except GroupRefused:
-                continue  # deleted meanwhile
-            if any(one.topic == topic for one in offsets):
-                groups.append(config.name)
+        groups = await self._broker.groups_of(read.text(request.fields, "topic"))
         return _done(request, dump({"groupList": groups}))
 
     async def reset(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:

@@ -12,12 +12,13 @@ from broker_adapter.api import TopicConfig
 from broker_adapter.errors import IllegalMessage, ResponseCode, Status
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
-from broker_adapter.processor.bodies import QueueName, dump
+from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.json_bodies import dump
 
 _ANY_QUEUE = -1
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter.errors import IllegalMessage, Status
+from broker_adapter.remoting.json_bodies import dump
 
 _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 _MODELS = ("BROADCASTING", "CLUSTERING")
@@ -53,10 +54,6 @@ class Heartbeat(NamedTuple):
     client_id: str
     producer_groups: Sequence[str]
     consumers: Sequence[ConsumerData]
-
-
-def dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def parse(body: bytes) -> dict[str, Any]:

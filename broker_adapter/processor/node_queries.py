@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from broker_adapter.errors import ResponseCode
 from broker_adapter.processor import admin_bodies
-from broker_adapter.processor.bodies import dump
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.fields import text
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.json_bodies import dump
 
 #: Of a member of a group, that is asked something: administrators wait for 5 s.
 _MEMBER_S = 4.0

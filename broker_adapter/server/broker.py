@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from functools import partial
 from typing import Protocol, TypeVar
@@ -57,6 +57,16 @@ class ReadPoint(Protocol):
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
 
 
+class GivenOffsets(Protocol):
+    """`broker_adapter.pop.state.DeliveryState`: what groups are given one by one. For any thread."""
+
+    def offsets_of(self, group: str) -> Mapping[tuple[str, int], int]: ...
+
+    def offset_of(self, group: str, topic: str, queue_id: int) -> int | None: ...
+
+    def topics_of(self, group: str) -> Set[str]: ...
+
+
 class Broker:
     """Implements `broker_adapter.api.BrokerApi`. On the node's event loop; `readers` do what blocks."""
 
@@ -72,11 +82,10 @@ class Broker:
         groups: GroupService,
         readers: Executor,
         info: Callable[[], BrokerInfo],
-        delivered: Callable[[str], Mapping[tuple[str, int], int]] = lambda _: {},
+        given: GivenOffsets,
         used: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`delivered`: by (topic, queue id), the first offset that is not done of what a group is given one
-        by one. `used` is told each topic that a client uses."""
+        """`used` is told each topic that a client uses."""
         self.long_polls = LongPolls(settings.max_held_pulls)
         self._settings = settings
         self._node = node
@@ -88,7 +97,7 @@ class Broker:
         self._groups = groups
         self._readers = readers
         self._info = info
-        self._delivered = delivered
+        self._given = given
         self._used = used
         self.creation = TopicCreation(metadata.topic)
         self._limits = CreationLimits(
@@ -265,17 +274,31 @@ class Broker:
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         await self._confirm()
         found = self._known_group(group)
-        offsets = dict(found.offsets)
-        for queue, offset in self._delivered(group).items():
-            # An offset that was committed reads back: only a reset lowers it, and that concerns both.
-            offsets[queue] = max(offset, offsets.get(queue, offset))
-        return found.generation, [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
+
+        def merge() -> list[QueueOffset]:
+            offsets = dict(found.offsets)
+            for queue, offset in self._given.offsets_of(group).items():
+                # An offset that was committed reads back: only a reset lowers it, and that concerns both.
+                offsets[queue] = max(offset, offsets.get(queue, offset))
+            return [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
+
+        return found.generation, await self._read(merge)
 
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         await self._confirm()
-        found, queue = self._known_group(group).offsets, (topic, queue_id)
-        given, committed = self._delivered(group).get(queue), found.get(queue)
+        committed = self._known_group(group).offsets.get((topic, queue_id))
+        given = self._given.offset_of(group, topic, queue_id)
         return max((one for one in (given, committed) if one is not None), default=None)
+
+    async def groups_of(self, topic: str) -> list[str]:
+        await self._confirm()
+        groups = self._metadata.groups()
+
+        def uses(group: Group) -> bool:
+            is_given = topic in self._given.topics_of(group.name)
+            return is_given or any(queue[0] == topic for queue in group.offsets)
+
+        return await self._read(lambda: sorted(group.name for group in groups if uses(group)))
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         self._use_all(one.topic for one in offsets)

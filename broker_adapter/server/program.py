@@ -192,7 +192,7 @@ class BrokerProgram:
             groups,
             self._readers,
             self.info,
-            self.delivery_state.offsets_of,
+            self.delivery_state,
             self.topic_use.touch,
         )
         self._make_expiries(files)

@@ -189,7 +189,7 @@ class SimBroker:
             self.groups,
             cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
             self._info,
-            self.delivery_state.offsets_of,
+            self.delivery_state,
             self.topic_use.touch,
         )
         self._make_expiries()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker_adapter.api import GroupConfig, QueueStats, TopicConfig
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.format.message import decode
+from broker_adapter.namesrv.remoting_bodies import DataVersion, encode_register_body
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.clients import RemotingClients
@@ -21,6 +24,7 @@ from broker_adapter.processor.port import RemotingPort
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
+from broker_adapter.remoting import json_bodies
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -255,3 +259,59 @@ async def test_at_a_broker_that_names_no_operators_only_members_change(
             connection.close("done")
             assert answer.code == (ResponseCode.SUCCESS if may else ResponseCode.NO_PERMISSION), who
             assert (program.metadata.topic(f"of-{who}") is not None) is may, who
+
+
+_LONG = ("all_topics", "all_groups", "topic_stats", "consume_stats")
+
+
+async def test_texts_of_long_answers_are_made_beside_the_event_loop(
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, bool] = {}
+
+    def watched(name: str) -> Callable[..., bytes]:
+        make = getattr(bodies, name)
+
+        def made_by(*args: Any) -> bytes:
+            made[name] = threading.current_thread() is threading.main_thread()
+            return make(*args)
+
+        return made_by
+
+    async with asking(slave(cluster)) as asker:
+        await asker.send("t", b"0", 0)
+        await asker.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+        of = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+        await asker.get(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **of)
+        for name in _LONG:
+            monkeypatch.setattr(bodies, name, watched(name))
+        await asker.body(RequestCode.GET_ALL_TOPIC_CONFIG)
+        await asker.body(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        await asker.ask(RequestCode.GET_TOPIC_STATS_INFO, topic="t")
+        await asker.ask(RequestCode.GET_CONSUME_STATS, consumerGroup="g")
+    assert made == dict.fromkeys(_LONG, False)
+
+
+def test_long_tables_are_encoded_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single call of the encoder keeps all threads waiting, that of the event loop among them."""
+    longest = 0
+
+    def dumps(value: object, **options: Any) -> str:
+        nonlocal longest
+        text = encode(value, **options)
+        longest = max(longest, len(text))
+        return text
+
+    encode = json.dumps
+    topics = [TopicConfig(f"t{n}", read_queues=8, write_queues=8) for n in range(500)]
+    stats = [QueueStats("t", n, 0, 1, 2) for n in range(500)]
+    monkeypatch.setattr(json_bodies.json, "dumps", dumps)
+    tables = [
+        bodies.all_topics(topics),
+        bodies.all_groups(GroupConfig(f"g{n}") for n in range(500)),
+        bodies.topic_stats("b", stats),
+        bodies.consume_stats((QueueName("t", "b", n), 1, 1, 1) for n in range(500)),
+        encode_register_body(topics, DataVersion()),
+    ]
+    assert min(map(len, tables)) > 10_000
+    assert longest < 1_000
