@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 from broker_adapter.errors import Status
 
@@ -247,6 +249,9 @@ class BrokerApi(Protocol):
 
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
+
+    async def filter(self, work: Callable[[], T], remote: str) -> T:
+        """Do what evaluates a client's filter expression. `remote`: its host:port."""
 
     async def groups_of(self, topic: str) -> list[str]:
         """Those that have offsets in this topic, by name. Linearizable."""

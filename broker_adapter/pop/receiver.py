@@ -114,9 +114,11 @@ class Receiver:
         *,
         now_ms: Callable[[], int],
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]],
         limits: ReceiveLimits,
     ) -> None:
-        """`run` does what blocks; `now_ms` is cluster time."""
+        """`run` does what blocks, `run_filter` what evaluates a filter of this address; `now_ms` is cluster
+        time."""
         self.refused_fresh = 0  # how often nothing fresh was given, as too much is pending
         self._state = state
         self._committer = committer
@@ -125,7 +127,7 @@ class Receiver:
         self._receive_queues = receive_queues
         self._dead_letters = dead_letters
         self._now_ms = now_ms
-        self._run = run
+        self._run, self._run_filter = run, run_filter
         self._limits = limits
         self.room = Room(limits.max_given_bytes)
 
@@ -247,7 +249,9 @@ class Receiver:
                     call.max_bytes,
                     only_fitting=call.only_fitting,
                 )
-                found: list[Found] = await self._run(work)
+                is_sql = call.wanted.matches is not None
+                looked = self._run_filter(work, call.address) if is_sql else self._run(work)
+                found: list[Found] = await looked
                 await wake_queue().turn(call.who.topic)
                 request = self._propose(call, found)
                 is_nothing = request is None and not any(self._worn_out(call, one) for one in found)

@@ -83,6 +83,7 @@ class Runtime(NamedTuple):
     now_ms: Callable[[], int]  # cluster time
     wall_ms: Callable[[], int]  # what clients go by
     run: Callable[[Callable[[], Any]], Awaitable[Any]]  # what blocks, on a reader's thread
+    run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]]  # what evaluates an address's filter
     new_request_id: Callable[[], bytes]  # 16 bytes that are never given twice, on any node
 
 
@@ -147,6 +148,7 @@ class DeliveryService:
             self._dead_letters,
             now_ms=now_ms,
             run=runtime.run,
+            run_filter=runtime.run_filter,
             limits=limits,
         )
         self._deferred = DeferredDelivery(

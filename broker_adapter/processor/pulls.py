@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
@@ -67,8 +67,9 @@ class PullProcessor:
             wait_ms=max(0, min(suspend_ms, _MAX_SUSPEND_MS)),
             group=read.text(fields, "consumerGroup", ""),
         )
-        if wanted.matches is not None and result.records:  # what it costs is never the event loop's
-            records, next_offset = await asyncio.to_thread(matching, result, wanted)
+        if wanted.matches is not None and result.records:
+            work = partial(matching, result, wanted)
+            records, next_offset = await self._broker.filter(work, context.remote)
             status = PullStatus.FOUND if records else PullStatus.NO_MATCHED_MESSAGE
             result = result._replace(status=status, records=records, next_offset=next_offset)
         return _answer(command, result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from concurrent.futures import Executor
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -57,6 +56,14 @@ class ReadPoint(Protocol):
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
 
 
+class Readers(Protocol):
+    """`broker_adapter.server.reader_threads.ReaderThreads`."""
+
+    async def run(self, work: Callable[[], T]) -> T: ...
+
+    async def run_filter(self, work: Callable[[], T], address: str) -> T: ...
+
+
 class GivenOffsets(Protocol):
     """`broker_adapter.pop.state.DeliveryState`: what groups are given one by one. For any thread."""
 
@@ -80,7 +87,7 @@ class Broker:
         metadata: MetadataState,
         proposals: Proposals,
         groups: GroupService,
-        readers: Executor,
+        readers: Readers,
         info: Callable[[], BrokerInfo],
         given: GivenOffsets,
         used: Callable[[str], None] = lambda _: None,
@@ -290,6 +297,9 @@ class Broker:
         given = self._given.offset_of(group, topic, queue_id)
         return max((one for one in (given, committed) if one is not None), default=None)
 
+    async def filter(self, work: Callable[[], T], remote: str) -> T:
+        return await self._readers.run_filter(work, client_of(remote))
+
     async def groups_of(self, topic: str) -> list[str]:
         await self._confirm()
         groups = self._metadata.groups()
@@ -399,4 +409,4 @@ class Broker:
         return self._files.bounds(topic, queue_id)[1] > offset
 
     async def _read(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        return await self._readers.run(work)

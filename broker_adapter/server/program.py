@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,6 +56,7 @@ from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
 from broker_adapter.server.imports import Imports
+from broker_adapter.server.reader_threads import reader_threads
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
@@ -65,7 +65,6 @@ from dledger.platform import AdminNames, GrpcService, NodeTrace, PeerNames, get_
 
 _log = get_logger("broker")
 
-_READER_THREADS = 2
 _PURGE_LOOK_S = 1.0
 _FILES_LOOK_S = 1.0
 #: Batches under way may take so long when the process is asked to end.
@@ -118,7 +117,7 @@ class BrokerProgram:
         self.settings = settings
         self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
+        self._readers = reader_threads()
         self._purging: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._complaints: dict[str, str] = {}  # of work that comes round again: what was logged last
@@ -228,7 +227,7 @@ class BrokerProgram:
             self.topic_use,
             holdings(files, self.dispatcher, self.delivery_state, self.writer),
             expire_ms=self.settings.auto_create_expire_ms,
-            run=self._read,
+            run=self._readers.run,
         )
         self.group_expiry = GroupExpiry(
             self.metadata,
@@ -257,7 +256,13 @@ class BrokerProgram:
                 groups.known,
             ),
             node,
-            Runtime(node.cluster_time_ms, _wall_ms, self._read, lambda: os.urandom(16)),
+            Runtime(
+                node.cluster_time_ms,
+                _wall_ms,
+                self._readers.run,
+                self._readers.run_filter,
+                lambda: os.urandom(16),
+            ),
             RoundLimits(min(ROUND_BYTES, node.max_batch_bytes // 2), min(ROUND_ENTRIES, max_entries)),
         )
 
@@ -314,7 +319,7 @@ class BrokerProgram:
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.stop()
 
     def info(self) -> BrokerInfo:
         config, adapter = self.config, self.adapter
@@ -507,9 +512,6 @@ class BrokerProgram:
         """On the machine's thread."""
         self.delivery.on_outcomes(request_id, outcomes)
 
-    async def _read(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
-
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
         self.delivery_state.topic_cut(topic)
@@ -554,7 +556,7 @@ class BrokerProgram:
     async def _carry_out(self, work: Callable[[], None], failure: str) -> bool:
         """A piece of work that comes round again. Whatever happens to it, it is not the last time."""
         try:
-            await self._read(work)
+            await self._readers.run(work)
         except Exception as error:
             if self._complaints.get(failure) != repr(error):  # once, not each time
                 self._complaints[failure] = repr(error)

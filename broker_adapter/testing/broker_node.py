@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +31,7 @@ from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
+from broker_adapter.server.reader_threads import ReaderThreads
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import JobQueue
@@ -107,6 +107,7 @@ class SimBroker:
         self._closing = False
         self.loop = process.loop
         self.loop.when_idle = self._check_gate
+        self._readers = ReaderThreads()  # the loop has its own idea of threads
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
@@ -187,7 +188,7 @@ class SimBroker:
             self.metadata,
             self.proposals,
             self.groups,
-            cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
+            self._readers,
             self._info,
             self.delivery_state,
             self.topic_use.touch,
@@ -222,7 +223,8 @@ class SimBroker:
             Runtime(
                 now_ms=self.node.cluster_time_ms,
                 wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
-                run=lambda work: self.loop.run_in_executor(None, work),
+                run=self._readers.run,
+                run_filter=self._readers.run_filter,
                 new_request_id=lambda: self._rng.randbytes(16),
             ),
             RoundLimits(bytes=_MAX_ROUND_BYTES),

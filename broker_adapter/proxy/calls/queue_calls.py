@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus, QueueOffset
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
@@ -60,8 +60,9 @@ class QueueCalls:
             yield calls.PullMessageResponse(next_offset=result.next_offset)
         else:
             records, next_offset = result.records, result.next_offset
-            if wanted.matches is not None:  # what a client's expression costs is never the event loop's
-                records, next_offset = await asyncio.to_thread(matching, result, wanted)
+            if wanted.matches is not None:
+                work = partial(matching, result, wanted)
+                records, next_offset = await self._broker.filter(work, context.remote)
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
             size = sum(map(len, records))
             async with (

@@ -1,0 +1,75 @@
+"""Filters of clients do not keep others from reading, nor one client's those of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+
+from broker_adapter.server.reader_threads import ReaderThreads, reader_threads
+
+
+@pytest.fixture
+def threads() -> ReaderThreads:
+    return reader_threads()
+
+
+async def test_reads_go_on_while_filters_take_their_time(threads: ReaderThreads) -> None:
+    gate = Event()
+    filters = [asyncio.create_task(threads.run_filter(gate.wait, f"host{n}")) for n in range(5)]
+    try:
+        async with asyncio.timeout(60):
+            assert await threads.run(lambda: 7) == 7
+    finally:
+        gate.set()
+    assert await asyncio.gather(*filters) == [True] * 5
+    threads.stop()
+
+
+def _noting(done: list[str], name: str) -> Callable[[], None]:
+    return lambda: done.append(name)
+
+
+async def test_addresses_take_turns_with_their_filters(threads: ReaderThreads) -> None:
+    gate, done = Event(), list[str]()
+    first = asyncio.create_task(threads.run_filter(gate.wait, "a"))
+    await asyncio.sleep(0)
+    rest = [
+        asyncio.create_task(threads.run_filter(_noting(done, name), name[0]))
+        for name in ("a1", "a2", "a3", "b1", "b2", "c1")
+    ]
+    await asyncio.sleep(0)
+    rest[1].cancel()  # one that waits gives up
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(first, *rest, return_exceptions=True)
+    assert done == ["a1", "b1", "c1", "b2", "a3"]
+    threads.stop()
+
+
+async def test_a_caller_that_gives_up_leaves_the_turn_to_the_next(threads: ReaderThreads) -> None:
+    gate, done = Event(), list[str]()
+    running = asyncio.create_task(threads.run_filter(gate.wait, "a"))
+    await asyncio.sleep(0)
+    after = asyncio.create_task(threads.run_filter(_noting(done, "b"), "b"))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not done, "the thread is busy still"
+    gate.set()
+    await after
+    assert done == ["b"]
+    threads.stop()
+
+
+async def test_a_filter_that_fails_tells_its_caller_and_no_other(threads: ReaderThreads) -> None:
+    def fail() -> None:
+        raise ValueError("no such property")
+
+    with pytest.raises(ValueError, match="no such property"):
+        await threads.run_filter(fail, "a")
+    assert await threads.run_filter(lambda: 1, "a") == 1
+    threads.stop()
