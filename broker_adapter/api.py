@@ -7,9 +7,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-T = TypeVar("T")
-
 from broker_adapter.errors import Status
+
+T = TypeVar("T")
 
 
 class BrokerRole(StrEnum):

@@ -29,8 +29,8 @@ class DerivedFiles:
         self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
 
     def needless(self, queues: ConsumeQueues) -> list[Path]:
-        """What is there of ConsumeQueues, directories included, and no reader can need."""
-        needed: set[Path] = set()
+        """What is there of ConsumeQueues, directories but that of all included, and no reader needs."""
+        needed = {ROOT / DIRECTORY}
         for queue in queues.all():
             if queue.min_offset < queue.max_offset:
                 needed.update(above for path in queue.paths() for above in (path, *path.parents))

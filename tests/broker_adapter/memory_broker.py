@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import (
     Assignment,
@@ -36,6 +36,8 @@ from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.format.message import Message, decode, encode, patch_offsets
 from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
 from broker_adapter.format.topic_names import check_topic_name
+
+T = TypeVar("T")
 
 _HEADER = 48  # of an entry of the log
 
@@ -144,6 +146,9 @@ class MemoryBroker:
             raise NotMaster("this is a slave", master_address=master.address if master else None)
 
     # -- messages
+
+    async def filter(self, work: Callable[[], T], remote: str) -> T:
+        return await asyncio.to_thread(work)
 
     async def send(
         self,
