@@ -23,8 +23,9 @@ from broker_adapter.classic.layout import (
     places_of,
 )
 from broker_adapter.classic.log_handles import LogHandles
+from broker_adapter.classic.log_retention import OldFile
 from broker_adapter.classic.log_zeros import zero
-from broker_adapter.classic.record_check import HEAD_SIZE, is_blank, store_timestamp
+from broker_adapter.classic.record_check import HEAD_SIZE, MAX_HEAD_SIZE, is_blank, store_timestamp
 from broker_adapter.classic.store_checkpoint import StoreCheckpoint, save_checkpoint
 from broker_adapter.errors import BrokerError, Status, error_for
 from dledger.platform import Disk, get_logger, write_all
@@ -93,6 +94,8 @@ class CommitLogFiles:
         #: `physic_ms` is kept here; `logics_ms` and `index_ms` by whoever derives files from the log.
         self.checkpoint = checkpoint
         self.recovery = recovery
+        #: Why `append` refuses all; "" if it does not. Whoever watches the disk sets it.
+        self.refusal = ""
         self.is_closed = False
         self._paths = paths
         self._disk = disk
@@ -103,6 +106,7 @@ class CommitLogFiles:
         self._flush_lock = Lock()
         self._has_new_names = False
         self._last_stamp_ms = recovery.last_stamp_ms
+        self._first_stamps: dict[int, int] = {}
         self._failure: BrokerError | None = None
         self._release = release
 
@@ -126,6 +130,21 @@ class CommitLogFiles:
     def failure(self) -> BrokerError | None:
         """LOG_FAILED, since nothing is written any more."""
         return self._failure
+
+    def old_files(self) -> list[OldFile]:
+        """All but the one that is written, the oldest first. STORE_DAMAGED if one cannot be read."""
+        last = self.last_file_offset
+        begins = [begin for begin in self._begins if begin < last]
+        newest = [self._first_stamp(begin) for begin in begins[1:]]
+        if begins:
+            newest.append(self._first_stamp(last) if last < self.end_offset else self._last_stamp_ms)
+        return [OldFile(begin, stamp) for begin, stamp in zip(begins, newest, strict=True)]
+
+    def disk_bytes(self) -> tuple[int, int]:
+        """(used, usable) of the file system. LOG_FAILED."""
+        with self._failing("statfs"):
+            root = self._paths.root
+            return self._disk.used_bytes(root), self._disk.free_bytes(root)
 
     def read(self, offset: int, most: int) -> bytes:
         """Up to `most` bytes from `offset` on: of one file, and not beyond `end_offset`, where there is
@@ -164,11 +183,13 @@ class CommitLogFiles:
     def append(self, records: Sequence[bytes | bytearray]) -> None:
         """Write records in the places that `place` gave, and blanks where a file ends.
 
-        DISK_FULL: nothing was written. LOG_FAILED: nobody knows, and no further append is accepted.
-        ValueError for a record that does not name its place: an error of the program."""
+        DISK_FULL (also with a `refusal`): nothing was written. LOG_FAILED: nobody knows, and no further
+        append is accepted. ValueError for a record that does not name its place: an error of the program."""
         self._check_usable()
         if not records:
             return
+        if self.refusal:
+            raise error_for(Status.DISK_FULL, self.refusal)
         places = self.place([len(record) for record in records])
         for record, place in zip(records, places, strict=True):
             self._check_place(record, place)
@@ -290,6 +311,7 @@ class CommitLogFiles:
                 self._handles.forget(begin)
                 self._disk.unlink(self._paths.file(begin))
                 self._begins.remove(begin)
+                self._first_stamps.pop(begin, None)
             self._disk.sync_directory(self._paths.commit_log)
 
     def close(self) -> None:
@@ -312,6 +334,13 @@ class CommitLogFiles:
             self._release()
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _first_stamp(self, begin: int) -> int:
+        """When the first record of a file was stored."""
+        stamp = self._first_stamps.get(begin)
+        if stamp is None:
+            stamp = self._first_stamps[begin] = store_timestamp(self.read(begin, MAX_HEAD_SIZE))
+        return stamp
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -438,6 +467,7 @@ class CommitLogFiles:
                 self._disk.fdatasync(handle)
 
     def _remove(self, begin: int) -> None:
+        self._first_stamps.pop(begin, None)
         self._handles.forget(begin)
         self._disk.unlink(self._paths.file(begin))
         self._begins.remove(begin)

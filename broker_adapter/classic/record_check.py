@@ -19,6 +19,8 @@ from broker_adapter.format.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 MAX_RECORD_BYTES = max_record_size(MAX_BODY_BYTES)
 #: A record's bytes up to its sys_flag.
 HEAD_SIZE = 40
+#: ... and up to its store timestamp.
+MAX_HEAD_SIZE = 48 + 20 + 8
 _HEAD = struct.Struct(">IIIiiqqi")
 _SIZE_AND_MAGIC = struct.Struct(">II")
 _INT = struct.Struct(">i")

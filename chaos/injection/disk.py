@@ -83,6 +83,10 @@ class FaultInjectingDisk(OsDisk):
         quota = self._orders.now().quota_bytes
         return super().free_bytes(path) if quota < 0 else max(0, quota - used_bytes(self._root))
 
+    def used_bytes(self, path: Path) -> int:
+        quota = self._orders.now().quota_bytes
+        return super().used_bytes(path) if quota < 0 else min(quota, used_bytes(self._root))
+
     def _refuse_growth(self, by: int) -> None:
         if by <= 0 or self._orders.now().quota_bytes < 0 or by <= self.free_bytes(self._root):
             return

@@ -93,6 +93,9 @@ class Disk(Protocol):
     def free_bytes(self, path: Path) -> int:
         """Bytes that an unprivileged process can still write to the file system of `path`."""
 
+    def used_bytes(self, path: Path) -> int:
+        """Bytes of the file system of `path` that are in use."""
+
 
 class OsDisk:
     """The operating system's files (Linux)."""
@@ -202,6 +205,10 @@ class OsDisk:
     def free_bytes(self, path: Path) -> int:
         info = os.statvfs(path)
         return info.f_bavail * info.f_frsize
+
+    def used_bytes(self, path: Path) -> int:
+        info = os.statvfs(path)
+        return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
 def readable_by_others(directory: Path) -> int:

@@ -8,6 +8,7 @@ from random import Random
 
 from broker_adapter.classic.commit_log_files import CommitLogOptions
 from broker_adapter.classic.layout import StorePaths, blank_head, places_of
+from broker_adapter.classic.log_retention import parse_delete_when
 from broker_adapter.classic.log_walk import FileWalk
 from broker_adapter.classic.record_check import check_record, claimed_size
 from broker_adapter.classic.recovery import open_commit_log
@@ -15,6 +16,7 @@ from broker_adapter.classic.store_checkpoint import StoreCheckpoint, decode_chec
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import Message, encode
+from dledger import ConfigError
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.classic.slow_log import records_of
 from tests.fuzz.target import Target
@@ -86,7 +88,17 @@ def _recover(data: bytes) -> None:
         raise AssertionError(f"it ends at {end}, and then at {again.end_offset}")
 
 
+def _hours(rng: Random) -> bytes:
+    return ";".join(f"{rng.randrange(24):02d}" for _ in range(rng.randrange(1, 4))).encode()
+
+
+def _read_hours(data: bytes) -> None:
+    if not parse_delete_when(data.decode(errors="replace")) <= set(range(24)):
+        raise AssertionError("an hour that no day has")
+
+
 TARGETS = (
+    Target("classic-hours", _hours, _read_hours, (parse_delete_when,), (ConfigError,), text=True),
     Target("classic-checkpoint", _checkpoint, _read_checkpoint, (decode_checkpoint, StoreCheckpoint.encode)),
     Target(
         "classic-recovery",

@@ -390,6 +390,9 @@ class SimDisk:
     def free_bytes(self, path: Path) -> int:
         return max(0, self.capacity - self._used())
 
+    def used_bytes(self, path: Path) -> int:
+        return self._used()
+
     # -- inside
 
     def _begin(self, name: str, path: Path) -> None:
