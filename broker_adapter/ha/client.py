@@ -65,11 +65,12 @@ class HaClient:
         *,
         own: HaIdentity | None = None,
         secret: ClusterSecret | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         on_grown: Callable[[], object] = lambda: None,
         run: RunBlocking = asyncio.to_thread,
     ) -> None:
-        """`own`: of this slave, for the handshake. `on_grown`: called after each append, on the event loop.
+        """`own`: of this slave, for the handshake. `tls`: called for each connection. `on_grown`: called
+        after each append, on the event loop.
         `run`: for blocking calls of the log, one at a time."""
         self.options = options or HaClientOptions()
         if own is None and self.options.handshake is not Handshake.OFF:
@@ -166,7 +167,7 @@ class HaClient:
             first_report(position) if options.whole_log else position,
             begins_anywhere=begins_anywhere,
             hello=await self._hello(),
-            tls=self._tls,
+            tls=self._tls() if self._tls is not None else None,
             timeout_s=options.connect_s,
             heartbeat_s=options.heartbeat_s,
         )

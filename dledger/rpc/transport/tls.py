@@ -252,6 +252,15 @@ class ClientTls:
             self._security = channel_security(self._keeper.material)
         return self._security
 
+    def stream_context(self) -> ssl.SSLContext:
+        """For a client of a protocol other than gRPC, of the files of now: make one for each connection."""
+        context = _context(ssl.PROTOCOL_TLS_CLIENT)
+        files = self._keeper.files
+        if files.certificate is not None and files.key is not None:
+            context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        context.load_verify_locations(files.ca)
+        return context
+
 
 def _signature(files: TlsFiles) -> _Signature:
     def of(path: Path) -> tuple[int, int, int, int] | None:
