@@ -1,1 +1,1 @@
-"""The protocol by which a master of RocketMQ ships its CommitLog to slaves (HAService): the slave's side."""
+"""The protocol by which a master ships its CommitLog to slaves, as RocketMQ does (HAService, HAClient)."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker_adapter.errors import BrokerError, HaRefused, Status
+from broker_adapter.errors import AnswerMissing, BrokerError, HaRefused, Status
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.ha.link import Hello, Link
 from broker_adapter.ha.log import CopiedLog, tail_of
@@ -19,6 +19,9 @@ from dledger.platform import ClusterSecret, get_logger
 
 _log = get_logger("ha")
 _T = TypeVar("_T")
+
+#: A master of RocketMQ's own that has not what it is asked for says nothing else.
+_HEARTBEATS_FOR_NOTHING = 2
 
 
 class RunBlocking(Protocol):
@@ -87,6 +90,7 @@ class HaClient:
         self._link: Link | None = None
         self._state = HaClientState.READY
         self._heard = 0.0
+        self._begin_is_gone: str | None = None  # the master that does not have it
         self._received = self._connections = 0
         self._problem = ""
 
@@ -161,10 +165,11 @@ class HaClient:
 
     async def _copy_from(self, master: str) -> None:
         options, position = self.options, self._log.end_offset
-        begins_anywhere = position == 0 and not options.whole_log
+        whole_log = options.whole_log and self._begin_is_gone != master
+        begins_anywhere = position == 0 and not whole_log
         link = await Link.open(
             master,
-            first_report(position) if options.whole_log else position,
+            first_report(position) if whole_log else position,
             begins_anywhere=begins_anywhere,
             hello=await self._hello(),
             tls=self._tls() if self._tls is not None else None,
@@ -210,11 +215,17 @@ class HaClient:
         """Until it fails. `begin`: where the log goes on, `known`: its first bytes. None: where the first
         bytes belong that come."""
         records: WholeRecords | None = None
+        heartbeats = 0
         while True:
             pieces = await link.read(self.options.housekeeping_s)
             self._heard = asyncio.get_running_loop().time()
-            self._problem = ""
             data = b"".join(piece.data for piece in pieces)
+            heartbeats += sum(not piece.data for piece in pieces)
+            if known and records is None and heartbeats >= _HEARTBEATS_FOR_NOTHING:
+                self._begin_is_gone = self._master
+                text = "it has no first file any more, or is empty; asking for its last file"
+                raise AnswerMissing(Status.ANSWER_MISSING, f"{self._master}: {text}")
+            self._problem = ""
             if not data:
                 continue
             if records is None:

@@ -45,8 +45,8 @@ class HaClientOptions:
     """Of a slave. Bytes, seconds.
 
     `whole_log`: a slave that has nothing gets all that the master has; RocketMQ's gets its last file only. By
-    handshake that is what the master still has; without, it works as long as the master has its first file,
-    and nothing comes if it has not."""
+    handshake that is what the master still has; without, all if the master has its first file, else the last
+    one."""
 
     handshake: Handshake = Handshake.OFF
     whole_log: bool = False

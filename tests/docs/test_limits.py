@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from broker_adapter.ha import slave_progress
+from broker_adapter.ha.options import HaOptions
 from broker_adapter.metadata import commands, creation_limits
 from broker_adapter.pop import api as pop
 from broker_adapter.processor import pulls
@@ -21,6 +23,7 @@ from dledger.status.connections import ConnectionLimits
 from tests.docs.pages import ROOT
 
 HTTP = ConnectionLimits()
+HA = HaOptions()
 EACH, ALL = creation_limits.EACH_CLIENT, creation_limits.ALL_CLIENTS
 
 
@@ -68,6 +71,14 @@ FIXED = {
     "a term; an index; a position; an incarnation": (
         "; ".join(map(power, (MAX_TERM, MAX_INDEX, MAX_POS, MAX_INCARNATION)))
     ),
+    "connections of slaves to a classic master; of one address": f"{HA.connections}; {HA.per_address}",
+    "what a slave that does not read has waiting for it at its master": (
+        f"{(HA.unsent_bytes + HA.read_ahead_bytes) / (1 << 20):g} MiB"
+    ),
+    "reports of a slave beyond four for each frame": (
+        f"{slave_progress._FREE_REPORTS:,}, and {slave_progress._REPORTS_PER_S} more each second"
+    ),
+    "how far behind a slave may be that sends wait for": mib(HA.max_gap_bytes),
     "how fast they do": (
         f"{EACH.burst:g} at once and {EACH.per_second:g} a second for an address; "
         f"{ALL.burst:g} and {ALL.per_second:g} for all"

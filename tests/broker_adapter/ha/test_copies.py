@@ -241,6 +241,26 @@ async def test_another_master_is_followed_at_once() -> None:
         await until(lambda: is_copied(copy, second))
 
 
+async def test_a_master_that_has_no_first_file_gives_its_last_one() -> None:
+    """RocketMQ's says nothing to who asks for what it has removed, but that it is there."""
+    log, copy, asked = MemoryLog(2 * FILE_SIZE), MemoryLog(), []
+    log.fill(100)
+
+    async def original(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(int.from_bytes(await reader.readexactly(8)))
+        if asked[-1] < log.begin_offset and asked[-1]:
+            writer.write((asked[-1].to_bytes(8) + bytes(4)) * 2)
+            await reader.read()
+        offset = log.last_file_offset
+        data = log.data[offset - log.begin_offset :]
+        writer.write(offset.to_bytes(8) + len(data).to_bytes(4) + data)
+        await reader.read()
+
+    async with scripted(original) as address, following(copy, address, options=WHOLE):
+        await until(lambda: is_copied(copy, log))
+    assert asked == [1, 0] and copy.begin_offset == log.last_file_offset
+
+
 async def test_only_what_is_durable_is_reported_if_that_is_asked_for() -> None:
     log, copy = MemoryLog(), MemoryLog()
     log.fill(10)
