@@ -193,6 +193,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.remoting",
         "broker_adapter.remoting_client.core",
     },
+    "broker_adapter.traffic": set(),
     "broker_adapter.classic": {*_BROKER_BASE},
     "broker_adapter.ha": {*_BROKER_BASE, "broker_adapter.classic"},
     "broker_adapter.moving": {
@@ -260,6 +261,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.proxy.messages",
         "broker_adapter.proxy.access",
         "broker_adapter.proxy.calls",
+        "broker_adapter.traffic",
     },
     "broker_adapter.server": {
         *_BROKER_BASE,
@@ -277,6 +279,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.proxy.access",
         "broker_adapter.proxy.calls",
         "broker_adapter.proxy.forwarding",
+        "broker_adapter.traffic",
     },
     # Its simulator is an extension of the log's.
     "broker_adapter.testing": {

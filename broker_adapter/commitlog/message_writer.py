@@ -100,8 +100,10 @@ class MessageWriter:
         node_id: str = "",
         on_refused: Callable[[BrokerError], None] = lambda _: None,
         topics: TopicCheck | None = None,
+        stored: Callable[[str, int, int], None] = lambda topic, messages, size: None,
     ) -> None:
-        """`on_refused`: told of every write that is refused for the role of this broker."""
+        """`on_refused`: told of every write that is refused for the role of this broker. `stored`: as
+        PutGathering has it."""
         #: Called whenever writes are taken, or taken no more.
         self.on_change: Callable[[], None] = lambda: None
         self.table = TopicQueueTable()
@@ -113,6 +115,7 @@ class MessageWriter:
             self.topics.refusal,
             most_bytes=limits.max_append_bytes,
             most_messages=limits.max_append_messages,
+            stored=stored,
         )
         self._log = log
         self._store_host = store_host

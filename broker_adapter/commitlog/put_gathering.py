@@ -110,13 +110,16 @@ class PutGathering:
         *,
         most_bytes: int,
         most_messages: int,
+        stored: Callable[[str, int, int], None] = lambda topic, messages, size: None,
     ) -> None:
+        """`stored` is told (topic, messages, bytes) of what the log has taken for good."""
         self._log = log
         self._table = table
         self._leadership = leadership
         self._refusal = refusal
         self._most_bytes = most_bytes - _HEAD_BYTES
         self._most_messages = most_messages
+        self._stored = stored
         self._puts: list[Put] = []
         self.last_index = -1  # of what was appended
 
@@ -173,7 +176,7 @@ class PutGathering:
             for put in puts:  # nothing was stored, and what is too much together may do one by one
                 self._append([put])
             return
-        appended.add_done_callback(lambda future: _answer(puts, future))
+        appended.add_done_callback(lambda future: self._answer(puts, future))
 
     def _is_refused(self, put: Put) -> bool:
         for topic, queue_id, *_ in put.queued:
@@ -213,15 +216,17 @@ class PutGathering:
         self.last_index = indexes[-1]
         return records
 
-
-def _answer(puts: Sequence[Put], appended: asyncio.Future[AppendOutcome]) -> None:
-    if appended.cancelled():
+    def _answer(self, puts: Sequence[Put], appended: asyncio.Future[AppendOutcome]) -> None:
+        if appended.cancelled():
+            for put in puts:
+                put.done.cancel()
+            return
+        error = appended.exception()
         for put in puts:
-            put.done.cancel()
-        return
-    error = appended.exception()
-    for put in puts:
-        if error is not None:
-            put.fail(error)
-        elif not put.done.done():
-            put.done.set_result(appended.result())
+            if error is not None:
+                put.fail(error)
+                continue
+            for topic, _, batch, _ in put.queued:
+                self._stored(topic, len(batch), sum(batch.sizes))
+            if not put.done.done():
+                put.done.set_result(appended.result())

@@ -75,6 +75,8 @@ class Topics(NamedTuple):
     know_group: Callable[[str, str], Awaitable[None]]  # by name, for a client at host:port
     used: Callable[[str], None] = lambda _: None  # told each topic that is sent to or received from
     used_group: Callable[[str], object] = lambda _: None  # told each group that a client says it is of
+    #: Told (group, topic, messages, bytes) of each receive that found some.
+    told: Callable[[str, str, int, int], None] = lambda group, topic, messages, size: None
 
 
 class Runtime(NamedTuple):
@@ -341,7 +343,10 @@ class DeliveryService:
             client_of(remote),
         )
         deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
-        return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
+        found = await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
+        if found:
+            self._topics.told(group, topic, len(found), sum(len(one.record) for one in found))
+        return found
 
     def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
         self._renewals.passed_on(_place_of(group, topic, one) for one in deliveries if one.is_renewed)

@@ -200,6 +200,8 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _admin,
     RequestCode.GET_BROKER_CONFIG: _admin,
     RequestCode.GET_BROKER_RUNTIME_INFO: _admin,
+    RequestCode.VIEW_BROKER_STATS_DATA: _admin,
+    RequestCode.GET_BROKER_CONSUME_STATS: _admin,
     RequestCode.UPDATE_AND_CREATE_TOPIC: _admin,
     RequestCode.DELETE_TOPIC_IN_BROKER: _admin,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _admin,

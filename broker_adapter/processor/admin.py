@@ -10,21 +10,25 @@ from broker_adapter.api import BrokerApi, QueueOffset
 from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor import fields as read
+from broker_adapter.processor.admin_bodies import Progress
 from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.json_bodies import dump
 from broker_adapter.store.queue_reader import store_timestamp_of
+from broker_adapter.traffic.traffic import Traffic
 
 _LATEST = -1
 
 
 class AdminProcessor:
-    def __init__(self, broker: BrokerApi, broker_name: str) -> None:
-        """`broker_name`: under which queues are read."""
+    def __init__(self, broker: BrokerApi, traffic: Traffic, broker_name: str, address: str) -> None:
+        """`broker_name`: under which queues are read; `address`: of this node."""
         self._broker = broker
+        self._traffic = traffic
         self._broker_name = broker_name
+        self._address = address
 
     # -- topics -------------------------------------------------------------------------------------------
 
@@ -78,21 +82,45 @@ class AdminProcessor:
     async def consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Of all topics in which the group has offsets, or of one."""
         group, wanted = read.text(request.fields, "consumerGroup"), request.fields.get("topic") or ""
+        topics = await self._progress(group, wanted)
+        rows = [row for _, some in topics for row in some]
+        rate = sum(self._traffic.given_to(group, topic) for topic, _ in topics)
+        # A group may have tens of thousands of queues: their text is no work for the event loop.
+        return _done(request, await asyncio.to_thread(bodies.consume_stats, rows, rate))
+
+    async def all_consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """Of all groups that consume in order, or of all others."""
+        is_orderly = read.flag(request.fields, "isOrder", default=False)
+        found = {}
+        for config in self._broker.groups():
+            if config.consume_orderly == is_orderly:
+                try:
+                    topics = await self._progress(config.name)
+                except GroupRefused:
+                    continue  # deleted meanwhile
+                rates = [self._traffic.given_to(config.name, topic) for topic, _ in topics]
+                found[config.name] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
+        used = {group: topics for group, topics in found.items() if topics}
+        return _done(request, await asyncio.to_thread(bodies.all_consume_stats, self._address, used))
+
+    async def _progress(self, group: str, wanted: str = "") -> list[tuple[str, list[Progress]]]:
+        """By topic; `wanted`: of one only. GroupRefused."""
         _, offsets = await self._broker.offsets(group)
         known = {config.name for config in self._broker.topics()}
         by_topic: dict[str, dict[int, int]] = {}
         for one in offsets:
             if one.topic in known and wanted in ("", one.topic):
                 by_topic.setdefault(one.topic, {})[one.queue_id] = one.offset
-        rows = []
+        found = []
         for topic, consumed in by_topic.items():
+            rows = []
             for stats in await self._broker.topic_stats(topic):
                 offset = consumed.get(stats.queue_id, 0)
                 when_ms = await self._time_of(topic, stats.queue_id, offset - 1)
                 queue = QueueName(topic, self._broker_name, stats.queue_id)
-                rows.append((queue, stats.max_offset, offset, when_ms))
-        # A group may have tens of thousands of queues: their text is no work for the event loop.
-        return _done(request, await asyncio.to_thread(bodies.consume_stats, rows))
+                rows.append(Progress(queue, stats.max_offset, offset, when_ms))
+            found.append((topic, rows))
+        return found
 
     async def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
         """When this message was stored; 0 if it cannot be read."""

@@ -6,9 +6,9 @@ Some are no JSON but what fastjson writes: objects are keys of objects there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueStats, TopicConfig
 from broker_adapter.errors import IllegalMessage, Status
@@ -18,6 +18,7 @@ from broker_adapter.processor.clients import Member
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.json_bodies import dump, dump_rows
+from broker_adapter.traffic.traffic import Rates, Sums, Traffic
 
 #: Of all members of a group; they should all have the same.
 _MAX_SUBSCRIPTIONS = 4_096
@@ -120,13 +121,74 @@ def topic_stats(broker_name: str, stats: Iterable[QueueStats]) -> bytes:
     )
 
 
-def consume_stats(queues: Iterable[tuple[QueueName, int, int, int]]) -> bytes:
-    """(queue, its end, the group's offset in it, time of the last message that was consumed)."""
+class Progress(NamedTuple):
+    """Of a group in one queue. `when_ms`: when the last message that was consumed was stored."""
+
+    queue: QueueName
+    end: int
+    offset: int
+    when_ms: int
+
+
+def consume_stats(queues: Iterable[Progress], per_second: float) -> bytes:
+    """Slow; see `dump_rows`."""
     rows = (
         (queue, {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": when_ms})
         for queue, end, offset, when_ms in queues
     )
-    return _by_queue(rows, '"consumeTps":0.0,')
+    return _by_queue(rows, f'"consumeTps":{per_second:.2f},')
+
+
+#: Of a group: for each topic its progress, and messages a second.
+Topics = Sequence[tuple[Sequence[Progress], float]]
+
+
+def all_consume_stats(address: str, groups: Mapping[str, Topics]) -> bytes:
+    """ConsumeStatsList, by group. Slow; see `dump_rows`."""
+    listed = b",".join(
+        b"{" + dump(group) + b":[" + b",".join(consume_stats(*one) for one in topics) + b"]}"
+        for group, topics in groups.items()
+    )
+    behind = sum(
+        max(0, one.end - one.offset) for topics in groups.values() for rows, _ in topics for one in rows
+    )
+    told = dump({"brokerAddr": address, "totalDiff": behind, "totalInflightDiff": 0})
+    return told[:-1] + b',"consumeStatsList":[' + listed + b"]}"
+
+
+def stats_data(found: Sums) -> dict[str, Any]:
+    """BrokerStatsData."""
+    named = {"statsMinute": found.minute, "statsHour": found.hour, "statsDay": found.day}
+    return {
+        name: {"avgpt": one.per_event, "sum": one.amount, "tps": one.per_second}
+        for name, one in named.items()
+    }
+
+
+def traffic_rows(traffic: Traffic) -> dict[str, str]:
+    """Of the table of a broker's runtime: since the start of this node."""
+    put, given = traffic.put_totals, traffic.given_totals
+    put_rates, given_rates = _rates(traffic.put_rates()), _rates(traffic.given_rates())
+    return {
+        "putTps": put_rates,
+        "getFoundTps": given_rates,
+        "getTotalTps": given_rates,
+        "getTransferedTps": given_rates,
+        "getTransferredTps": given_rates,
+        "putMessageTimesTotal": str(put.calls),
+        "putMessageSizeTotal": str(put.size),
+        "putMessageAverageSize": str(put.size / put.messages if put.messages else 0.0),
+        "msgPutTotalTodayNow": str(put.messages),
+        "msgPutTotalTodayMorning": str(put.by_morning),
+        "msgPutTotalYesterdayMorning": str(put.by_yesterday),
+        "msgGetTotalTodayNow": str(given.messages),
+        "msgGetTotalTodayMorning": str(given.by_morning),
+        "msgGetTotalYesterdayMorning": str(given.by_yesterday),
+    }
+
+
+def _rates(rates: Rates) -> str:
+    return " ".join(str(rate) for rate in rates)
 
 
 def reset_offsets(offsets: Iterable[tuple[QueueName, int]]) -> bytes:

@@ -13,10 +13,14 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.json_bodies import dump
+from broker_adapter.traffic.traffic import Traffic
 
 #: Of a member of a group, that is asked something: administrators wait for 5 s.
 _MEMBER_S = 4.0
 _ASKED = ("consumerGroup", "clientId", "jstackEnable")
+
+#: Characters of what was asked for, in answers.
+_SHOWN = 255
 
 Facts = Callable[[], Mapping[str, str]]
 
@@ -24,10 +28,11 @@ Facts = Callable[[], Mapping[str, str]]
 class NodeQueries:
     """`settings` and `runtime`: as RocketMQ's broker names them."""
 
-    def __init__(self, clients: RemotingClients, settings: Facts, runtime: Facts) -> None:
+    def __init__(self, clients: RemotingClients, settings: Facts, runtime: Facts, traffic: Traffic) -> None:
         self._clients = clients
         self._settings = settings
         self._runtime = runtime
+        self._traffic = traffic
 
     def register_with(self, dispatch: Dispatch, executor: Executor) -> None:
         for code, processor in (
@@ -36,6 +41,7 @@ class NodeQueries:
             (RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info),
             (RequestCode.GET_BROKER_CONFIG, self._config),
             (RequestCode.GET_BROKER_RUNTIME_INFO, self._runtime_info),
+            (RequestCode.VIEW_BROKER_STATS_DATA, self._stats),
         ):
             dispatch.register([code], processor, executor)
 
@@ -71,6 +77,14 @@ class NodeQueries:
     async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         lines = (f"{name}={value}\n" for name, value in self._settings().items())
         return request.answer(ResponseCode.SUCCESS, body="".join(lines).encode())
+
+    async def _stats(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        name, key = text(request.fields, "statsName"), text(request.fields, "statsKey")
+        found = self._traffic.sums(name, key)
+        if found is None:
+            problem = f"The stats <{name[:_SHOWN]}> <{key[:_SHOWN]}> not exist"
+            return request.answer(ResponseCode.SYSTEM_ERROR, problem)
+        return request.answer(ResponseCode.SUCCESS, body=dump(admin_bodies.stats_data(found)))
 
     async def _runtime_info(
         self, connection: RemotingConnection, request: RemotingCommand

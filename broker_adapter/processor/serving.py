@@ -12,7 +12,7 @@ from broker_adapter.errors import ResponseCode
 from broker_adapter.format.host import Host
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
-from broker_adapter.processor import bodies
+from broker_adapter.processor import admin_bodies, bodies
 from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.assignments import Assignments
@@ -37,6 +37,7 @@ from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.traffic.traffic import Traffic
 from dledger import NodeConfig, TlsFiles
 
 _DEFAULT_TIMES = 16
@@ -57,6 +58,7 @@ def both_protocols(
     proxy: Answering,
     *,
     broker: BrokerApi,
+    traffic: Traffic,
     imports: ImportApi,
     delivery: DeliveryApi,
     directory: Directory,
@@ -86,7 +88,7 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.group, making.topic, max_times, check_read)
-    admin, imported = AdminProcessor(broker, broker_name), ImportProcessor(imports)
+    admin, imported = AdminProcessor(broker, traffic, broker_name, str(store_host)), ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """What a group needs before its first message is sent back."""
@@ -124,6 +126,7 @@ def both_protocols(
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group,
         RequestCode.GET_CONSUME_STATS: admin.consume_stats,
+        RequestCode.GET_BROKER_CONSUME_STATS: admin.all_consume_stats,
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: admin.groups_of_topic,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: admin.reset,
         RequestCode.BEGIN_QUEUE: imported.begin_queue,
@@ -156,6 +159,7 @@ def remoting_port(
     replies: ReplyProcessor,
     node_files: TlsFiles | None,
     broker_id: Callable[[], int],
+    traffic: Traffic,
     *,
     check_operator: CheckOperator | None,
     access: RemotingAccess | None = None,
@@ -187,11 +191,12 @@ def remoting_port(
 
     def runtime() -> dict[str, str]:
         """What is not measured is left out."""
-        return {"brokerVersionDesc": _VERSION, "brokerVersion": "479", "bootTimestamp": str(boot_ms)}
+        told = {"brokerVersionDesc": _VERSION, "brokerVersion": "479", "bootTimestamp": str(boot_ms)}
+        return told | admin_bodies.traffic_rows(traffic)
 
     door.register_with(dispatch)
     Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)
-    NodeQueries(clients, shown, runtime).register_with(dispatch, door.admin)
+    NodeQueries(clients, shown, runtime, traffic).register_with(dispatch, door.admin)
     return RemotingPort(
         settings.remoting,
         config.address,

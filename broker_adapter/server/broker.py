@@ -91,8 +91,10 @@ class Broker:
         info: Callable[[], BrokerInfo],
         given: GivenOffsets,
         used: Callable[[str], None] = lambda _: None,
+        told: Callable[[str, str, int, int], None] = lambda group, topic, messages, size: None,
     ) -> None:
-        """`used` is told each topic that a client uses."""
+        """`used` is told each topic that a client uses, `told` (group, topic, messages, bytes) of each pull
+        that found some."""
         self.long_polls = LongPolls(settings.max_held_pulls)
         self._settings = settings
         self._node = node
@@ -106,6 +108,7 @@ class Broker:
         self._info = info
         self._given = given
         self._used = used
+        self._told = told
         self.creation = TopicCreation(metadata.topic)
         self._limits = CreationLimits(
             "topics", Status.TOO_MANY_TOPICS, settings.auto_create_up_to, settings.auto_create_per_client
@@ -166,6 +169,8 @@ class Broker:
                 offset = result.next_offset  # there are more to look at
                 continue
             if result.status not in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
+                if result.records:
+                    self._told(group, topic, len(result.records), sum(map(len, result.records)))
                 return result
             if loop.time() >= deadline or self.long_polls.is_closed:
                 return result

@@ -25,6 +25,7 @@ from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
+from broker_adapter.traffic.traffic import Traffic
 from dledger.platform import Histogram
 
 #: A dispatch that is further behind than this is worth a look (bytes).
@@ -48,6 +49,7 @@ class BrokerFacts(Protocol):
     forwarding: ForwardService
     remoting: RemotingPort
     topic_expiry: TopicExpiry
+    traffic: Traffic
     group_expiry: GroupExpiry
 
     def registrations(self) -> Mapping[str, Any]:
@@ -145,6 +147,7 @@ class BrokerStatus:
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
             yield family
+        yield from _traffic(program.traffic)
         yield from _client_metrics(program)
         yield from _remoting_metrics(program.remoting)
         yield _elected_to_writable(changes.elected_to_writable)
@@ -260,6 +263,20 @@ def _set_aside(found: SetAside) -> Any:
         return ""
     text = f"{found.number} entries, the last one {found.last_index}: {found.last_reason}"
     return {"text": text, "level": "bad"}
+
+
+def _traffic(traffic: Traffic) -> Iterable[Metric]:
+    """By topic and group there may be ten thousands: ask for those with the remoting request 315."""
+    put, given = traffic.put_totals, traffic.given_totals
+    for name, text, value in (
+        ("broker_messages_put", "Messages that this node has stored as the master.", put.messages),
+        ("broker_bytes_put", "Bytes of their records.", put.size),
+        ("broker_messages_given", "Messages that this node has given to consumers.", given.messages),
+        ("broker_bytes_given", "Bytes of their records.", given.size),
+    ):
+        family = CounterMetricFamily(name, text)
+        family.add_metric([], value)
+        yield family
 
 
 def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,7 @@ from broker_adapter.server.reader_threads import reader_threads
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
+from broker_adapter.traffic.traffic import Traffic
 from dledger import Code, ConfigError, NodeConfig, NodeServer, TlsFiles
 from dledger.platform import AdminNames, GrpcService, NodeTrace, PeerNames, get_logger
 
@@ -138,6 +140,7 @@ class BrokerProgram:
             delivered=self.delivery_state.of_group,
             begin_queue=lambda *queue: self.dispatcher.begin_queue(*queue),
         )
+        self.traffic = Traffic(time.monotonic, _day)
         self.topic_use, self.group_use = LastUse(_monotonic_ms), LastUse(_monotonic_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher()
@@ -163,6 +166,7 @@ class BrokerProgram:
             node_id=config.node_id,
             on_refused=self._on_refused,
             topics=self.topic_gate,
+            stored=self.traffic.put,
         )
         self.proposals = Proposals(
             lambda command: writer.put_command(METADATA_TOPIC, command, self.topic_gate.appending(command)),
@@ -193,6 +197,7 @@ class BrokerProgram:
             self.info,
             self.delivery_state,
             self.topic_use.touch,
+            self.traffic.given,
         )
         self._make_expiries(files)
         self.delivery = self._make_delivery(files, reader, groups, max_entries)
@@ -254,6 +259,7 @@ class BrokerProgram:
                 groups.make_known,
                 self.topic_use.touch,
                 groups.known,
+                self.traffic.given,
             ),
             node,
             Runtime(
@@ -365,6 +371,7 @@ class BrokerProgram:
             self._replies,
             self._tls_files(),
             lambda: self.adapter.broker_id,
+            self.traffic,
             check_operator=None if operators is None else operators.check,
             access=self._access,
         )
@@ -400,6 +407,7 @@ class BrokerProgram:
         self.answering = both_protocols(
             handlers,
             broker=self.broker,
+            traffic=self.traffic,
             imports=Imports(self.writer, self.proposals, self.broker.read_queue),
             delivery=self.delivery,
             directory=self.directory,
@@ -584,6 +592,11 @@ class _DispatchTrace:
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _day() -> int:
+    """Of this machine's calendar."""
+    return date.today().toordinal()
 
 
 def _monotonic_ms() -> int:

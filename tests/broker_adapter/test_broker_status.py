@@ -13,6 +13,7 @@ from broker_adapter.server.program import BrokerProgram
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.dispatcher import DispatchFigures
 from broker_adapter.store.dispatching import SetAside
+from broker_adapter.traffic.traffic import Traffic
 
 DISPATCH = DispatchFigures(NOTHING, NOTHING, 2, 3, foreign_records=4, set_aside=SetAside(5, 17, "why"))
 
@@ -54,6 +55,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         forwarder=SimpleNamespace(figures=Figures()),
         remoting=SimpleNamespace(server=None, counts={(34, 0): 2}),
         topic_expiry=SimpleNamespace(expired=0),
+        traffic=Traffic(lambda: 0.0, lambda: 0),
         group_expiry=SimpleNamespace(expired=0),
         handler=SimpleNamespace(status=status, metrics=changes),
     )

@@ -156,6 +156,35 @@ async def test_progress_of_a_group_and_its_reset(cluster: BrokerCluster) -> None
     asker.connection.close("done")
 
 
+async def test_traffic_of_topics_and_groups_and_progress_of_all(cluster: BrokerCluster) -> None:
+    """Each node tells its own: what came by a slave is told by the master, which stored it."""
+    address = (await cluster.master()).remoting.address
+    async with asking(slave(cluster)) as at_slave, asking(address) as asker:
+        for n in range(3):
+            await at_slave.send("t", b"%d" % n, 0)
+        await asker.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+        assert len(records((await pull(asker, "t", 0)).body)) == 3
+        of = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+        await asker.get(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=2, **of)
+        put = await asker.body(RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="t")
+        assert {window["sum"] for window in put.values()} == {3}
+        assert put["statsMinute"]["tps"] > 0
+        got = await asker.body(RequestCode.VIEW_BROKER_STATS_DATA, statsName="GROUP_GET_NUMS", statsKey="t@g")
+        assert got["statsDay"] == {"avgpt": 3.0, "sum": 3, "tps": got["statsDay"]["tps"]}
+        none = await asker.ask(RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="x")
+        assert none.code == ResponseCode.SYSTEM_ERROR and "not exist" in (none.remark or "")
+        info = (await asker.body(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
+        assert int(info["msgPutTotalTodayNow"]) >= 3 and int(info["msgGetTotalTodayNow"]) == 3
+        assert len(info["putTps"].split()) == 3 and float(info["putTps"].split()[0]) > 0
+        every = await asker.ask(RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+        queue = b'{"brokerName":"broker-a","queueId":0,"topic":"t"}'
+        assert b'"consumeStatsList":[{"g":[{"consumeTps":' in every.body
+        assert b'"totalDiff":1,' in every.body
+        assert queue + b':{"brokerOffset":3,"consumerOffset":2,"lastTimestamp":' in every.body
+        orderly = await asker.body(RequestCode.GET_BROKER_CONSUME_STATS, isOrder="true")
+        assert orderly["consumeStatsList"] == []
+
+
 async def test_a_node_shows_its_connections_and_settings(cluster: BrokerCluster) -> None:
     async with asking(slave(cluster)) as asker:
         nobody = await asker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
@@ -310,7 +339,7 @@ def test_long_tables_are_encoded_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         bodies.all_topics(topics),
         bodies.all_groups(GroupConfig(f"g{n}") for n in range(500)),
         bodies.topic_stats("b", stats),
-        bodies.consume_stats((QueueName("t", "b", n), 1, 1, 1) for n in range(500)),
+        bodies.consume_stats([bodies.Progress(QueueName("t", "b", n), 1, 1, 1) for n in range(500)], 0.0),
         encode_register_body(topics, DataVersion()),
     ]
     assert min(map(len, tables)) > 10_000

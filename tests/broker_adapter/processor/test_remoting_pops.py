@@ -73,7 +73,7 @@ def receipt_fields(extra: str) -> dict[str, object]:
     }
 
 
-async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker) -> None:
+async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker, cluster: BrokerCluster) -> None:
     answer = await pop(asker)
     assert answer.code == OK
     (message,) = records(answer.body)
@@ -93,6 +93,8 @@ async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker) -> None
     assert (await asker.ask(RequestCode.ACK_MESSAGE, **acked)).code == OK
     again = await asker.ask(RequestCode.ACK_MESSAGE, **acked)
     assert again.code == ResponseCode.NO_MESSAGE
+    counted = (await cluster.master()).traffic.sums("GROUP_GET_NUMS", "t@g")
+    assert counted is not None and counted.hour.amount == 1
 
 
 async def test_a_message_that_failed_comes_again_with_the_number_of_its_attempts(asker: Asker) -> None:
