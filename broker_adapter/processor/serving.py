@@ -116,6 +116,15 @@ def both_protocols(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
         RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
         RequestCode.END_TRANSACTION: TransactionProcessor(delivery).end,
+        **_of_administrators(admin, imported),
+        RequestCode.LOCK_BATCH_MQ: locks.lock,
+        RequestCode.UNLOCK_BATCH_MQ: locks.unlock,
+    }
+    return BothProtocols(proxy, table)
+
+
+def _of_administrators(admin: AdminProcessor, imported: ImportProcessor) -> dict[int, Handler]:
+    return {
         RequestCode.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
         RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
         RequestCode.GET_ALL_TOPIC_CONFIG: admin.all_topics,
@@ -132,10 +141,7 @@ def both_protocols(
         RequestCode.BEGIN_QUEUE: imported.begin_queue,
         RequestCode.IMPORT_MESSAGES: imported.store,
         RequestCode.READ_QUEUE: imported.read_queue,
-        RequestCode.LOCK_BATCH_MQ: locks.lock,
-        RequestCode.UNLOCK_BATCH_MQ: locks.unlock,
     }
-    return BothProtocols(proxy, table)
 
 
 def default_topics(settings: BrokerSettings) -> list[TopicConfig]:
