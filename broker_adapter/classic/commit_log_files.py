@@ -314,9 +314,11 @@ class CommitLogFiles:
                 self._first_stamps.pop(begin, None)
             self._disk.sync_directory(self._paths.commit_log)
 
-    def close(self) -> None:
+    def close(self, *, keep_abort: bool = False) -> None:
         """Durable, and `abort` is gone: the next recovery is a normal one. After a failure it stays.
-        LOG_FAILED if this fails."""
+        LOG_FAILED if this fails. `keep_abort`: unless the ConsumeQueues have all of the log, durably.
+        RocketMQ's normal recovery leaves out the first message that they lack; its abnormal one makes them
+        anew."""
         if self.is_closed:
             return
         try:
@@ -324,8 +326,9 @@ class CommitLogFiles:
                 self.flush()
                 with self._flush_lock, self._failing("close of the CommitLog"):
                     self._save_checkpoint()
-                    with suppress(FileNotFoundError):
-                        self._disk.unlink(self._paths.abort)
+                    if not keep_abort:
+                        with suppress(FileNotFoundError):
+                            self._disk.unlink(self._paths.abort)
                     self._disk.sync_directory(self._paths.root)
         finally:
             with self._names_lock:

@@ -274,8 +274,9 @@ def _make_directories(disk: Disk, paths: StorePaths) -> None:
 
 
 def _lock(disk: Disk, paths: StorePaths) -> int:
+    """Against another broker of ours, and then one of RocketMQ, which looks at the first byte only."""
     handle = disk.open(paths.lock, create=True)
-    if not disk.lock(handle):
+    if not disk.lock(handle) or not disk.lock_first_byte(handle):
         disk.close(handle)
         raise StorageError(f"{paths.root} is used by another broker", code=Code.DIRECTORY_LOCKED)
     return handle

@@ -90,6 +90,10 @@ class Disk(Protocol):
     def lock(self, handle: int) -> bool:
         """Take the exclusive advisory lock of an open file until it is closed. False: another has it."""
 
+    def lock_first_byte(self, handle: int) -> bool:
+        """Take the exclusive POSIX lock of a file's first byte, as programs in Java do, until the process
+        closes any handle of that file. False: another process has it."""
+
     def free_bytes(self, path: Path) -> int:
         """Bytes that an unprivileged process can still write to the file system of `path`."""
 
@@ -199,6 +203,13 @@ class OsDisk:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            return False
+        return True
+
+    def lock_first_byte(self, handle: int) -> bool:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        except (BlockingIOError, PermissionError):
             return False
         return True
 

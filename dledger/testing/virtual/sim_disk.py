@@ -387,6 +387,10 @@ class SimDisk:
         self._locks[handle] = file
         return True
 
+    def lock_first_byte(self, handle: int) -> bool:
+        self._handle(handle)
+        return True
+
     def free_bytes(self, path: Path) -> int:
         return max(0, self.capacity - self._used())
 

@@ -70,6 +70,16 @@ def test_after_a_kill_everything_is_there_and_durable() -> None:
     assert bodies_of(opened(twin)) == bodies_of(log)
 
 
+def test_a_stop_whose_derived_files_lack_something_is_no_clean_one() -> None:
+    disk = SimDisk()
+    log = filled(disk, 8)
+    log.close(keep_abort=True)
+    again = opened(disk)
+    assert not again.recovery.was_clean and again.end_offset == again.flushed_offset == log.end_offset
+    again.close()
+    assert opened(disk).recovery.was_clean
+
+
 def test_after_a_clean_stop_the_last_three_files_are_looked_at() -> None:
     disk = SimDisk()
     log = filled(disk, 60)

@@ -1,0 +1,169 @@
+"""One store directory, of a genuine broker and of ours by turns: each goes on where the other has stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.classic.commit_log_files import CommitLogOptions
+from broker_adapter.classic.recovery import open_commit_log
+from broker_adapter.classic.store_directory import StoreDirectory
+from broker_adapter.errors import BrokerError
+from broker_adapter.remoting_client import Admin, Message, MessageQueue, Producer, PullConsumer
+from dledger import StorageError
+from dledger.platform import OsDisk
+from tests.broker_adapter.namesrv.helpers import name_server
+from tests.process.cluster import free_ports
+
+from . import genuine
+from .classic_writer import QUEUES, TOPIC, body_of
+from .genuine import eventually
+
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+FILE_SIZE = 64 << 10
+COUNT, MORE = 150, 50
+
+
+def written(root: Path, first: int, count: int, end: str) -> dict[str, Any]:
+    """By a process of ours. What its recovery has found."""
+    arguments = [str(root), str(FILE_SIZE), str(first), str(count), end]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interop.classic_writer", *arguments], check=False, capture_output=True
+    )
+    assert done.returncode == (-9 if end == "kill" else 0), done.stderr
+    found = next(line for line in done.stdout.splitlines() if line.startswith(b"{"))
+    recovery: dict[str, Any] = json.loads(found)
+    return recovery
+
+
+def with_topic(root: Path) -> None:
+    """RocketMQ reads no queue of a topic that it does not know."""
+    topic = {
+        "topicName": TOPIC,
+        "readQueueNums": QUEUES,
+        "writeQueueNums": QUEUES,
+        "perm": 6,
+        "order": False,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+    }
+    version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
+    (root / "config").mkdir(parents=True, exist_ok=True)
+    (root / "config" / "topics.json").write_text(
+        json.dumps({"dataVersion": version, "topicConfigTable": {TOPIC: topic}})
+    )
+
+
+def log_bytes(root: Path, end: int) -> bytes:
+    raw = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+    return raw[:end]
+
+
+def end_of(root: Path) -> int:
+    """Where the log ends, by the reader that changes nothing."""
+    scan = StoreDirectory(root).scan()
+    for _ in scan.messages():
+        pass
+    return scan.end
+
+
+async def served(at: str, count: int) -> None:
+    """Every message, where it was put."""
+    async with Admin(at) as admin:
+
+        async def is_up() -> bool:
+            with suppress(BrokerError):
+                return bool(await admin.topic_stats(TOPIC))
+            return False
+
+        await eventually(is_up)
+    async with PullConsumer("readers", at) as consumer:
+        queues = {queue.queue_id: queue for queue in await consumer.queues(TOPIC)}
+
+        async def are_all_there() -> bool:
+            ends = [await consumer.max_offset(queue) for queue in queues.values()]
+            return sum(ends) == count
+
+        await eventually(are_all_there)
+        for queue_id, queue in queues.items():
+            for offset, number in enumerate(range(queue_id, count, QUEUES)):
+                result = await consumer.pull(queue, offset, max_messages=1)
+                (message,) = result.messages
+                assert (message.queue_offset, message.body) == (offset, body_of(number))
+        async with Admin(at) as admin:
+            (found,) = await admin.query(TOPIC, f"k{count - 1}")
+            assert found.body == body_of(count - 1)
+
+
+async def sent(at: str, count: int) -> None:
+    """To a broker that has nothing yet."""
+    async with Producer("makers", at) as producer, PullConsumer("readers", at) as consumer:
+        queues: dict[int, MessageQueue] = {}
+
+        async def is_up() -> bool:
+            with suppress(BrokerError):
+                queues.update({queue.queue_id: queue for queue in await consumer.queues(TOPIC)})
+            return len(queues) == QUEUES
+
+        await eventually(is_up)
+        for number in range(count):
+            result = await producer.send(Message(TOPIC, body_of(number)), queue=queues[number % QUEUES])
+            assert result.queue_offset == number // QUEUES
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+async def test_a_genuine_broker_starts_on_what_ours_has_written(tmp_path: Path, end: str) -> None:
+    genuine.require()
+    root, (port, _) = tmp_path / "java/store", free_ports(2)
+    written(root, 0, COUNT, end)
+    with_topic(root)
+    before = log_bytes(root, end_of(root))
+    async with name_server(tmp_path / "names", remoting_listen="127.0.0.1:0") as names:
+        with genuine.broker(
+            tmp_path / "java", names.remoting_address, port, mappedFileSizeCommitLog=FILE_SIZE
+        ) as process:
+            await served(names.remoting_address, COUNT)
+            with pytest.raises(StorageError, match="another broker"):
+                open_commit_log(root, OsDisk(), CommitLogOptions(FILE_SIZE))
+            async with Producer("makers", names.remoting_address) as producer:
+                for number in range(COUNT, COUNT + MORE):
+                    await producer.send(Message(TOPIC, body_of(number)))
+            process.terminate()
+            process.wait(60)
+        assert log_bytes(root, len(before)) == before
+        log = open_commit_log(root, OsDisk(), CommitLogOptions(FILE_SIZE))
+        assert log.recovery.was_clean and log.end_offset > len(before)
+        assert not log.recovery.cut_bytes
+        log.close()
+
+
+@pytest.mark.parametrize("stop", ["terminate", "kill"])
+async def test_ours_goes_on_with_what_a_genuine_broker_has_written(tmp_path: Path, stop: str) -> None:
+    genuine.require()
+    root, (port, _) = tmp_path / "java/store", free_ports(2)
+    with_topic(root)
+    settings = {"mappedFileSizeCommitLog": FILE_SIZE, "flushDiskType": "SYNC_FLUSH"}
+    async with name_server(tmp_path / "names", remoting_listen="127.0.0.1:0") as names:
+        at = names.remoting_address
+        with genuine.broker(tmp_path / "java", at, port, **settings) as process:
+            await sent(at, COUNT)
+            getattr(process, stop)()
+            process.wait(60)
+        end = end_of(root)
+        before = log_bytes(root, end)
+        recovery = written(root, COUNT, MORE, "keep" if stop == "terminate" else "kill")
+        assert recovery["was_clean"] == (stop == "terminate")
+        assert (recovery["begin"], recovery["end"], recovery["damage"]) == (0, end, "")
+        after = end_of(root)
+        ours = log_bytes(root, after)
+        assert ours[:end] == before and after > end
+        for _ in range(2):
+            with genuine.broker(tmp_path / "java", at, port, **settings):
+                await served(at, COUNT + MORE)
+        assert log_bytes(root, after) == ours
