@@ -14,6 +14,7 @@ from broker_adapter.cli.mirror_command import mirror
 from broker_adapter.cli.offset_commands import offsets
 from broker_adapter.cli.produce_command import produce
 from broker_adapter.cli.query_command import query
+from broker_adapter.cli.role_command import role
 from broker_adapter.cli.status_command import status
 from broker_adapter.cli.topic_commands import topic
 from broker_adapter.errors import BrokerError
@@ -51,5 +52,5 @@ def broker() -> None:
     """
 
 
-for _command in (topic, produce, consume, offsets, group, query, status, import_, mirror):
+for _command in (topic, produce, consume, offsets, group, query, status, import_, mirror, role):
     broker.add_command(_command)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import IllegalMessage
@@ -65,6 +66,8 @@ class BrokerSettings(BaseModel):
 
     name: _Text = "broker-a"
     """Name of the broker, the same on all nodes of one log."""
+    store: Literal["replicated", "classic"] = "replicated"
+    """The log: that of the group of nodes, or a CommitLog of RocketMQ's own form with slaves of its own."""
     cluster: _Text = "DefaultCluster"
     """Name of the cluster of brokers."""
     directory: Path | None = None
@@ -108,6 +111,8 @@ class BrokerSettings(BaseModel):
     """Receiving by receipt handles, delays and transactions."""
     rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
     """The service for clients of RocketMQ 5."""
+    classic: ClassicSettings = ClassicSettings()
+    """The log with `store = "classic"`."""
     remoting: RemotingSettings = RemotingSettings()
     """The port for clients of RocketMQ's remoting protocol (4.x)."""
 
@@ -129,6 +134,19 @@ class BrokerSettings(BaseModel):
             raise ValueError(
                 "remoting.listen needs rocketmq_v2.enabled: nodes pass both kinds of calls on so"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _classic_speaks_remoting(self) -> BrokerSettings:
+        """Its slaves and NameServers know it by that."""
+        if self.store != "classic":
+            return self
+        if not self.remoting.listen:
+            raise ValueError('store = "classic" needs remoting.listen')
+        if self.namesrv:
+            raise ValueError('store = "classic" registers by remoting.namesrv: name the NameServers there')
+        if self.directory is not None:
+            raise ValueError('store = "classic" has its derived files in the node\'s directory')
         return self
 
     @field_validator("name", "cluster")

@@ -33,6 +33,7 @@ from broker_adapter.metadata.commands import (
     PutGroup,
     PutTopic,
     ResetOffsets,
+    check,
 )
 from broker_adapter.metadata.image import decode_image, encode_image
 from broker_adapter.metadata.records import NO_REQUEST, Unknown, decode
@@ -139,6 +140,16 @@ class MetadataState:
             self._on_done(command)
         if self._on_result is not None and request_id != NO_REQUEST:
             self._on_result(request_id, outcome)
+
+    def adopt(self, command: Command) -> Outcome:
+        """What a log does not say: what was known before it began, or a master says of a log of another
+        kind. Messages of a topic may be older than that, and stay. On the applying thread. BrokerError for
+        what no command may be."""
+        check(command)
+        outcome = self._judge(max(self._applied_index, 0), command)
+        if self._on_done is not None and outcome.status is None:
+            self._on_done(command)
+        return outcome
 
     def save(self) -> bytes:
         """The whole state: the same bytes on every node that has applied the same. On the applying thread."""

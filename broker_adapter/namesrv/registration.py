@@ -39,6 +39,7 @@ class RegistrarStatus:
     failures: int = 0  # in a row
     master_address: str = ""  # of the broker name, as that NameServer has it
     master_term: int = NO_TERM
+    master_ha_address: str = ""  # where slaves fetch its log; "": not told
 
 
 class RegistrationSession(Protocol):
@@ -205,7 +206,7 @@ class _Clerk:
             if self.status.failures or not self.status.registered_unix_ms:
                 _log.info("registered", server=self.status.address, broker=given.broker_name)
             self.status = RegistrarStatus(
-                self.status.address, given is self._newest, self._unix_ms(), "", 0, *answer[:2]
+                self.status.address, given is self._newest, self._unix_ms(), "", 0, *answer
             )
             wait_s = self._every_s
         # The end of the stream shows here; nothing else comes unasked.

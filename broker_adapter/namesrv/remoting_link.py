@@ -26,7 +26,7 @@ from broker_adapter.namesrv.remoting_bodies import (
     encode_register_body,
     node_name,
 )
-from broker_adapter.namesrv.values import MASTER_ID, Registration, RegistrationAnswer
+from broker_adapter.namesrv.values import MASTER_ID, NO_TERM, Registration, RegistrationAnswer
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -49,12 +49,15 @@ class _Row(NamedTuple):
     topics: tuple[TopicConfig, ...]
 
 
-def rows_of(given: Registration) -> tuple[_Row, _Row]:
-    """What is read from, and what is written to.
+def rows_of(given: Registration) -> tuple[_Row, ...]:
+    """What is read from, and what is written to. A broker whose slaves fetch its log registers as RocketMQ's
+    do: each by its id, once.
 
     RocketMQ forgets a broker by cluster and address, and takes one name of these out of its routes. So that
     both go, the names that are written to have a cluster of their own.
     """
+    if given.ha_address:
+        return (_Row(given.broker_name, given.broker_id, given.cluster, tuple(given.topics)),)
     reading = tuple(topic._replace(perm=topic.perm & ~PERM_WRITE) for topic in given.topics)
     writing = tuple(topic._replace(perm=topic.perm & ~PERM_READ) for topic in given.topics)
     return (
@@ -93,7 +96,8 @@ class RemotingRegistrationSession:
         """Register, or ask whether that is needed. NameServerRefused; NameServerUnavailable."""
         if self._connection is None:
             self._connection = await self._connected()
-        if given is self._registered and not await self._is_forgotten(given):
+        asks_for_master = bool(given.ha_address) and given.broker_id != MASTER_ID
+        if given is self._registered and not asks_for_master and not await self._is_forgotten(given):
             return
         self._registered = None
         for row in rows_of(given):
@@ -103,7 +107,8 @@ class RemotingRegistrationSession:
             answer = await self._register(given, row, _version(given))
             if row.broker_name == given.broker_name:
                 master = _address(given) if row.broker_id == MASTER_ID else answer.fields.get("masterAddr")
-                self._answer = RegistrationAnswer(master or "")
+                ha_address = answer.fields.get("haServerAddr") or ""
+                self._answer = RegistrationAnswer(master or "", NO_TERM, ha_address)
         self._registered = given
 
     async def receive(self) -> RegistrationAnswer:
@@ -145,7 +150,7 @@ class RemotingRegistrationSession:
         body = await asyncio.to_thread(encode_register_body, row.topics, version)
         fields = {
             **_fields(given, row),
-            "haServerAddr": _address(given),
+            "haServerAddr": given.ha_address or _address(given),
             "heartbeatTimeoutMillis": str(EXPIRE_MS),
             "enableActingMaster": "false",
             "compressed": "false",
@@ -190,16 +195,23 @@ def _address(given: Registration) -> str:
 
 def _version(given: Registration) -> DataVersion:
     """RocketMQ 5 refuses the name's id 0 to a lower stateVersion, and reads topics of a new version only: a
-    master has to be read although its predecessor had the same topics."""
-    return DataVersion(max(given.term, 0), given.role_epoch, given.data_version)
+    master has to be read although its predecessor had the same topics. Brokers without elections have no
+    term."""
+    state_version = 0 if given.ha_address else max(given.term, 0)
+    return DataVersion(state_version, given.role_epoch, given.data_version)
 
 
 def _fields(given: Registration, row: _Row) -> dict[str, str]:
-    return {
+    found = {
         "brokerName": row.broker_name,
         "brokerAddr": _address(given),
         "clusterName": row.cluster,
         "brokerId": str(row.broker_id),
+    }
+    if given.ha_address:
+        return found
+    return {
+        **found,
         # RocketMQ passes over these.
         "nodeId": given.node_id,
         "term": str(given.term),

@@ -197,6 +197,8 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _either_of_topic,
     RequestCode.GET_ALL_TOPIC_CONFIG: _admin,
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _admin,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _admin,
+    RequestCode.GET_ALL_DELAY_OFFSET: _admin,
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _admin,
     RequestCode.GET_BROKER_CONFIG: _admin,
     RequestCode.GET_BROKER_RUNTIME_INFO: _admin,

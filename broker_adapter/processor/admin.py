@@ -5,6 +5,8 @@ Answers may have ten thousands of rows. Their text takes tenths of a second: thr
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 
 from broker_adapter.api import BrokerApi, QueueOffset
 from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
@@ -23,12 +25,21 @@ _LATEST = -1
 
 
 class AdminProcessor:
-    def __init__(self, broker: BrokerApi, traffic: Traffic, broker_name: str, address: str) -> None:
-        """`broker_name`: under which queues are read; `address`: of this node."""
+    def __init__(
+        self,
+        broker: BrokerApi,
+        traffic: Traffic,
+        broker_name: str,
+        address: str,
+        version: Callable[[], int],
+    ) -> None:
+        """`broker_name`: under which queues are read; `address`: of this node; `version`: grows with each
+        change of topics and groups."""
         self._broker = broker
         self._traffic = traffic
         self._broker_name = broker_name
         self._address = address
+        self._version = version
 
     # -- topics -------------------------------------------------------------------------------------------
 
@@ -44,7 +55,8 @@ class AdminProcessor:
         return _done(request)
 
     async def all_topics(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _done(request, await asyncio.to_thread(bodies.all_topics, self._broker.topics()))
+        topics, version = self._broker.topics(), self._version()
+        return _done(request, await asyncio.to_thread(bodies.all_topics, topics, version))
 
     async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "topic")
@@ -70,7 +82,8 @@ class AdminProcessor:
         return _done(request)
 
     async def all_groups(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _done(request, await asyncio.to_thread(bodies.all_groups, self._broker.groups()))
+        groups, version = self._broker.groups(), self._version()
+        return _done(request, await asyncio.to_thread(bodies.all_groups, groups, version))
 
     async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "group")
@@ -121,6 +134,16 @@ class AdminProcessor:
                 rows.append(Progress(queue, stats.max_offset, offset, when_ms))
             found.append((topic, rows))
         return found
+
+    async def all_offsets(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        found = {}
+        for config in self._broker.groups():
+            with suppress(GroupRefused):  # deleted meanwhile
+                found[config.name] = (await self._broker.offsets(config.name))[1]
+        return _done(request, await asyncio.to_thread(bodies.all_offsets, found))
+
+    async def all_delays(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        return _done(request, bodies.no_delays())
 
     async def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
         """When this message was stored; 0 if it cannot be read."""

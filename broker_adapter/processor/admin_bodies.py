@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueStats, TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, QueueStats, TopicConfig
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.bodies import QueueName, Subscription, parse
@@ -22,7 +22,6 @@ from broker_adapter.traffic.traffic import Rates, Sums, Traffic
 
 #: Of all members of a group; they should all have the same.
 _MAX_SUBSCRIPTIONS = 4_096
-_VERSION: dict[str, int] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 
 
 def topic_config(fields: Mapping[str, str]) -> TopicConfig:
@@ -60,9 +59,24 @@ def topic_to_json(config: TopicConfig) -> dict[str, Any]:
     }
 
 
-def all_topics(configs: Iterable[TopicConfig]) -> bytes:
-    """Slow; see `dump_rows`."""
-    return _table("topicConfigTable", ((config.name, topic_to_json(config)) for config in configs))
+def all_topics(configs: Iterable[TopicConfig], version: int) -> bytes:
+    """Slaves of RocketMQ take them over when the version is another one than before. Slow; see
+    `dump_rows`."""
+    return _table("topicConfigTable", ((config.name, topic_to_json(config)) for config in configs), version)
+
+
+def all_offsets(offsets: Mapping[str, Sequence[QueueOffset]]) -> bytes:
+    """Of all groups, by topic@group. Slow; see `dump_rows`."""
+    table: dict[str, dict[str, int]] = {}
+    for group, found in offsets.items():
+        for topic, queue_id, offset in found:
+            table.setdefault(f"{topic}@{group}", {})[str(queue_id)] = offset
+    return _table("offsetTable", table.items(), 0)
+
+
+def no_delays() -> bytes:
+    """Delayed messages are kept in another way than RocketMQ's."""
+    return _table("offsetTable", (), 0)
 
 
 def group_config(body: bytes) -> GroupConfig:
@@ -98,13 +112,15 @@ def group_to_json(config: GroupConfig) -> dict[str, Any]:
     }
 
 
-def all_groups(configs: Iterable[GroupConfig]) -> bytes:
-    """Slow; see `dump_rows`."""
-    return _table("subscriptionGroupTable", ((config.name, group_to_json(config)) for config in configs))
+def all_groups(configs: Iterable[GroupConfig], version: int) -> bytes:
+    """As `all_topics`."""
+    rows = ((config.name, group_to_json(config)) for config in configs)
+    return _table("subscriptionGroupTable", rows, version)
 
 
-def _table(name: str, rows: Iterable[tuple[str, object]]) -> bytes:
-    return b'{"dataVersion":' + dump(_VERSION) + b',"' + name.encode() + b'":' + dump_rows(rows) + b"}"
+def _table(name: str, rows: Iterable[tuple[str, object]], version: int) -> bytes:
+    told = {"counter": version, "stateVersion": 0, "timestamp": 0}
+    return b'{"dataVersion":' + dump(told) + b',"' + name.encode() + b'":' + dump_rows(rows) + b"}"
 
 
 def topic_stats(broker_name: str, stats: Iterable[QueueStats]) -> bytes:

@@ -22,7 +22,7 @@ from broker_adapter.proxy.messages.rejected import Rejected
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
-from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.executors import Dispatch, Executor, Processor
 from dledger import InvalidRequest
 
 #: Clients wait for 3 s, if they are not told otherwise: what is stored later is sent again by them.
@@ -79,6 +79,8 @@ ADMIN_QUERIES = (
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_CONSUME_STATS,
     RequestCode.GET_BROKER_CONSUME_STATS,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
 )
 
@@ -173,6 +175,15 @@ class RemotingDoor:
         """What belongs to all. IllegalMessage (CHANGE_NOT_ALLOWED)."""
         self._check_change(connection)
         await self._pass_on(connection, request)
+
+    def guarded(self, processor: Processor) -> Processor:
+        """What only operators may ask of this node. IllegalMessage (CHANGE_NOT_ALLOWED)."""
+
+        async def checked(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand | None:
+            self._check_change(connection)
+            return await processor(connection, request)
+
+        return checked
 
     def _check_change(self, connection: RemotingConnection) -> None:
         if self._check_operator is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerApi, ImportApi, TopicConfig
@@ -36,7 +37,7 @@ from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting.executors import Dispatch, Processor
 from broker_adapter.traffic.traffic import Traffic
 from dledger import NodeConfig, TlsFiles
 
@@ -70,10 +71,11 @@ def both_protocols(
     lock_live_s: float,
     cluster: str,
     replies: ReplyProcessor,
+    version: Callable[[], int],
     access: RemotingAccess | None = None,
 ) -> BothProtocols:
-    """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `access`: who
-    may see what was found."""
+    """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `version`: of
+    topics and groups; `access`: who may see what was found."""
 
     def check_read(context: CallContext, topic: str) -> None:
         if access is not None:
@@ -88,7 +90,8 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.group, making.topic, max_times, check_read)
-    admin, imported = AdminProcessor(broker, traffic, broker_name, str(store_host)), ImportProcessor(imports)
+    admin = AdminProcessor(broker, traffic, broker_name, str(store_host), version)
+    imported = ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """What a group needs before its first message is sent back."""
@@ -136,6 +139,8 @@ def _of_administrators(admin: AdminProcessor, imported: ImportProcessor) -> dict
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group,
         RequestCode.GET_CONSUME_STATS: admin.consume_stats,
         RequestCode.GET_BROKER_CONSUME_STATS: admin.all_consume_stats,
+        RequestCode.GET_ALL_CONSUMER_OFFSET: admin.all_offsets,
+        RequestCode.GET_ALL_DELAY_OFFSET: admin.all_delays,
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: admin.groups_of_topic,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: admin.reset,
         RequestCode.BEGIN_QUEUE: imported.begin_queue,
@@ -169,10 +174,12 @@ def remoting_port(
     *,
     check_operator: CheckOperator | None,
     access: RemotingAccess | None = None,
+    commands: Mapping[int, Processor] = MappingProxyType({}),
+    more_settings: Callable[[], Mapping[str, str]] = dict,
 ) -> RemotingPort:
-    """`answering`: who has what this node does not answer itself; `check_operator`: as
-    RemotingDoor has it; `access`: who may ask what, which then decides alone. ConfigError as from
-    RemotingPort."""
+    """`answering`: who has what this node does not answer itself; `check_operator`: as RemotingDoor has it;
+    `access`: who may ask what, which then decides alone; `commands`: of operators to this node alone;
+    `more_settings`: of its log. ConfigError as from RemotingPort."""
     dispatch, boot_ms = Dispatch([] if access is None else [access]), time.time_ns() // 1_000_000
     door = RemotingDoor(
         answering,
@@ -193,6 +200,7 @@ def remoting_port(
             "namesrvAddr": ";".join(settings.namesrv),
             "autoCreateTopicEnable": str(settings.auto_create_topics).lower(),
             "defaultTopicQueueNums": str(settings.default_queues),
+            **more_settings(),
         }
 
     def runtime() -> dict[str, str]:
@@ -203,6 +211,8 @@ def remoting_port(
     door.register_with(dispatch)
     Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)
     NodeQueries(clients, shown, runtime, traffic).register_with(dispatch, door.admin)
+    for code, processor in commands.items():
+        dispatch.register([code], door.guarded(processor), door.admin)
     return RemotingPort(
         settings.remoting,
         config.address,

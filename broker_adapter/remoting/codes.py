@@ -86,6 +86,7 @@ class RequestCode(IntEnum):
     BEGIN_QUEUE = 910_001
     IMPORT_MESSAGES = 910_002
     READ_QUEUE = 910_003
+    CHANGE_BROKER_ROLE = 910_004
 
 
 class Language(IntEnum):

@@ -29,6 +29,7 @@ from broker_adapter.remoting_client.pull_consumer import PullConsumer
 from broker_adapter.remoting_client.push_consumer import PushConsumer
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus
 from broker_adapter.remoting_client.request_reply import reply_to
+from broker_adapter.remoting_client.roles import change_role
 from broker_adapter.remoting_client.transactions import (
     LocalTransactionState,
     TransactionProducer,
@@ -68,6 +69,7 @@ __all__ = [
     "TransactionSendResult",
     "allocate_averagely",
     "allocate_averagely_by_circle",
+    "change_role",
     "reply_to",
     "select_by_hash",
 ]

@@ -23,6 +23,7 @@ from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles
+from broker_adapter.server.log_host import LogHost
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
 from broker_adapter.traffic.traffic import Traffic
@@ -51,6 +52,7 @@ class BrokerFacts(Protocol):
     topic_expiry: TopicExpiry
     traffic: Traffic
     group_expiry: GroupExpiry
+    host: LogHost
 
     def registrations(self) -> Mapping[str, Any]:
         """What each NameServer last answered to the registration, by address."""
@@ -88,6 +90,8 @@ class BrokerStatus:
             "clients": {"by_type": dict(program.clients.streams.by_type()), **self._forwarding()},
             "role_change": handler.status.as_dict(),
             "remoting_address": program.remoting.advertised,
+            "ha_address": program.host.ha_address,
+            **program.host.shown(),
             "nameservers": {
                 address: {"registered": status.registered, "last_error": status.last_error}
                 for address, status in program.registrations().items()

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.log.node import BrokerNode
 from broker_adapter.metadata.topic_expiry import Holdings
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.store.dispatcher import Dispatcher
-from dledger import NodeServer
 
 
 class DispatchedFiles:
     """The Dispatcher's files as readers and the role adapter want them."""
 
-    def __init__(self, node: NodeServer, dispatcher: Dispatcher) -> None:
+    def __init__(self, node: BrokerNode, dispatcher: Dispatcher) -> None:
         self._node = node
         self._dispatcher = dispatcher
 

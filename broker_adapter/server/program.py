@@ -6,13 +6,13 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import Any
 
-from broker_adapter.api import BrokerInfo, BrokerRole
+from broker_adapter.api import BrokerInfo
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, parse_settings
 from broker_adapter.errors import BrokerError
@@ -21,7 +21,7 @@ from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.format.message import Version, record_size
 from broker_adapter.format.properties import MAX_PROPERTIES_BYTES
 from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH
-from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
+from broker_adapter.log.node import BrokerNode
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
 from broker_adapter.metadata.expiry import LastUse
 from broker_adapter.metadata.group_expiry import GroupExpiry
@@ -31,7 +31,7 @@ from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
-from broker_adapter.namesrv.registration import Registrar
+from broker_adapter.namesrv.registration import Registrar, RegistrarStatus
 from broker_adapter.namesrv.values import Registration
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
@@ -56,13 +56,15 @@ from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
+from broker_adapter.server.hosts import host_for
 from broker_adapter.server.imports import Imports
+from broker_adapter.server.log_host import Beside, LogHost
 from broker_adapter.server.reader_threads import reader_threads
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
 from broker_adapter.traffic.traffic import Traffic
-from dledger import Code, ConfigError, NodeConfig, NodeServer, TlsFiles
+from dledger import Code, ConfigError, NodeConfig, TlsFiles
 from dledger.platform import AdminNames, GrpcService, NodeTrace, PeerNames, get_logger
 
 _log = get_logger("broker")
@@ -112,12 +114,19 @@ class BrokerProgram:
     """Implements `dledger.Program`: makes the parts, connects them, starts and stops them in order."""
 
     def __init__(
-        self, config: NodeConfig, settings: BrokerSettings, *, trace: NodeTrace | None = None
+        self,
+        config: NodeConfig,
+        settings: BrokerSettings,
+        *,
+        trace: NodeTrace | None = None,
+        host: LogHost | None = None,
     ) -> None:
-        """`trace`: is told what the node and the broker on it do."""
+        """`trace`: is told what the node and the broker on it do. `host`: the log, if not as settings say."""
         self.config = config
         self.settings = settings
         self._trace = trace
+        self.host = host or host_for(config, settings)
+        self._beside: Sequence[Beside] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = reader_threads()
         self._purging: asyncio.Task[None] | None = None
@@ -145,21 +154,15 @@ class BrokerProgram:
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher()
 
-    def make_node(self, **options: Any) -> NodeServer:
-        """`options`: further ones of NodeServer, for tests."""
+    def make_node(self, **options: Any) -> BrokerNode:
+        """`options`: further ones of the node, for tests."""
         config, settings = self.config, self.settings
-        self.node = node = NodeServer(
-            config,
-            self.dispatcher,
-            owned=True,
-            trace=None if self._trace is None else _DispatchTrace(self._trace),
-            **options,
-        )
+        self.node = node = self.host.make_node(self.dispatcher, self.metadata, self._trace, options)
         max_record, max_entries = config.limits.max_body_bytes, batch_entries(config.limits.max_batch_entries)
         largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
-            ReplicatedAppends(node),
+            self.host.appends,
             _store_host(settings.remoting.told_address(config.address)),
             self._put_limits(node, largest, max_entries),
             master=self.master_address,
@@ -183,7 +186,7 @@ class BrokerProgram:
             used=self.group_use.touch,
         )
         node.keep_log_from(needed_from(self.dispatcher, self.delivery_state))
-        reader = QueueReader(files, ReplicatedRecords(node))
+        reader = QueueReader(files, self.host.records)
         self.broker = Broker(
             settings,
             node,
@@ -206,7 +209,7 @@ class BrokerProgram:
             writer,
             files,
             [groups, self.delivery, self.topic_expiry, self.group_expiry],
-            slave_id=1 + sorted(config.members).index(config.node_id),
+            slave_id=self.host.slave_id,
             on_change=self._role_changed,
         )
         limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
@@ -216,7 +219,7 @@ class BrokerProgram:
         node.add_metrics(status.metrics)
         return node
 
-    def _put_limits(self, node: NodeServer, max_body_bytes: int, max_messages: int) -> PutLimits:
+    def _put_limits(self, node: BrokerNode, max_body_bytes: int, max_messages: int) -> PutLimits:
         return PutLimits(
             max_body_bytes=max_body_bytes,
             max_command_bytes=self.config.limits.max_body_bytes - _COMMAND_OVERHEAD,
@@ -274,8 +277,7 @@ class BrokerProgram:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if self.node.node_status().flush_mode != "SYNC_FLUSH":
-            self.adapter.master_role = BrokerRole.ASYNC_MASTER
+        self.adapter.master_role = self.host.master_role
         if self.settings.namesrv or self.settings.remoting.namesrv:
             self._registrar = Registrar(
                 self.settings.namesrv, self._tls_files(), by_remoting=self.settings.remoting.namesrv
@@ -295,11 +297,16 @@ class BrokerProgram:
             await self.remoting.start()
             self._looking = asyncio.create_task(self._look_at_files())
         self.handler.start()
+        self._beside = self.host.beside(self)
+        for work in self._beside:
+            work.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
     async def stop(self) -> None:
         """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
         new master and handed on to it."""
+        for work in self._beside:
+            await work.stop()
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await self.clients.handlers.drain(_DRAIN_S)
@@ -346,7 +353,11 @@ class BrokerProgram:
         leader = self.node.leader_id
         return None if leader is None else self.config.members.get(leader)
 
-    def registrations(self) -> Mapping[str, Any]:
+    @property
+    def is_master(self) -> bool:
+        return self.adapter.is_master
+
+    def registrations(self) -> Mapping[str, RegistrarStatus]:
         return {} if self._registrar is None else self._registrar.status()
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -374,6 +385,8 @@ class BrokerProgram:
             self.traffic,
             check_operator=None if operators is None else operators.check,
             access=self._access,
+            commands=self.host.commands(),
+            more_settings=self.host.told_settings,
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -419,6 +432,7 @@ class BrokerProgram:
             lock_live_s=self.settings.remoting.lock_live_ms / 1000,
             cluster=self.settings.cluster,
             replies=self._replies,
+            version=lambda: self.metadata.applied_index,
             access=self._access,
         )
         self.forwarder = Forwarder(
@@ -445,8 +459,7 @@ class BrokerProgram:
         self.forwarding.announce()
 
     def _make_dispatcher(self) -> Dispatcher:
-        settings, directory = self.settings, self.config.directory
-        root = settings.directory or directory.with_name(f"{directory.name}-broker")
+        settings = self.settings
         options = StoreOptions(
             units_per_file=settings.units_per_file,
             index_shape=IndexShape(settings.index_slots, settings.index_items),
@@ -454,11 +467,11 @@ class BrokerProgram:
         )
         replicated = ReplicatedState(self.metadata, self.delivery_state)
         return Dispatcher(
-            root,
+            self.host.root,
             replicated,
             delivery=replicated.apply_delivery,
             durable_index=lambda: self.node.durable_index,
-            log=ENTRIES,
+            log=self.host.format,
             on_arrival=self._on_arrival,
             options=options,
         )
@@ -501,6 +514,7 @@ class BrokerProgram:
                 http_address=self.config.http_members.get(self.config.node_id, self.config.http_listen),
                 data_version=self._topics_version,
                 topics=(*topics.values(), *default_topics(self.settings)),
+                ha_address=self.host.ha_address,
                 remoting_address=self.remoting.advertised,
             )
         )
@@ -572,22 +586,6 @@ class BrokerProgram:
             return False
         self._complaints.pop(failure, None)
         return True
-
-
-class _DispatchTrace:
-    """Implements `NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
-    is its state machine, so that is as far as the node has applied, or loaded."""
-
-    def __init__(self, trace: NodeTrace) -> None:
-        self._trace = trace
-        self.begin = trace.begin
-
-    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
-        self._trace.event(ev, e, fields)
-        if e == "apply":
-            self._trace.event("store", "reput", {"lidx": fields["last"]})
-        elif e == "load":
-            self._trace.event("store", "reput", {"lidx": fields["lidx"]})
 
 
 def _wall_ms() -> int:

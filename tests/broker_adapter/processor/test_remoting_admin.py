@@ -336,8 +336,8 @@ def test_long_tables_are_encoded_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
     stats = [QueueStats("t", n, 0, 1, 2) for n in range(500)]
     monkeypatch.setattr(json_bodies.json, "dumps", dumps)
     tables = [
-        bodies.all_topics(topics),
-        bodies.all_groups(GroupConfig(f"g{n}") for n in range(500)),
+        bodies.all_topics(topics, 1),
+        bodies.all_groups((GroupConfig(f"g{n}") for n in range(500)), 1),
         bodies.topic_stats("b", stats),
         bodies.consume_stats([bodies.Progress(QueueName("t", "b", n), 1, 1, 1) for n in range(500)], 0.0),
         encode_register_body(topics, DataVersion()),

@@ -1,0 +1,179 @@
+"""Answers of appends: once a record is durable, and a slave has it, as far as was promised.
+
+Group commit is self-clocked: what is appended while the disk syncs is synced by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Protocol
+
+from broker_adapter.errors import BrokerError, Status
+from dledger import AppendOutcome, Code, Indeterminate
+from dledger.platform import NodeMetrics
+
+
+@dataclass(slots=True)
+class ClassicOutcome(AppendOutcome):
+    """`shortfall`: what could not be done in time, though the records are in the log."""
+
+    shortfall: Status | None = None
+
+
+class FlushedFiles(Protocol):
+    """What of `CommitLogFiles` group commit needs."""
+
+    @property
+    def end_offset(self) -> int: ...
+
+    @property
+    def flushed_offset(self) -> int: ...
+
+    def flush(self) -> int: ...
+
+
+class _Append:
+    __slots__ = ("begun", "deadline", "end", "future", "outcome", "timer")
+
+    def __init__(self, end: int, outcome: ClassicOutcome, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.end = end
+        self.outcome = outcome
+        self.begun = perf_counter()
+        self.deadline = deadline
+        self.future: asyncio.Future[AppendOutcome] = loop.create_future()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self, shortfall: Status | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.future.done():
+            self.future.set_result(replace(self.outcome, shortfall=shortfall) if shortfall else self.outcome)
+
+
+class GroupCommit:
+    """On the event loop; `thread` has one thread, which waits for the disk."""
+
+    def __init__(
+        self,
+        log: FlushedFiles,
+        thread: Executor,
+        metrics: NodeMetrics,
+        *,
+        is_sync: bool,
+        interval_s: float,
+        on_flushed: Callable[[], None],
+        on_failure: Callable[[BrokerError], None],
+    ) -> None:
+        """`is_sync`: appends are answered when they are durable; else they are synced every `interval_s`.
+        `on_flushed`: told whenever more is durable. `on_failure`: the disk has failed."""
+        self.pending_bytes = 0
+        self._log = log
+        self._thread = thread
+        self._metrics = metrics
+        self._is_sync = is_sync
+        self._interval_s = interval_s
+        self._on_flushed = on_flushed
+        self._on_failure = on_failure
+        self._waiting: deque[_Append] = deque()
+        self._acks: set[asyncio.Task[None]] = set()
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: Until a slave has all before an offset, within ms: what is short; None: nobody waits for slaves.
+        self.acknowledged: Callable[[int, int], Awaitable[Status | None]] | None = None
+        self.syncing_since: float | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="flush")
+
+    async def stop(self) -> None:
+        """Whoever waits is left in doubt."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._acks:
+            task.cancel()
+        await asyncio.gather(*self._acks, return_exceptions=True)
+        while self._waiting:
+            self._doubt(self._waiting.popleft())
+
+    def appended(
+        self, begin: int, end: int, outcome: ClassicOutcome, timeout_ms: int
+    ) -> asyncio.Future[AppendOutcome]:
+        """Records from `begin` to `end` are in the log."""
+        loop = asyncio.get_running_loop()
+        one = _Append(end, outcome, loop.time() + timeout_ms / 1000)
+        self.pending_bytes += end - begin
+        one.future.add_done_callback(lambda _: self._answered(one, end - begin))
+        if self._is_sync:
+            one.timer = loop.call_later(timeout_ms / 1000, one.answer, Status.FLUSH_DISK_TIMEOUT)
+            self._waiting.append(one)
+        else:
+            self._durable(one)
+        self.grown()
+        return one.future
+
+    def grown(self) -> None:
+        """There is something to sync."""
+        self._more.set()
+
+    # -- inside
+
+    def _answered(self, one: _Append, size: int) -> None:
+        self.pending_bytes -= size
+        if not one.future.cancelled() and one.future.exception() is None:
+            self._metrics.append_latency.observe(perf_counter() - one.begun)
+
+    async def _run(self) -> None:
+        loop, log = asyncio.get_running_loop(), self._log
+        try:
+            while True:
+                await self._more.wait()
+                self._more.clear()
+                if log.flushed_offset < log.end_offset:
+                    begun = self.syncing_since = perf_counter()
+                    await loop.run_in_executor(self._thread, log.flush)
+                    self.syncing_since = None
+                    self._metrics.fsync_latency.observe(perf_counter() - begun)
+                    self._flushed()
+                if not self._is_sync:
+                    await asyncio.sleep(self._interval_s)
+        except BrokerError as error:
+            self._on_failure(error)
+
+    def _flushed(self) -> None:
+        flushed = self._log.flushed_offset
+        while self._waiting and self._waiting[0].end <= flushed:
+            self._durable(self._waiting.popleft())
+        self._on_flushed()
+
+    def _durable(self, one: _Append) -> None:
+        if self.acknowledged is None or one.future.done():
+            one.answer(None)
+            return
+        if one.timer is not None:
+            one.timer.cancel()
+        task = asyncio.get_running_loop().create_task(self._wait_for_slave(one, self.acknowledged))
+        self._acks.add(task)
+        task.add_done_callback(self._acks.discard)
+
+    async def _wait_for_slave(
+        self, one: _Append, acknowledged: Callable[[int, int], Awaitable[Status | None]]
+    ) -> None:
+        left_ms = round(1000 * (one.deadline - asyncio.get_running_loop().time()))
+        try:
+            one.answer(await acknowledged(one.end, max(1, left_ms)))
+        finally:
+            if not one.future.done():
+                self._doubt(one)
+
+    def _doubt(self, one: _Append) -> None:
+        if one.timer is not None:
+            one.timer.cancel()
+        if not one.future.done():
+            one.future.set_exception(Indeterminate("the broker is stopping", code=Code.INTERNAL_ERROR))

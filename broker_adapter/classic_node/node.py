@@ -1,0 +1,344 @@
+"""A broker's node on a classic CommitLog: what a NodeServer is to it on a replicated one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.classic.recovery import open_commit_log
+from broker_adapter.classic_node.appends import ClassicAppends
+from broker_adapter.classic_node.feed import DispatchFeed, Machine
+from broker_adapter.classic_node.group_commit import GroupCommit
+from broker_adapter.classic_node.records import ClassicRecords
+from broker_adapter.classic_node.replication import Replication
+from broker_adapter.classic_node.roles import RoleRecord, RoleTeller, read_role, write_role
+from broker_adapter.classic_node.status import status_of
+from broker_adapter.config.classic import ClassicSettings
+from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.ha.handshake import HaIdentity
+from dledger import NodeConfig, NodeStatus, Role, RoleEvent
+from dledger.platform import (
+    Disk,
+    GrpcService,
+    NodeMetrics,
+    OsDisk,
+    ProgramPorts,
+    get_logger,
+    load_secret,
+)
+
+_log = get_logger("classic")
+
+#: EX_IOERR: the process ended itself, because its disk or its state cannot be believed.
+_EXIT_FATAL = 74
+_READ_POINT_MS = 5_000
+_CHECKPOINT_S = 1.0
+
+
+def exit_process(error: Exception) -> None:
+    """Say why and end at once, as a node of the replicated log does."""
+    _log.error("fatal: the broker stops", reason=str(error))
+    os._exit(_EXIT_FATAL)
+
+
+class ClassicNode:
+    """`start` once, `stop` once, on one event loop. `on_fatal`: the log must not be written any more."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        settings: ClassicSettings,
+        slave: HaIdentity,
+        machine: Machine,
+        *,
+        adopt: Callable[[], None] = lambda: None,
+        disk: Disk | None = None,
+        on_fatal: Callable[[Exception], None] = exit_process,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """`slave`: who this broker is as one. `adopt`: called on the machine's thread before it gets a log
+        from the begin on."""
+        self.config = config
+        self.metrics = NodeMetrics()
+        self.is_released = True
+        self._is_open = False
+        self.max_batch_bytes = min(config.batch_bytes(), settings.file_size - 8)
+        self.roles = RoleTeller()
+        self.ports = ProgramPorts(config, self.metrics, self.node_status)
+        self.settings = settings
+        self.started = time.monotonic()
+        self._slave = slave
+        self._machine = machine
+        self._adopt = adopt
+        self._disk: Disk = disk or OsDisk()
+        self._on_fatal = on_fatal
+        self._wall_ms = wall_ms
+        self._stamp_ms = 0
+        self._services: list[GrpcService] = []
+        self._needed_from: Callable[[], int] | None = None
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="classic")
+        self._machine_thread = ThreadPoolExecutor(1, thread_name_prefix="dispatch")
+        self._flush_thread = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._record = RoleRecord(False, 0, 0)
+        self._changing = asyncio.Lock()
+        self._tending: asyncio.Task[None] | None = None
+        self.health = "ok"
+        self.appends = ClassicAppends(
+            self.roles,
+            self.cluster_time_ms,
+            max_batch_bytes=self.max_batch_bytes,
+            max_pending_bytes=config.limits.max_pending_bytes,
+            timeout_ms=config.limits.append_timeout_ms,
+            on_grown=self._grown,
+            on_failure=self._failed,
+        )
+        self.records = ClassicRecords()
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, serve, and take the role that was decided last. StorageError, BrokerError, ConfigError;
+        nothing is left behind then."""
+        self.is_released = False
+        config, settings = self.config, self.settings
+        loop = asyncio.get_running_loop()
+        secret = None if config.cluster_secret_file is None else load_secret(config.cluster_secret_file)
+        options = CommitLogOptions(settings.file_size, settings.disk_reserve_bytes)
+        try:
+            self.log: CommitLogFiles = await loop.run_in_executor(
+                self._readers, open_commit_log, config.directory, self._disk, options
+            )
+        except BaseException:
+            self._end_threads()
+            raise
+        self._is_open = True
+        try:
+            self._build(secret)
+            self._record = read_role(self._disk, self._tables, is_master=settings.broker_role != "SLAVE")
+            await self.feed.begin(self._adopt)
+            self.commit.start()
+            await self.ports.start(self._services, self._readers)
+            await self._take(self._record.is_master)
+        except BaseException:
+            await self.stop()
+            raise
+        self._tending = loop.create_task(self._tend())
+        recovery = self.log.recovery
+        _log.info("serving", address=self.ports.address, begin=recovery.begin, end=recovery.end)
+
+    async def stop(self) -> None:
+        """Repeatable, from whatever state."""
+        if self.is_released:
+            return
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        self.appends.is_stopping = True
+        await self.replication.stop()
+        await self.ports.stop()
+        await self.commit.stop()
+        await self.feed.stop()
+        await asyncio.get_running_loop().run_in_executor(self._flush_thread, self.log.close)
+        self._end_threads()
+        _log.info("stopped")
+
+    def _end_threads(self) -> None:
+        for threads in (self._readers, self._machine_thread, self._flush_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self.is_released = True
+
+    async def step_aside(self) -> None:
+        """Nobody takes over automatically."""
+
+    async def stop_serving(self, grace_s: float) -> None:
+        await self.ports.stop_serving(grace_s)
+
+    def add_service(self, service: GrpcService) -> None:
+        self._services.append(service)
+
+    # -- roles --------------------------------------------------------------------------------------------
+
+    async def change_role(self, is_master: bool, *, force: bool) -> None:
+        """As somebody decides. ROLE_CHANGE_BLOCKED: it is a slave that lacks something, or whose master
+        lives; `force` gives up what it lacks. ConfigError (PORT_IN_USE)."""
+        async with self._changing:
+            if is_master == self._record.is_master:
+                return
+            if is_master and not force:
+                self._check_complete()
+            await self._take(is_master)
+
+    def _check_complete(self) -> None:
+        lacking, problem = self.replication.lacking(), ""
+        if self.replication.follows:
+            problem = "its master is alive: make that a slave first, or stop it"
+        elif lacking < 0:
+            problem = "it has not heard of its master since it was started: nobody knows what it lacks"
+        elif lacking:
+            problem = f"it lacks {lacking} bytes that its master had when it was last heard of"
+        if problem:
+            raise error_for(Status.ROLE_CHANGE_BLOCKED, f"{self.config.node_id} stays slave: {problem}")
+
+    async def _take(self, is_master: bool) -> None:
+        """Writes stop before anything else changes; they begin when all else has."""
+        loop = asyncio.get_running_loop()
+        record = self._record.changed(is_master, self._wall_ms())
+        if not is_master:
+            self._announce(record)
+        await self.replication.stop()
+        await loop.run_in_executor(self._readers, write_role, self._disk, self._tables, record)
+        self._record = record
+        if is_master:
+            await loop.run_in_executor(self._flush_thread, self.log.flush)
+            await self.replication.serve()
+            self._flushed()
+            self._announce(record)
+        else:
+            self.replication.follow()
+
+    def _announce(self, record: RoleRecord) -> None:
+        config = self.config
+        others = [node_id for node_id in config.members if node_id != config.node_id]
+        leader = config.node_id if record.is_master else others[0] if len(others) == 1 else None
+        role = Role.LEADER if record.is_master else Role.FOLLOWER
+        barrier = self.log.end_offset - 1 if record.is_master else -1
+        self.roles.announce(RoleEvent(role, record.term, record.role_epoch, leader, barrier))
+
+    def on_role(self, listener: Callable[[RoleEvent], None]) -> None:
+        self.roles.listen(listener)
+
+    @property
+    def leader_id(self) -> str | None:
+        event = self.roles.current
+        return None if event is None else event.leader_id
+
+    def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
+        """Nobody asks."""
+
+    async def hand_over(self) -> bool:
+        """People do."""
+        return False
+
+    # -- positions ----------------------------------------------------------------------------------------
+
+    @property
+    def begin_pos(self) -> int:
+        return self.log.begin_offset
+
+    @property
+    def durable_index(self) -> int:
+        """Any thread."""
+        return self.log.flushed_offset - 1
+
+    @property
+    def committed_index(self) -> int:
+        return self.committed_pos - 1
+
+    @property
+    def committed_pos(self) -> int:
+        """What may be applied: on a master what is durable, unless it answers before that."""
+        is_sure = self.roles.leads and self.settings.flush == "SYNC_FLUSH"
+        return self.log.flushed_offset if is_sure else self.log.end_offset
+
+    @property
+    def applied_index(self) -> int:
+        return self.feed.position - 1
+
+    @property
+    def wanted_begin_pos(self) -> int:
+        """What retention would let go if nothing was needed; -1: nothing."""
+        return -1
+
+    def keep_log_from(self, needed_from: Callable[[], int]) -> None:
+        self._needed_from = needed_from
+
+    async def wait_committed(self, index: int, timeout_ms: int = _READ_POINT_MS) -> None:
+        await self.feed.wait(index + 1, timeout_ms)
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = _READ_POINT_MS) -> int:
+        """Without an index: all that this broker has now. A slave has what has come, and says no more."""
+        end = self.committed_pos if index is None else index + 1
+        await self.feed.wait(end, timeout_ms)
+        return end - 1
+
+    def cluster_time_ms(self) -> int:
+        """It never falls, also not below the newest record."""
+        newest_ms = self.log.last_stamp_ms if self._is_open else 0
+        self._stamp_ms = max(self._stamp_ms, self._wall_ms(), newest_ms)
+        return self._stamp_ms
+
+    # -- status -------------------------------------------------------------------------------------------
+
+    def node_status(self) -> NodeStatus:
+        return status_of(self)
+
+    def show_status(self, give: Callable[[], Mapping[str, Any]]) -> None:
+        self.ports.show_status(give)
+
+    def add_metrics(self, collect: Callable[[], Iterable[Any]]) -> None:
+        self.ports.add_metrics(collect)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    @property
+    def waits_for_slaves(self) -> bool:
+        """Sends do, while this broker is master."""
+        return self.settings.broker_role == "SYNC_MASTER" or self.settings.waits_for_slaves
+
+    @property
+    def _tables(self) -> Path:
+        return self.config.directory / "config"
+
+    def _build(self, secret: Any) -> None:
+        settings = self.settings
+        self.feed = DispatchFeed(self.log, self._machine, self._machine_thread, self._failed)
+        self.commit = GroupCommit(
+            self.log,
+            self._flush_thread,
+            self.metrics,
+            is_sync=settings.flush == "SYNC_FLUSH",
+            interval_s=settings.flush_interval_ms / 1000,
+            on_flushed=self._flushed,
+            on_failure=self._failed,
+        )
+        self.replication = Replication(self.log, settings, self._slave, secret, self._grown_by_master)
+        if self.waits_for_slaves:
+            self.commit.acknowledged = self.replication.acknowledged
+        self.appends.open(self.log, self.commit)
+        self.records.open(self.log)
+
+    def _grown(self) -> None:
+        """By an append of this master."""
+        self.replication.grown()
+        if self.settings.flush != "SYNC_FLUSH":
+            self.feed.advance(self.log.end_offset)
+
+    def _grown_by_master(self) -> None:
+        self.commit.grown()
+        self.feed.advance(self.log.end_offset)
+
+    def _flushed(self) -> None:
+        self.feed.advance(self.committed_pos)
+
+    def _failed(self, error: Exception) -> None:
+        self.health = f"failed: {error}"
+        self._on_fatal(error)
+
+    async def _tend(self) -> None:
+        """A file ahead, and a checkpoint."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_CHECKPOINT_S)
+            try:
+                has_room = await loop.run_in_executor(self._flush_thread, self.log.prepare)
+                self.health = "ok" if has_room else "the disk is full"
+                await loop.run_in_executor(self._flush_thread, self.log.save_checkpoint)
+            except BrokerError as error:
+                self._failed(error)
+                return

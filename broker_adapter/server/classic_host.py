@@ -1,0 +1,100 @@
+"""The classic log under a broker: its node, roles by hand, and RocketMQ's tables beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from broker_adapter.api import BrokerRole
+from broker_adapter.classic_node.node import ClassicNode
+from broker_adapter.classic_node.records import RECORDS
+from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.errors import IllegalMessage, ResponseCode, Status
+from broker_adapter.ha.handshake import HaIdentity
+from broker_adapter.log.protocol import AppendLog, RecordLog
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.processor import fields as read
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Processor
+from broker_adapter.server.classic_tables import TableWriter, adopt_tables
+from broker_adapter.server.log_host import Beside, BrokerParts
+from broker_adapter.server.slave_sync import SlaveSync
+from dledger import DurableStateMachine, NodeConfig
+from dledger.platform import NodeTrace
+
+_ROLES = {"master": True, "slave": False}
+
+
+class ClassicHost:
+    """Implements LogHost."""
+
+    format = RECORDS
+
+    def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
+        self._config = config
+        self._settings = settings
+        self._classic = settings.classic
+        self.root = config.directory
+        self.slave_id = settings.classic.broker_id
+
+    def make_node(
+        self,
+        machine: DurableStateMachine,
+        metadata: MetadataState,
+        trace: NodeTrace | None,
+        options: Mapping[str, Any],
+    ) -> ClassicNode:
+        slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
+        adopt = partial(adopt_tables, self.root / "config", metadata)
+        self._node = ClassicNode(self._config, self._classic, slave, machine, adopt=adopt, **options)
+        return self._node
+
+    @property
+    def appends(self) -> AppendLog:
+        return self._node.appends
+
+    @property
+    def records(self) -> RecordLog:
+        return self._node.records
+
+    @property
+    def master_role(self) -> BrokerRole:
+        return BrokerRole.SYNC_MASTER if self._node.waits_for_slaves else BrokerRole.ASYNC_MASTER
+
+    @property
+    def ha_address(self) -> str:
+        return self._classic.ha_advertise or self._node.replication.address or self._classic.ha_listen
+
+    def beside(self, parts: BrokerParts) -> Sequence[Beside]:
+        return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts))
+
+    def commands(self) -> Mapping[int, Processor]:
+        return {RequestCode.CHANGE_BROKER_ROLE: self._change_role}
+
+    def told_settings(self) -> Mapping[str, str]:
+        classic = self._classic
+        role = self.master_role.value if self._node.roles.leads else BrokerRole.SLAVE.value
+        return {
+            "brokerRole": role,
+            "flushDiskType": classic.flush,
+            "haListenPort": self.ha_address.rpartition(":")[2],
+            "mappedFileSizeCommitLog": str(classic.file_size),
+            "slaveReadEnable": str(classic.slave_read_enable).lower(),
+            "storePathRootDir": str(self.root),
+        }
+
+    def shown(self) -> Mapping[str, Any]:
+        return {"ha": self._node.replication.shown()}
+
+    async def _change_role(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """`role`: master or slave; `force`: whatever it lacks."""
+        role = read.text(request.fields, "role")
+        if role not in _ROLES:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"role {role[:32]!r}: master or slave")
+        await self._node.change_role(_ROLES[role], force=read.flag(request.fields, "force"))
+        return request.answer(ResponseCode.SUCCESS)

@@ -1,0 +1,129 @@
+"""RocketMQ's tables in the directory of a classic log: topics.json, subscriptionGroup.json,
+consumerOffset.json, delayOffset.json.
+
+A broker of RocketMQ that is started on the directory reads them; and what such a one has written is where a
+broker of ours begins that has no checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from broker_adapter.api import QueueOffset
+from broker_adapter.classic.tables import groups_of, offsets_of, table_at, topics_of
+from broker_adapter.errors import BrokerError
+from broker_adapter.metadata.commands import (
+    MAX_OFFSETS_PER_COMMAND,
+    NO_GENERATION,
+    Command,
+    CommitOffsets,
+    PutGroup,
+    PutTopic,
+)
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.processor.admin_bodies import all_groups, all_offsets, all_topics, no_delays
+from broker_adapter.server.log_host import BrokerParts
+from dledger.platform import OsDisk, get_logger, read_file, replace_file
+
+_log = get_logger("tables")
+_PERIOD_S = 1.0
+
+
+def adopt_tables(directory: Path, metadata: MetadataState) -> None:
+    """What the tables say, into metadata that know nothing. STORE_TABLE_DAMAGED."""
+    refused = 0
+    for command in _commands(directory):
+        try:
+            refused += metadata.adopt(command).status is not None
+        except BrokerError as error:
+            refused += 1
+            _log.warning("what a table has cannot be here", reason=str(error))
+    if refused:
+        _log.warning("not all of the tables could be taken over", refused=refused)
+
+
+def _commands(directory: Path) -> Iterator[Command]:
+    for topic in topics_of(table_at(directory / "topics.json")).values():
+        yield PutTopic(topic)
+    for group in groups_of(table_at(directory / "subscriptionGroup.json")).values():
+        yield PutGroup(group)
+    for name, offsets in offsets_of(table_at(directory / "consumerOffset.json")).items():
+        for at in range(0, len(offsets), MAX_OFFSETS_PER_COMMAND):
+            yield CommitOffsets(name, NO_GENERATION, tuple(offsets[at : at + MAX_OFFSETS_PER_COMMAND]))
+
+
+def offsets_by_group(parts: BrokerParts) -> dict[str, list[QueueOffset]]:
+    """How far each group has come, whichever way it consumes."""
+    found = {}
+    for group in parts.metadata.groups():
+        offsets = dict(group.offsets)
+        for queue, offset in parts.delivery_state.offsets_of(group.name).items():
+            offsets[queue] = max(offset, offsets.get(queue, offset))
+        found[group.name] = [QueueOffset(*queue, offset) for queue, offset in sorted(offsets.items())]
+    return found
+
+
+class TableWriter:
+    """Implements Beside. Writes what has changed, once a second at most, each table whole."""
+
+    def __init__(self, directory: Path, parts: BrokerParts) -> None:
+        self._directory = directory
+        self._parts = parts
+        self._written: dict[str, bytes] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._problem = ""
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._write()
+
+    async def _run(self) -> None:
+        while True:
+            await self._write()
+            await asyncio.sleep(_PERIOD_S)
+
+    async def _write(self) -> None:
+        try:
+            await asyncio.to_thread(self._write_changed)
+            self._problem = ""
+        except Exception as error:  # the log has it all: consumers do not depend on these
+            if self._problem != repr(error):
+                self._problem = repr(error)
+                _log.error("tables could not be written", exc_info=error)
+
+    def _write_changed(self) -> None:
+        for name, content in self._contents().items():
+            if self._written.get(name) != content:
+                _replace(self._directory / name, content)
+                self._written[name] = content
+
+    def _contents(self) -> dict[str, bytes]:
+        metadata = self._parts.metadata
+        version = max(metadata.applied_index, 0)
+        topics = sorted(metadata.topics.values())
+        groups = sorted(group.config for group in metadata.groups())
+        if not topics and not groups:
+            return {}
+        return {
+            "topics.json": all_topics(topics, version),
+            "subscriptionGroup.json": all_groups(groups, version),
+            "consumerOffset.json": all_offsets(offsets_by_group(self._parts)),
+            "delayOffset.json": no_delays(),
+        }
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """RocketMQ keeps the version before beside it."""
+    disk = OsDisk()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        replace_file(disk, path.with_name(path.name + ".bak"), read_file(disk, path))
+    replace_file(disk, path, content)

@@ -1,0 +1,146 @@
+"""The log under a broker: what makes its node, and what else it needs to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from broker_adapter.api import BrokerRole
+from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.log.node import BrokerNode
+from broker_adapter.log.protocol import AppendLog, RecordFormat, RecordLog
+from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.namesrv.registration import RegistrarStatus
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.remoting.executors import Processor
+from dledger import DurableStateMachine, NodeConfig, NodeServer
+from dledger.platform import NodeTrace
+
+
+class BrokerParts(Protocol):
+    """What of a broker's program a log's own works use."""
+
+    settings: BrokerSettings
+    metadata: MetadataState
+    delivery_state: DeliveryState
+
+    @property
+    def is_master(self) -> bool: ...
+
+    def registrations(self) -> Mapping[str, RegistrarStatus]: ...
+
+
+class Beside(Protocol):
+    """A work beside the broker: `start` behind it, `stop` before it. It keeps its own errors."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class LogHost(Protocol):
+    """`format`, `root` (of derived files) and `slave_id` (RocketMQ's id of this broker as slave) are there
+    from the beginning, the rest after `make_node`."""
+
+    @property
+    def format(self) -> RecordFormat: ...
+
+    @property
+    def root(self) -> Path: ...
+
+    @property
+    def slave_id(self) -> int: ...
+
+    def make_node(
+        self,
+        machine: DurableStateMachine,
+        metadata: MetadataState,
+        trace: NodeTrace | None,
+        options: Mapping[str, Any],
+    ) -> BrokerNode:
+        """`options`: further ones of the node, for tests."""
+
+    @property
+    def appends(self) -> AppendLog: ...
+
+    @property
+    def records(self) -> RecordLog: ...
+
+    @property
+    def master_role(self) -> BrokerRole:
+        """Of a node that was started."""
+
+    @property
+    def ha_address(self) -> str:
+        """host:port where slaves fetch the log; "": logs find their own ways."""
+
+    def beside(self, parts: BrokerParts) -> Sequence[Beside]: ...
+
+    def commands(self) -> Mapping[int, Processor]:
+        """Request codes by which operators change this log."""
+
+    def told_settings(self) -> Mapping[str, str]:
+        """As RocketMQ names them, for whoever asks for a broker's settings."""
+
+    def shown(self) -> Mapping[str, Any]:
+        """For the status."""
+
+
+class ReplicatedHost:
+    """Implements LogHost: the log is that of a NodeServer."""
+
+    format = ENTRIES
+    ha_address = ""
+
+    def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
+        self._config = config
+        directory = config.directory
+        self.root = settings.directory or directory.with_name(f"{directory.name}-broker")
+        self.slave_id = 1 + sorted(config.members).index(config.node_id)
+
+    def make_node(
+        self,
+        machine: DurableStateMachine,
+        metadata: MetadataState,
+        trace: NodeTrace | None,
+        options: Mapping[str, Any],
+    ) -> NodeServer:
+        told = None if trace is None else _DispatchTrace(trace)
+        self._node = node = NodeServer(self._config, machine, owned=True, trace=told, **options)
+        self.appends, self.records = ReplicatedAppends(node), ReplicatedRecords(node)
+        return node
+
+    @property
+    def master_role(self) -> BrokerRole:
+        is_sync = self._node.node_status().flush_mode == "SYNC_FLUSH"
+        return BrokerRole.SYNC_MASTER if is_sync else BrokerRole.ASYNC_MASTER
+
+    def beside(self, parts: BrokerParts) -> Sequence[Beside]:
+        return ()
+
+    def commands(self) -> Mapping[int, Processor]:
+        return {}
+
+    def told_settings(self) -> Mapping[str, str]:
+        return {}
+
+    def shown(self) -> Mapping[str, Any]:
+        return {}
+
+
+class _DispatchTrace:
+    """Implements `NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    is its state machine, so that is as far as the node has applied, or loaded."""
+
+    def __init__(self, trace: NodeTrace) -> None:
+        self._trace = trace
+        self.begin = trace.begin
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self._trace.event(ev, e, fields)
+        if e == "apply":
+            self._trace.event("store", "reput", {"lidx": fields["last"]})
+        elif e == "load":
+            self._trace.event("store", "reput", {"lidx": fields["lidx"]})

@@ -1,0 +1,130 @@
+"""A slave copies topics, groups and offsets from its master (SlaveSynchronize), and learns who that is.
+
+What brokers of this project change in these is in their logs; of a master of RocketMQ's own it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.classic.system_names import is_system_group, is_system_topic
+from broker_adapter.classic_node.node import ClassicNode
+from broker_adapter.errors import BrokerError
+from broker_adapter.metadata.commands import (
+    MAX_OFFSETS_PER_COMMAND,
+    NO_GENERATION,
+    Command,
+    CommitOffsets,
+    PutGroup,
+    PutTopic,
+    ResetOffsets,
+)
+from broker_adapter.moving.master import Master
+from broker_adapter.server.log_host import BrokerParts
+from dledger.platform import get_logger
+
+_log = get_logger("slave")
+_LOOK_S = 0.5
+
+
+class SlaveSync:
+    """Implements Beside."""
+
+    def __init__(self, node: ClassicNode, parts: BrokerParts) -> None:
+        self._node = node
+        self._parts = parts
+        self._tasks: list[asyncio.Task[None]] = []
+        self._problem = ""
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._find_master()), loop.create_task(self._sync_ever())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- inside
+
+    async def _find_master(self) -> None:
+        while True:
+            if not self._parts.is_master:
+                for status in self._parts.registrations().values():
+                    if status.registered and status.master_ha_address:
+                        self._node.replication.set_master(status.master_ha_address)
+                        break
+            await asyncio.sleep(_LOOK_S)
+
+    async def _sync_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._node.settings.sync_period_ms / 1000)
+            address = self._master_address()
+            if self._parts.is_master or not address or self._node.replication.has_all:
+                continue
+            try:
+                await self._sync(address)
+                self._problem = ""
+            except BrokerError as error:
+                if self._problem != error.message:
+                    self._problem = error.message
+                    _log.warning("the master's tables could not be copied", master=address, reason=str(error))
+
+    def _master_address(self) -> str:
+        found = (one.master_address for one in self._parts.registrations().values() if one.registered)
+        return next(filter(None, found), "")
+
+    async def _sync(self, address: str) -> None:
+        async with Master((), address=address) as master:
+            topics = (await master.topics()).values()
+            groups = (await master.groups()).values()
+            offsets = await master.offsets()
+        commands: list[Command] = [
+            *self._topics([one for one in topics if not is_system_topic(one)]),
+            *self._groups([one for one in groups if not is_system_group(one.name)]),
+        ]
+        for group, found in offsets.items():
+            if not is_system_group(group):
+                commands += self._offsets(group, found)
+        if commands:
+            await self._node.feed.run(lambda: self._adopt(commands))
+
+    def _adopt(self, commands: Sequence[Command]) -> None:
+        """On the machine's thread. What is refused is so again the next time, and harms nobody."""
+        for command in commands:
+            if self._node.roles.leads:
+                return  # from here on the log has it all
+            self._parts.metadata.adopt(command)
+
+    def _topics(self, found: Sequence[TopicConfig]) -> list[Command]:
+        here = self._parts.metadata.topics
+        return [
+            PutTopic(one)
+            for one in found
+            if one.name not in here or here[one.name]._replace(auto_created=False) != one
+        ]
+
+    def _groups(self, found: Sequence[GroupConfig]) -> list[Command]:
+        here = {
+            group.name: group.config._replace(auto_created=False) for group in self._parts.metadata.groups()
+        }
+        return [PutGroup(one) for one in found if one.name not in here or here[one.name] != one]
+
+    def _offsets(self, group: str, found: Sequence[QueueOffset]) -> list[Command]:
+        known = self._parts.metadata.group(group)
+        here = {} if known is None else known.offsets
+        up, down = [], []
+        for one in found:
+            before = here.get((one.topic, one.queue_id), 0)
+            if one.offset > before:
+                up.append(one)
+            elif one.offset < before:
+                down.append(one)
+        commands: list[Command] = []
+        for at in range(0, len(up), MAX_OFFSETS_PER_COMMAND):
+            commands.append(CommitOffsets(group, NO_GENERATION, tuple(up[at : at + MAX_OFFSETS_PER_COMMAND])))
+        for at in range(0, len(down), MAX_OFFSETS_PER_COMMAND):
+            commands.append(ResetOffsets(group, tuple(down[at : at + MAX_OFFSETS_PER_COMMAND])))
+        return commands

@@ -1,0 +1,108 @@
+"""A broker on a classic log, as master, as slave, and as the one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.errors import BrokerError, Status
+from tests.broker_adapter.classic_node.classic_pair import classic_pair
+from tests.broker_adapter.cluster import bodies, messages
+from tests.node.local import until
+
+
+def test_a_master_keeps_its_messages_over_a_restart(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", broker_role="ASYNC_MASTER", waits_for_slaves=False) as pair:
+            master = await pair.writable("n1")
+            await master.broker.put_topic(TopicConfig("t", 2, 2))
+            sent = await master.broker.send("t", messages("a", "b"), queue_id=1)
+            assert (sent.queue_offset, sent.shortfall) == (0, None)
+            assert sent.physical_offsets[1] > sent.physical_offsets[0]
+            await until(lambda: master.files.bounds("t", 1) == (0, 2))
+            await pair.stop("n1")
+            await pair.start("n1")
+            master = await pair.writable("n1")
+            assert await bodies(master, "t", 1) == [b"a", b"b"]
+            assert (await master.broker.send("t", messages("c"), queue_id=1)).queue_offset == 2
+            assert sorted(master.metadata.topics) == ["t"]
+
+    asyncio.run(run())
+
+
+def test_derived_files_that_are_lost_are_made_again_of_the_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", broker_role="ASYNC_MASTER", waits_for_slaves=False) as pair:
+            master = await pair.writable("n1")
+            for number in range(120):
+                await master.broker.send("t", messages(f"{number}" * 300, KEYS=f"k{number}"), queue_id=0)
+            assert pair.node("n1").log.end_offset > 0
+            await pair.stop("n1")
+            (tmp_path / "n1" / "derived_checkpoint").unlink()
+            await pair.start("n1")
+            master = await pair.writable("n1")
+            assert len(await bodies(master, "t", 0)) == 120
+            await until(lambda: master.dispatcher.figures().index_pending == 0)
+            assert len(await master.broker.query("t", "k7", begin_ms=0, end_ms=1 << 60, max_messages=9)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_slave_has_the_same_bytes_and_the_same_state(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", "n2") as pair:
+            master = await pair.writable("n1")
+            await until(lambda: pair.node("n2").replication.follows)
+            await master.broker.put_topic(TopicConfig("t", 2, 2))
+            sent = await master.broker.send("t", messages("a"), queue_id=0)
+            assert sent.shortfall is None
+            await pair.in_step()
+            slave = pair.programs["n2"]
+            assert await bodies(slave, "t", 0) == [b"a"]
+            assert slave.metadata.topics == master.metadata.topics
+            logs = [pair.node(node_id).log for node_id in ("n1", "n2")]
+            end = logs[0].end_offset
+            assert logs[0].read(0, end) == logs[1].read(0, end)
+
+    asyncio.run(run())
+
+
+def test_without_a_slave_a_sync_master_says_that_there_is_none(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1") as pair:
+            master = await pair.writable("n1")
+            sent = await master.broker.send("t", messages("a"), queue_id=0)
+            assert sent.shortfall is Status.SLAVE_NOT_AVAILABLE
+            await until(lambda: master.files.bounds("t", 0) == (0, 1))
+            assert await bodies(master, "t", 0) == [b"a"], "it is stored all the same"
+
+    asyncio.run(run())
+
+
+def test_a_slave_becomes_master_by_hand_and_lacks_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", "n2") as pair:
+            master = await pair.writable("n1")
+            await until(lambda: pair.node("n2").replication.follows)
+            for number in range(20):
+                sent = await master.broker.send("t", messages(f"{number}"), queue_id=0)
+                assert sent.shortfall is None
+            with pytest.raises(BrokerError, match="its master is alive") as caught:
+                await pair.node("n2").change_role(True, force=False)
+            assert caught.value.status is Status.ROLE_CHANGE_BLOCKED
+            await pair.in_step()
+            await pair.stop("n1")
+            await until(lambda: not pair.node("n2").replication.follows)
+            await pair.node("n2").change_role(True, force=False)
+            slave = await pair.writable("n2")
+            assert await bodies(slave, "t", 0) == [f"{number}".encode() for number in range(20)]
+            assert (await slave.broker.send("t", messages("20"), queue_id=0)).queue_offset == 20
+            await pair.start("n1", broker_role="SLAVE")
+            await pair.node("n1").change_role(False, force=False)
+            await pair.in_step()
+            assert len(await bodies(pair.programs["n1"], "t", 0)) == 21
+
+    asyncio.run(run())
