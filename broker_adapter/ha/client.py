@@ -232,10 +232,7 @@ class HaClient:
                 begin = next(one.offset for one in pieces if one.data) if begin is None else begin
                 records, data = self._records(begin), known + data
             self._received += len(data)
-            try:
-                records.feed(data)
-            finally:
-                await self._append(*records.take())
+            await self._store(records, data)
             link.report(self._log.flushed_offset if self.options.report_durable else self._log.end_offset)
 
     def _records(self, begin: int) -> WholeRecords:
@@ -245,22 +242,32 @@ class HaClient:
             raise HaRefused(Status.HA_TRANSFER_REFUSED, text)
         return WholeRecords(begin, file_size, self.options.max_body_bytes)
 
-    async def _append(self, offset: int, data: bytes) -> None:
+    async def _store(self, records: WholeRecords, data: bytes) -> None:
         """Always to its end, though the slave is being stopped."""
-        if not data:
-            return
-        work = asyncio.ensure_future(self._run_blocking(self._append_now, offset, data))
-        try:
-            await asyncio.shield(work)
-        finally:
-            if not work.done():
+        work = asyncio.ensure_future(self._run_blocking(self._store_now, records, data))
+        ended: asyncio.CancelledError | None = None
+        while not work.done():
+            try:
                 await asyncio.wait([work])
+            except asyncio.CancelledError as error:  # by whoever stops it, and by another master
+                ended = error
         self._on_grown()
+        failure = work.exception()
+        if ended is not None:
+            raise ended
+        if failure is not None:
+            raise failure
 
-    def _append_now(self, offset: int, data: bytes) -> None:
-        self._log.append_bytes(offset, data)
-        if self.options.report_durable:
-            self._log.flush()
+    def _store_now(self, records: WholeRecords, data: bytes) -> None:
+        """What was whole before damage is stored, too."""
+        try:
+            records.feed(data)
+        finally:
+            offset, taken = records.take()
+            if taken:
+                self._log.append_bytes(offset, taken)
+                if self.options.report_durable:
+                    self._log.flush()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -22,6 +22,7 @@ from broker_adapter.ha.handshake import (
     encode_challenge,
     encode_refusal,
     encode_welcome,
+    first_acked,
     to_prove_introduction,
     to_prove_welcome,
 )
@@ -41,8 +42,8 @@ _PROBE = encode_report(PROBE)
 class ConnectionUser(Protocol):
     """The service that a connection belongs to. Called on its event loop; must not raise."""
 
-    def introduced(self, connection: HaConnection, identity: HaIdentity) -> None:
-        """HaRefused: it may not be a slave here."""
+    def begun(self, connection: HaConnection) -> None:
+        """The slave has said where it is."""
 
     def acknowledged(self, connection: HaConnection, offset: int) -> None: ...
 
@@ -223,7 +224,6 @@ class HaConnection(AdmittedConnection):
             if not self._secret.accepts_proof(to_prove, said.proof):
                 raise HaRefused(Status.HA_NOT_PROVEN, "it does not know the secret of the cluster")
         self._check_identity(said.identity)
-        self._user.introduced(self, said.identity)
         self._work(self._welcome(said))
 
     def _check_identity(self, theirs: HaIdentity) -> None:
@@ -250,7 +250,7 @@ class HaConnection(AdmittedConnection):
         self._reports = ReportReader()
         self.identity = said.identity
         self._write(encode_welcome(welcome))
-        self.progress.begin(start, said.log.end)
+        self.progress.begin(start, first_acked(said.log, start))
         self._begins()
         self._take_reports(rest)
 
@@ -262,6 +262,7 @@ class HaConnection(AdmittedConnection):
             id=identity and identity.broker_id,
             start=self.progress.start,
         )
+        self._user.begun(self)
         self._user.acknowledged(self, self.progress.acked)
         self._look_later()
         self.grown()

@@ -138,6 +138,11 @@ def tail_begin(log: LogRange) -> int:
     return max(log.begin, log.end - TAIL_BYTES)
 
 
+def first_acked(log: LogRange, start: int) -> int:
+    """What a slave with this log has acknowledged when its master begins at `start`."""
+    return log.end if log.end == start else 0
+
+
 class HandshakeReader:
     """The frames of the handshake out of a stream. Holds one that is not complete."""
 

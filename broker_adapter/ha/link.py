@@ -22,6 +22,7 @@ from broker_adapter.ha.handshake import (
     Welcome,
     encode_introduction,
     error_of,
+    first_acked,
     to_prove_introduction,
     to_prove_welcome,
 )
@@ -64,6 +65,7 @@ class Link:
         self._transfers = TransferReader(0)
         self._early: list[bytes] = []  # came with the end of the handshake
         self._reported = 0
+        self._has_heard = False
         self._heartbeats: asyncio.Task[None] | None = None
 
     @classmethod
@@ -97,9 +99,11 @@ class Link:
         except BaseException:
             await link.close()
             raise
-        link.report(position if hello is None or link.welcome is None else hello.log.end)
-        if link.welcome is not None:
+        first = position
+        if hello is not None and link.welcome is not None:
             position, begins_anywhere = link.welcome.start, False
+            first = first_acked(hello.log, position)
+        link.report(first)
         link._transfers = TransferReader(position, begins_anywhere=begins_anywhere)
         link._heartbeats = asyncio.get_running_loop().create_task(link._repeat(heartbeat_s))
         return link
@@ -150,7 +154,9 @@ class Link:
         except OSError as error:
             raise self._missing(str(error)) from None
         if not data:
-            raise self._missing("the master has ended the connection")
+            why = "" if self._has_heard else " before it sent anything: its log may say why"
+            raise self._missing(f"the master has ended the connection{why}")
+        self._has_heard = True
         return data
 
     def _missing(self, problem: str) -> AnswerMissing:

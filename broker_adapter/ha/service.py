@@ -111,9 +111,10 @@ class HaService:
 
     # -- ConnectionUser -----------------------------------------------------------------------------------
 
-    def introduced(self, connection: HaConnection, identity: HaIdentity) -> None:
+    def begun(self, connection: HaConnection) -> None:
+        identity = connection.identity
         for other in list(self._connections):
-            if other is not connection and other.identity == identity:
+            if other is not connection and identity is not None and other.identity == identity:
                 _log.warning("a slave comes again", slave=connection.address, before=other.address)
                 other.close()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker_adapter.ha.client import HaClientState
+from broker_adapter.ha.client import HaClient, HaClientState
 from broker_adapter.ha.group_transfer import SlaveAck
 from broker_adapter.ha.options import Handshake, HaOptions
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog
@@ -150,6 +150,53 @@ async def test_two_slaves_each_at_its_own_pace() -> None:
             both = asyncio.ensure_future(service.wait_acked(end, LONG_MS, 2))
             gate.set()
             assert await both is SlaveAck.PUT_OK and slow.data == log.data
+
+
+async def test_an_append_is_ended_before_anything_else_begins() -> None:
+    log, copy, under_way = MemoryLog(), MemoryLog(), []
+    log.fill(20)
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def run(function: object, *arguments: object) -> object:
+        under_way.append(function)
+        assert len(under_way) == 1
+        begun.set()
+        await gate.wait()
+        under_way.pop()
+        return function(*arguments)  # type: ignore[operator]
+
+    async with master(log) as one, master(log) as other:
+        client = HaClient(copy, WHOLE, run=run)
+        client.set_master(one.address)
+        client.start()
+        await begun.wait()
+        for address in (other.address, one.address, other.address):
+            client.set_master(address)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(client.stop())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        gate.set()
+        await stopping
+        assert copy.data == log.data
+
+
+async def test_a_slave_whose_log_has_nothing_from_some_offset_on() -> None:
+    """As retention, or a log that was cut at its begin, leaves it."""
+    log = MemoryLog()
+    log.fill(100)
+    for begin in (2 * FILE_SIZE, 100 * FILE_SIZE):
+        copy = MemoryLog(begin)
+        async with (
+            master(log) as service,
+            following(copy, service.address, handshake=Handshake.REQUIRED, options=WHOLE),
+        ):
+            await until(lambda copied=copy: is_copied(copied, log))
+            await until(lambda: service.status().push2slave_max_offset == log.end_offset)
+            assert service.status().refusals == {}
+            assert copy.begin_offset == (begin if begin < log.end_offset else 0)
 
 
 async def test_a_slave_that_reads_slowly_bounds_what_waits_for_it() -> None:
