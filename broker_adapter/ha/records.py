@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from broker_adapter.classic.commit_log import MAX_BODY_BYTES, StoredMessage
 from broker_adapter.classic.record_check import check_record
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.format.message import BLANK_MAGIC, decode, max_record_size, record_size_at
+from broker_adapter.format.message import BLANK_MAGIC, MIN_RECORD_SIZE, Version, decode, max_record_size
 
 _SIZE_AND_MAGIC = struct.Struct(">II")
+_MAGICS = frozenset(int(version) for version in Version)
 
 
 class RecordReader:
@@ -21,6 +22,7 @@ class RecordReader:
         """`position`: the physical offset of the first byte that is fed, where a record begins."""
         self.position = position
         self._max_body_bytes = max_body_bytes
+        self._most = max_record_size(max_body_bytes)
         self._buffer = bytearray()
         self._blank = 0  # bytes up to the next file
 
@@ -47,7 +49,7 @@ class RecordReader:
 
     def _record_size(self, at: int) -> int:
         """Of the next record, all of which is there; 0: more has to come, or a blank begins."""
-        size = unit_size_at(self._buffer, at, self.position, self._max_body_bytes)
+        size = unit_size_at(self._buffer, at, self.position, self._most)
         if size < 0:
             self._blank = -size
             return 0
@@ -71,7 +73,7 @@ class WholeRecords:
         """`position`: as for RecordReader. `file_size`: of the files of the CommitLog, in bytes."""
         self.position = position
         self._file_size = file_size
-        self._max_body_bytes = max_body_bytes
+        self._most = max_record_size(max_body_bytes)
         self._buffer = bytearray()
         self._complete = 0  # bytes of it
 
@@ -84,8 +86,11 @@ class WholeRecords:
 
     def take(self) -> tuple[int, bytes]:
         """All that is complete and was not taken yet, and its physical offset."""
+        if not self._complete:
+            return self.position, b""
         taken = bytes(memoryview(self._buffer)[: self._complete])
-        del self._buffer[: self._complete]
+        # A new one: the traceback of an error may look at the old one, which cannot be cut then.
+        self._buffer = self._buffer[self._complete :]
         self._complete = 0
         return self.position - len(taken), taken
 
@@ -96,19 +101,18 @@ class WholeRecords:
     def _complete_size(self) -> int:
         """Of the next record or blank; 0: more has to come."""
         at = self._complete
-        size = unit_size_at(self._buffer, at, self.position, self._max_body_bytes)
+        size = unit_size_at(self._buffer, at, self.position, self._most)
         left = self._file_size - self.position % self._file_size
         if size < 0:
             size = -size
-            most = max_record_size(self._max_body_bytes) + _SIZE_AND_MAGIC.size
-            if size != left or size > most:
+            if size != left or size > self._most + _SIZE_AND_MAGIC.size:
                 raise self._does_not_fit("blank", size, left)
             return size if size <= len(self._buffer) - at else 0
         if size > left:
             raise self._does_not_fit("record", size, left)
         if not size or size > len(self._buffer) - at:
             return 0
-        check_record(bytes(memoryview(self._buffer)[at : at + size]), 0, self.position, left)
+        check_record(self._buffer, at, self.position, left)
         return size
 
     def _does_not_fit(self, what: str, size: int, left: int) -> StoredDataDamaged:
@@ -116,23 +120,22 @@ class WholeRecords:
         return _damaged(Status.RECORD_LENGTHS, text)
 
 
-def unit_size_at(data: bytearray, at: int, position: int, max_body_bytes: int) -> int:
+def unit_size_at(data: bytearray, at: int, position: int, most: int) -> int:
     """The size of the record that begins at `at`, negative that of a blank; 0: not even that is there.
 
-    StoredDataDamaged for what is neither. `position`: physical offset, for messages."""
+    StoredDataDamaged for what is neither. `position`: physical offset, for messages. `most`: bytes that a
+    record may have."""
     if len(data) - at < _SIZE_AND_MAGIC.size:
         return 0
     size, magic = _SIZE_AND_MAGIC.unpack_from(data, at)
-    if magic == BLANK_MAGIC:
-        if size < _SIZE_AND_MAGIC.size:
-            raise _damaged(Status.RECORD_LENGTHS, f"a blank of {size} bytes at {position}")
-        return -int(size)
-    try:
-        return record_size_at(data, at, max_body_bytes=max_body_bytes)
-    except StoredDataDamaged as error:
-        if error.status is Status.RECORD_TRUNCATED:
-            return int(size)
-        raise StoredDataDamaged(error.status, f"{error.message}, at {position}") from None
+    if magic in _MAGICS and MIN_RECORD_SIZE < size <= most:
+        return int(size)
+    if magic != BLANK_MAGIC:
+        status = Status.RECORD_LENGTHS if magic in _MAGICS else Status.RECORD_MAGIC
+        raise _damaged(status, f"{size} bytes with magic {magic:#010x} at {position} are no record")
+    if size < _SIZE_AND_MAGIC.size:
+        raise _damaged(Status.RECORD_LENGTHS, f"a blank of {size} bytes at {position}")
+    return -int(size)
 
 
 def _damaged(status: Status, problem: str) -> StoredDataDamaged:
