@@ -34,22 +34,34 @@ class FileWalk:
         """Of whole records, up to the blank or to what is none."""
         while True:
             left = self._file_size - self.at
+            place = self._begin + self.at
             try:
-                here = self._loaded(_HEAD)
-                if is_blank(self._data, here, left):
+                # Nearly always all of it is loaded; what is not, or is a blank, looks like damage first.
+                head = check_record(self._data, self.at - self._data_at, place, left)
+            except StoredDataDamaged:
+                found = self._looked_at_again(place, left)
+                if found is None:
                     return
-                here = self._loaded(claimed_size(self._data, here, left))
-                head = check_record(self._data, here, self._begin + self.at, left)
-            except StoredDataDamaged as error:
-                self.problem = error
-                return
+                head = found
             self.at += head.size
             yield head
+
+    def _looked_at_again(self, place: int, left: int) -> Head | None:
+        """None: there is a blank, or a problem."""
+        try:
+            here = self._loaded(_HEAD)
+            if is_blank(self._data, here, left):
+                return None
+            here = self._loaded(claimed_size(self._data, here, left))
+            return check_record(self._data, here, place, left)
+        except StoredDataDamaged as error:
+            self.problem = error
+            return None
 
     def _loaded(self, size: int) -> int:
         """Where `at` is in the data, which has so many bytes from there on if the file has."""
         here = self.at - self._data_at
-        if here < 0 or here + size > len(self._data):
+        if here + size > len(self._data):
             self._data = read_around(self._disk, self._handle, max(size, _CHUNK), self.at)
             self._data_at, here = self.at, 0
         return here

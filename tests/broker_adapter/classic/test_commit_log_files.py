@@ -146,6 +146,22 @@ def test_a_flush_covers_what_was_appended_before_it() -> None:
     assert len(disk.operations) == before
 
 
+def test_what_is_appended_while_the_disk_syncs_is_not_durable_yet() -> None:
+    class BusyDisk(SimDisk):
+        def fdatasync(self, handle: int) -> None:
+            super().fdatasync(handle)
+            if waiting:
+                put(log, waiting.pop())
+
+    disk, waiting = BusyDisk(), list[bytes]()
+    log = opened(disk)
+    put(log, b"first")
+    end = log.end_offset
+    waiting.append(b"second")
+    assert log.flush() == end == log.flushed_offset < log.end_offset
+    assert log.flush() == log.end_offset
+
+
 def test_a_failed_fdatasync_is_the_end() -> None:
     disk = SimDisk()
     log = opened(disk)
