@@ -97,7 +97,7 @@ class Refusal(NamedTuple):
 
 
 _CHALLENGE = struct.Struct(f">B{NONCE_BYTES}s")
-_INTRODUCTION = struct.Struct(f">{NONCE_BYTES}sqqqqq{DIGEST_BYTES}s?")
+_INTRODUCTION = struct.Struct(f">{NONCE_BYTES}sqqqqq{DIGEST_BYTES}sB")
 _WELCOME = struct.Struct(">qqqqq")
 _REFUSAL = struct.Struct(">I")
 
@@ -217,6 +217,8 @@ def _introduction_fields(said: Introduction) -> bytes:
 
 def _introduction(fields: bytes) -> Introduction:
     nonce, broker_id, begin, end, file_size, tail, digest, whole_log = _INTRODUCTION.unpack_from(fields)
+    if whole_log > 1:  # proofs are of what is encoded again
+        raise _refused(f"a flag of a handshake is {whole_log}")
     cluster, name, proof = _texts(fields, _INTRODUCTION.size, 3)
     return Introduction(
         nonce,
@@ -224,7 +226,7 @@ def _introduction(fields: bytes) -> Introduction:
         _range(begin, end, file_size),
         tail,
         digest,
-        whole_log,
+        whole_log == 1,
         proof,
     )
 
