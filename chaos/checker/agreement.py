@@ -50,10 +50,21 @@ WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
 #: What was sent again, beside the operation that had sent it.
 AGAIN = """
 SELECT a.run, a.op, a.retry_no, a.mid, o.op AS sent_by, coalesce(o.mid, i.mid) AS sent_mid, a.src, a.inc,
-  a.seq
+  a.seq, count(*) OVER (PARTITION BY a.run, a.op, a.mid, a.retry_no) AS n
 FROM (SELECT run, op, retry_no, mid, src, inc, seq FROM events WHERE ev = 'attempt') a
 LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run = a.run AND o.op = a.op
 LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
+"""
+
+#: Lines about an operation by another writer than the one that began it. Converted histories have one writer.
+BY_OTHERS = """
+SELECT l.run, l.ev, l.op, l.src, l.inc, l.seq, o.src AS begun_by FROM (
+  SELECT run, ev, op, src, inc, min(seq) AS seq FROM events
+  WHERE ev IN ('attempt', 'item', 'dlv') AND op IS NOT NULL GROUP BY run, ev, op, src, inc
+) l
+JOIN (SELECT run, op, min(src) AS src, min(inc) AS inc FROM ops GROUP BY run, op) o
+  ON o.run = l.run AND o.op = l.op AND (o.src <> l.src OR o.inc <> l.inc)
+JOIN runs r ON r.run = l.run AND r.history IS NULL
 """
 
 #: Acks of messages that their member had not been through with, and messages that it gave back and had not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.agreement import (
     AGAIN,
+    BY_OTHERS,
     COUNTED,
     JOINED_OTHERWISE,
     NEVER_GIVEN,
@@ -72,9 +73,16 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             AGAIN,
-            "sent_by IS NULL OR retry_no < 1 OR (mid IS NOT NULL AND coalesce(mid <> sent_mid, true))",
+            "sent_by IS NULL OR retry_no < 1 OR n > 1 "
+            "OR (mid IS NOT NULL AND coalesce(mid <> sent_mid, true))",
             "op, 'operation ' || CAST(op AS STRING) || ' was tried again (' || CAST(retry_no AS STRING) "
-            "|| '), and nothing tells that it had begun so' AS what, src, inc, seq",
+            "|| '), and nothing tells that it had begun so, or it is told twice' AS what, src, inc, seq",
+        ),
+        Part(
+            BY_OTHERS,
+            "true",
+            "op, 'operation ' || CAST(op AS STRING) || ' was begun by ' || begun_by || ', and ' || src "
+            "|| ' tells of it (' || ev || ')' AS what, src, inc, seq",
         ),
         Part(
             UNDONE,

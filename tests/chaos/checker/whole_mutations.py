@@ -135,3 +135,42 @@ def shift(trace: Trace, src: str, ns: int) -> None:
     for line in trace.files[src, 0]:
         for clock in ("mono", "wall"):
             line[clock] = number(line, clock) + ns
+
+
+def _retry(trace: Trace) -> Line:
+    """Behind the invoke of a send: it was tried once more."""
+    invoke = next(line for line in lines(trace, Ev.OP, type="invoke") if "mid" in line)
+    told = {name: invoke[name] for name in ("v", "run", "src", "inc", "host", "mono", "wall", "op", "mid")}
+    retry = add(trace, invoke)
+    for name in list(retry):
+        if name not in told and name != "seq":
+            del retry[name]
+    retry |= {"ev": "attempt", "retry_no": 1}
+    return retry
+
+
+@mutation("W2")
+def a_retry_is_told_twice(trace: Trace) -> None:
+    add(trace, _retry(trace))
+
+
+@mutation("W2")
+def a_retry_is_told_by_another_client(trace: Trace) -> None:
+    retry = _retry(trace)
+    remove(trace, retry)
+    other = next(key for key in trace.files if key[0].startswith("client:") and key[0] != retry["src"])
+    file = trace.files[other]
+    at = next(i for i, line in enumerate(file) if number(line, "mono") > number(retry, "mono"))
+    file.insert(at, retry | {"src": other[0], "inc": other[1]})
+    trace.renumber()
+
+
+@mutation("W2 C6 C18")
+def messages_are_read_by_another_client_than_asked(trace: Trace) -> None:
+    dlv = lines(trace, Ev.DLV)[0]
+    other = next(key for key in trace.files if key[0].startswith("client:") and key[0] != dlv["src"])
+    remove(trace, dlv)
+    file = trace.files[other]
+    at = next(i for i, line in enumerate(file) if number(line, "mono") > number(dlv, "mono"))
+    file.insert(at, dlv | {"src": other[0], "inc": other[1]})
+    trace.renumber()
