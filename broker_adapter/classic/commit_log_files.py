@@ -202,6 +202,14 @@ class CommitLogFiles:
         self._last_stamp_ms = store_timestamp(records[-1])
         self.end_offset = end
 
+    def make_room(self, sizes: Sequence[int]) -> None:
+        """For records of these sizes: an `append` of them does not fail for want of it. DISK_FULL (also with
+        a `refusal`), LOG_FAILED."""
+        self._check_usable()
+        if self.refusal:
+            raise error_for(Status.DISK_FULL, self.refusal)
+        self._need_files(self.place(sizes)[-1] + sizes[-1])
+
     def append_bytes(self, offset: int, data: bytes) -> None:
         """A slave's: whole records that its master has there, at `end_offset` exactly, and whole blanks. An
         empty log accepts any first offset of a file and begins there.

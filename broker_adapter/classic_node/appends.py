@@ -67,6 +67,7 @@ class ClassicAppends:
         (LOG_FAILED): nobody knows, and the broker stops."""
         self._check(sizes, expected)
         log = self._log
+        log.make_room(sizes)  # before queue offsets are taken
         begin, offsets = log.end_offset, log.place(sizes)
         records = fill(Places(offsets, expected[0], offsets, self._now_ms()))
         if list(map(len, records)) != list(sizes):
@@ -74,9 +75,7 @@ class ClassicAppends:
         try:
             log.append(records)
         except BrokerError as error:
-            # Queue offsets are taken by now. What a full disk has not taken is filled up in the queues.
-            if error.status is not Status.DISK_FULL:
-                self._on_failure(error)
+            self._on_failure(error)
             raise
         outcome = ClassicOutcome(offsets[0], len(sizes), TERM, offsets[0])
         answered = self._commit.appended(begin, log.end_offset, outcome, timeout_ms or self._timeout_ms)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.classic.log_retention import RetentionPolicy, parse_delete_when
+from broker_adapter.classic.log_upkeep import LogUpkeep
 from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.classic_node.appends import ClassicAppends
 from broker_adapter.classic_node.feed import DispatchFeed, Machine
@@ -20,9 +25,9 @@ from broker_adapter.classic_node.replication import Replication
 from broker_adapter.classic_node.roles import RoleRecord, RoleTeller, read_role, write_role
 from broker_adapter.classic_node.status import status_of
 from broker_adapter.config.classic import ClassicSettings
-from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.errors import Status, error_for
 from broker_adapter.ha.handshake import HaIdentity
-from dledger import NodeConfig, NodeStatus, Role, RoleEvent
+from dledger import NodeConfig, NodeStatus, ReadFailed, Role, RoleEvent
 from dledger.platform import (
     Disk,
     GrpcService,
@@ -38,7 +43,7 @@ _log = get_logger("classic")
 #: EX_IOERR: the process ended itself, because its disk or its state cannot be believed.
 _EXIT_FATAL = 74
 _READ_POINT_MS = 5_000
-_CHECKPOINT_S = 1.0
+_TEND_S = 1.0
 
 
 def exit_process(error: Exception) -> None:
@@ -57,12 +62,14 @@ class ClassicNode:
         slave: HaIdentity,
         machine: Machine,
         *,
+        derived_end: Callable[[], int],
         adopt: Callable[[], None] = lambda: None,
         disk: Disk | None = None,
         on_fatal: Callable[[Exception], None] = exit_process,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`slave`: who this broker is as one. `adopt`: called on the machine's thread before it gets a log
+        """`slave`: who this broker is as one. `derived_end`: what is before it is durable in derived files;
+        any thread. `adopt`: called on the machine's thread before it gets a log
         from the begin on."""
         self.config = config
         self.metrics = NodeMetrics()
@@ -76,6 +83,7 @@ class ClassicNode:
         self._slave = slave
         self._machine = machine
         self._adopt = adopt
+        self._derived_end = derived_end
         self._disk: Disk = disk or OsDisk()
         self._on_fatal = on_fatal
         self._wall_ms = wall_ms
@@ -123,6 +131,7 @@ class ClassicNode:
             self._record = read_role(self._disk, self._tables, is_master=settings.broker_role != "SLAVE")
             await self.feed.begin(self._adopt)
             self.commit.start()
+            self.upkeep.start()
             await self.ports.start(self._services, self._readers)
             await self._take(self._record.is_master)
         except BaseException:
@@ -143,10 +152,26 @@ class ClassicNode:
         await self.replication.stop()
         await self.ports.stop()
         await self.commit.stop()
-        await self.feed.stop()
-        await asyncio.get_running_loop().run_in_executor(self._flush_thread, self.log.close)
+        await self.upkeep.stop()
+        await self._close()
         self._end_threads()
         _log.info("stopped")
+
+    async def _close(self) -> None:
+        """What was not dispatched, and so is not durable in derived files, the next start has to look for:
+        then `abort` stays."""
+        loop = asyncio.get_running_loop()
+        has_failed = self.log.failure is not None or self.feed.is_failed
+        if not has_failed:
+            await loop.run_in_executor(self._flush_thread, self.log.flush)
+            self.feed.advance(self.log.end_offset)
+            with suppress(ReadFailed):
+                await self.feed.wait(self.log.end_offset, _READ_POINT_MS)
+        await self.feed.stop()
+        is_whole = not has_failed and self._derived_end() >= self.feed.position >= self.log.end_offset
+        if is_whole:
+            self.log.checkpoint.logics_ms = self.log.checkpoint.index_ms = self.log.last_stamp_ms
+        await loop.run_in_executor(self._flush_thread, partial(self.log.close, keep_abort=not is_whole))
 
     def _end_threads(self) -> None:
         for threads in (self._readers, self._machine_thread, self._flush_thread):
@@ -312,6 +337,11 @@ class ClassicNode:
             self.commit.acknowledged = self.replication.acknowledged
         self.appends.open(self.log, self.commit)
         self.records.open(self.log)
+        policy = RetentionPolicy(
+            reserved_hours=settings.file_reserved_hours,
+            delete_when=parse_delete_when(settings.delete_when),
+        )
+        self.upkeep = LogUpkeep(self.log, policy, keep_from=self._keep_from, on_fatal=self._failed)
 
     def _grown(self) -> None:
         """By an append of this master."""
@@ -331,14 +361,20 @@ class ClassicNode:
         self._on_fatal(error)
 
     async def _tend(self) -> None:
-        """A file ahead, and a checkpoint."""
-        loop = asyncio.get_running_loop()
+        """The checkpoint says up to which message derived files are durable, too: without that a broker of
+        RocketMQ, and ours, looks at all files after a crash."""
+        reached: deque[tuple[int, int]] = deque()
         while True:
-            await asyncio.sleep(_CHECKPOINT_S)
-            try:
-                has_room = await loop.run_in_executor(self._flush_thread, self.log.prepare)
-                self.health = "ok" if has_room else "the disk is full"
-                await loop.run_in_executor(self._flush_thread, self.log.save_checkpoint)
-            except BrokerError as error:
-                self._failed(error)
-                return
+            self.health = "the disk is full" if self.upkeep.is_full else self.log.refusal or "ok"
+            reached.append((self.feed.position, self.log.last_stamp_ms))
+            durable, stamp_ms = self._derived_end(), 0
+            while reached and reached[0][0] <= durable:
+                stamp_ms = reached.popleft()[1]
+            if stamp_ms:
+                self.log.checkpoint.logics_ms = self.log.checkpoint.index_ms = stamp_ms
+            await asyncio.sleep(_TEND_S)
+
+    def _keep_from(self) -> int:
+        """Any thread."""
+        needed = self._needed_from() if self._needed_from is not None else self.feed.position
+        return min(needed, self.feed.position)

@@ -28,6 +28,10 @@ class ClassicSettings(BaseModel):
     """Bytes of a file of the CommitLog, fixed by the first one (`mappedFileSizeCommitLog`)."""
     disk_reserve_bytes: Annotated[int, Field(ge=0)] = 64 << 20
     """Space that new files leave free. Past it: 703."""
+    file_reserved_hours: Positive = 72
+    """Messages older than this may go (`fileReservedTime`)."""
+    delete_when: Annotated[str, Field(pattern=r"^\d{1,2}(;\d{1,2})*$")] = "04"
+    """Hours of the day at which they go (`deleteWhen`)."""
     ha_listen: _Address = "localhost:10912"
     """host:port at which a master serves slaves (`haListenPort`)."""
     ha_advertise: _Address | Literal[""] = ""

@@ -22,7 +22,8 @@ from broker_adapter.remoting.executors import Processor
 from broker_adapter.server.classic_tables import TableWriter, adopt_tables
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
-from dledger import DurableStateMachine, NodeConfig
+from broker_adapter.store.dispatcher import Dispatcher
+from dledger import NodeConfig
 from dledger.platform import NodeTrace
 
 _ROLES = {"master": True, "slave": False}
@@ -32,6 +33,7 @@ class ClassicHost:
     """Implements LogHost."""
 
     format = RECORDS
+    register_every_s = 5.0  # a slave learns so of another master
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -42,14 +44,22 @@ class ClassicHost:
 
     def make_node(
         self,
-        machine: DurableStateMachine,
+        machine: Dispatcher,
         metadata: MetadataState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> ClassicNode:
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
         adopt = partial(adopt_tables, self.root / "config", metadata)
-        self._node = ClassicNode(self._config, self._classic, slave, machine, adopt=adopt, **options)
+        self._node = ClassicNode(
+            self._config,
+            self._classic,
+            slave,
+            machine,
+            derived_end=lambda: machine.figures().checkpoint.end_pos,
+            adopt=adopt,
+            **options,
+        )
         return self._node
 
     @property
@@ -67,6 +77,10 @@ class ClassicHost:
     @property
     def ha_address(self) -> str:
         return self._classic.ha_advertise or self._node.replication.address or self._classic.ha_listen
+
+    def may_register(self, *, is_master: bool) -> bool:
+        """A master begins as a slave of nobody, whose id another one may have."""
+        return is_master == self._node.roles.leads
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts))

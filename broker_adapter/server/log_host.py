@@ -12,10 +12,11 @@ from broker_adapter.log.node import BrokerNode
 from broker_adapter.log.protocol import AppendLog, RecordFormat, RecordLog
 from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.namesrv.registration import RegistrarStatus
+from broker_adapter.namesrv.registration import EVERY_S, RegistrarStatus
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.remoting.executors import Processor
-from dledger import DurableStateMachine, NodeConfig, NodeServer
+from broker_adapter.store.dispatcher import Dispatcher
+from dledger import NodeConfig, NodeServer
 from dledger.platform import NodeTrace
 
 
@@ -55,7 +56,7 @@ class LogHost(Protocol):
 
     def make_node(
         self,
-        machine: DurableStateMachine,
+        machine: Dispatcher,
         metadata: MetadataState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
@@ -76,6 +77,13 @@ class LogHost(Protocol):
     def ha_address(self) -> str:
         """host:port where slaves fetch the log; "": logs find their own ways."""
 
+    @property
+    def register_every_s(self) -> float:
+        """Seconds: how often NameServers are told, and asked, if nothing changes."""
+
+    def may_register(self, *, is_master: bool) -> bool:
+        """Whether NameServers may hear of this role: not of one that is about to end."""
+
     def beside(self, parts: BrokerParts) -> Sequence[Beside]: ...
 
     def commands(self) -> Mapping[int, Processor]:
@@ -93,6 +101,7 @@ class ReplicatedHost:
 
     format = ENTRIES
     ha_address = ""
+    register_every_s = EVERY_S
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -102,7 +111,7 @@ class ReplicatedHost:
 
     def make_node(
         self,
-        machine: DurableStateMachine,
+        machine: Dispatcher,
         metadata: MetadataState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
@@ -116,6 +125,9 @@ class ReplicatedHost:
     def master_role(self) -> BrokerRole:
         is_sync = self._node.node_status().flush_mode == "SYNC_FLUSH"
         return BrokerRole.SYNC_MASTER if is_sync else BrokerRole.ASYNC_MASTER
+
+    def may_register(self, *, is_master: bool) -> bool:
+        return True
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return ()

@@ -280,7 +280,10 @@ class BrokerProgram:
         self.adapter.master_role = self.host.master_role
         if self.settings.namesrv or self.settings.remoting.namesrv:
             self._registrar = Registrar(
-                self.settings.namesrv, self._tls_files(), by_remoting=self.settings.remoting.namesrv
+                self.settings.namesrv,
+                self._tls_files(),
+                by_remoting=self.settings.remoting.namesrv,
+                every_s=self.host.register_every_s,
             )
         self.delivery.on_orphan(
             partial(
@@ -496,6 +499,8 @@ class BrokerProgram:
 
     def _register(self) -> None:
         if self._registrar is None or self.adapter.broker_id < 0:
+            return
+        if not self.host.may_register(is_master=self.adapter.is_master):
             return
         topics = self.metadata.topics
         if topics is not self._topics:

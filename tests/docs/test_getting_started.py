@@ -85,7 +85,7 @@ def test_machines_have_the_same_ports_on_every_page(page: str) -> None:
 def local_ports() -> set[int]:
     """Of `dledger cluster up --broker`, of NameServers, and of ports for clients of RocketMQ."""
     nodes = plan_cluster("any", "default", 3, DEFAULT_BASE_PORT).nodes
-    companions = [companion for companion, _ in BROKER_KIND.prepare(DEFAULT_BASE_PORT).companions]
+    companions = [companion for companion, _ in BROKER_KIND.prepare(DEFAULT_BASE_PORT, {}).companions]
     addresses = [address for one in (*nodes, *companions) for address in (one.address, one.http_address)]
     return {int(address.rpartition(":")[2]) for address in addresses} | PORTS | {NAMESRV_PORT + 1, 8081}
 

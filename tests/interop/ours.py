@@ -18,7 +18,7 @@ def cluster(
 ) -> Iterator[LocalCluster]:
     """Three nodes with a broker, and a NameServer of ours; or registered with that one alone. `accounts`: the
     file with those that may do something."""
-    additions = BROKER_KIND.prepare(0)
+    additions = BROKER_KIND.prepare(0, {})
     settings, companions = additions.settings, additions.companions
     if genuine_name_server:
         remoting = {"listen": REMOTING_ADDRESS, "namesrv": [genuine_name_server]}

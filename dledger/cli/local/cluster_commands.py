@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -75,7 +76,7 @@ def up(
     tls: bool,
     detach: bool,
     timeout: float,
-    **kinds: bool,
+    **kinds: Any,
 ) -> None:
     """Start a local cluster: a new one, or the one in --dir again.
 
@@ -90,7 +91,7 @@ def up(
       dledger cluster up --dir /tmp/safe --tls
     """
     chosen = [kind for kind in _kinds if kinds[kind.name]]
-    local = _open_or_create(directory, nodes, base_port, tls, chosen)
+    local = _open_or_create(directory, nodes, base_port, tls, chosen, kinds)
     if running := [name for name in local.running() if name in local.node_ids]:
         raise ClusterError(
             f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
@@ -131,6 +132,17 @@ def add_kind(kind: ClusterKind) -> None:
         return
     _kinds.append(kind)
     up.params.append(click.Option([f"--{kind.name}"], is_flag=True, help=kind.help))
+    for choice in kind.choices:
+        default = choice.values[0]
+        up.params.append(
+            click.Option(
+                [f"--{choice.name}"],
+                type=click.Choice(list(choice.values)),
+                default=default,
+                show_default=True,
+                help=choice.help,
+            )
+        )
 
 
 def _kinds_of(local: LocalCluster) -> list[ClusterKind]:
@@ -145,14 +157,27 @@ def _wait_until_ready(local: LocalCluster, kind: ClusterKind, timeout: float) ->
 
 
 def _open_or_create(
-    directory: Path, nodes: int | None, base_port: int | None, tls: bool, kinds: Sequence[ClusterKind]
+    directory: Path,
+    nodes: int | None,
+    base_port: int | None,
+    tls: bool,
+    kinds: Sequence[ClusterKind],
+    chosen: Mapping[str, Any],
 ) -> LocalCluster:
     if not LocalCluster.exists(directory):
         first_port = DEFAULT_BASE_PORT if base_port is None else base_port
-        additions = [kind.prepare(first_port) for kind in kinds]
+        additions = [
+            kind.prepare(first_port, {one.name: str(chosen[one.name]) for one in kind.choices})
+            for kind in kinds
+        ]
+        of_node = next((addition.of_node for addition in additions if addition.of_node), ())
+        if of_node and nodes not in (None, len(of_node)):
+            raise click.UsageError(f"such a cluster has {len(of_node)} nodes; --nodes cannot change that")
         return LocalCluster.create(
             directory,
-            nodes=3 if nodes is None else nodes,
+            nodes=nodes or max((addition.nodes for addition in additions), default=3),
+            of_node=of_node,
+            has_log=all(addition.has_log for addition in additions),
             base_port=first_port,
             tls=tls,
             settings={key: value for addition in additions for key, value in addition.settings.items()},
@@ -194,7 +219,7 @@ def status(directory: Path, as_json: bool) -> None:
                 "cluster_id": local.plan.cluster_id,
                 "group": local.plan.group,
                 "directory": str(local.directory),
-                "nodes": [node.to_json() for node in nodes],
+                "nodes": [{**node.to_json(), **_facts(local, node)} for node in nodes],
                 "companions": list(companions.values()),
                 # Whoever looks for one of them knows its name.
                 **companions,
@@ -204,6 +229,10 @@ def status(directory: Path, as_json: bool) -> None:
         _print_nodes(local, nodes)
     if not any(node.role == "LEADER" for node in nodes):
         raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _facts(local: LocalCluster, node: LocalNode) -> dict[str, object]:
+    return {name: node.owner.get(name, "") for kind in _kinds_of(local) for name in kind.facts}
 
 
 @cluster.command()

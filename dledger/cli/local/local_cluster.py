@@ -139,6 +139,8 @@ class LocalCluster:
         tls: bool = False,
         companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = (),
         remoting: bool = False,
+        of_node: Sequence[Mapping[str, Any]] = (),
+        has_log: bool = True,
     ) -> Self:
         """Write plan, configs and identities into an empty or absent directory. Starts nothing.
 
@@ -146,6 +148,8 @@ class LocalCluster:
         TLS, and certificates made for it; `tls_files` is then for clients. `companions`: servers beside the
         nodes, with their configs; they are started before the nodes and stopped after them. `remoting`: each
         node has a port for that protocol, whose address stands in for REMOTING_ADDRESS in `settings`.
+        `of_node`: further settings of the program, for each node. `has_log`: of this project's own, which
+        needs an identity.
         """
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
@@ -162,10 +166,13 @@ class LocalCluster:
             make_local(root / TLS_FOLDER, names)
         make_secret(root / SECRET_FILE)
         members = member_list(node.node_id for node in plan.nodes)
-        for node in plan.nodes:
+        for number, node in enumerate(plan.nodes):
             folder = root / node.node_id
             folder.mkdir(PRIVATE_DIRECTORY)
-            (folder / "node.toml").write_text(_node_config(plan, node, folder, settings or {}))
+            own = _with_program_settings(settings or {}, of_node[number]) if of_node else settings or {}
+            (folder / "node.toml").write_text(_node_config(plan, node, folder, own))
+            if not has_log:
+                continue
             init_directory(
                 folder / "store",
                 Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode, members=members),
@@ -466,6 +473,11 @@ def describe(nodes: Sequence[LocalNode]) -> str:
 
 def describe_down(nodes: Sequence[LocalNode]) -> str:
     return "; ".join(f"{n.node_id}: {' | '.join((n.why, *n.last_log_lines))}" for n in nodes)
+
+
+def _with_program_settings(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    program = settings["program"]
+    return {**settings, "program": {**program, "settings": {**program["settings"], **own}}}
 
 
 def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapping[str, Any]) -> str:
