@@ -277,6 +277,8 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.ha",
         "broker_adapter.log",
         "broker_adapter.moving",
+        "broker_adapter.remoting_client",
+        "broker_adapter.remoting_client.core",
         "broker_adapter.remoting",
         "broker_adapter.processor",
         "broker_adapter.config",

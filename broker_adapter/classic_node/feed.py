@@ -55,9 +55,9 @@ class DispatchFeed:
         self._task: asyncio.Task[None] | None = None
         self.is_failed = False
 
-    async def begin(self, adopt: Callable[[], None]) -> None:
-        """Recover the machine, or begin anew where the log begins: then `adopt` is called first, on the
-        machine's thread."""
+    async def begin(self, adopt: Callable[[bool], None]) -> None:
+        """Recover the machine, or begin anew where the log begins; `adopt` is told which, on the machine's
+        thread."""
         loop = asyncio.get_running_loop()
         self.position = await loop.run_in_executor(self._thread, self._recover, adopt)
         self._task = loop.create_task(self._run(), name="dispatch")
@@ -101,12 +101,13 @@ class DispatchFeed:
 
     # -- inside
 
-    def _recover(self, adopt: Callable[[], None]) -> int:
+    def _recover(self, adopt: Callable[[bool], None]) -> int:
         log, found = self._log, self._machine.recover()
         if found is not None and log.begin_offset <= found.end_pos <= log.end_offset:
+            adopt(False)
             return found.end_pos
         self._machine.load(())
-        adopt()
+        adopt(True)
         return log.begin_offset
 
     async def _run(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -63,14 +63,15 @@ class ClassicNode:
         machine: Machine,
         *,
         derived_end: Callable[[], int],
-        adopt: Callable[[], None] = lambda: None,
+        other_master: Callable[[], Awaitable[str]],
+        adopt: Callable[[bool], None] = lambda is_new: None,
         disk: Disk | None = None,
         on_fatal: Callable[[Exception], None] = exit_process,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """`slave`: who this broker is as one. `derived_end`: what is before it is durable in derived files;
-        any thread. `adopt`: called on the machine's thread before it gets a log
-        from the begin on."""
+        any thread. `other_master`: where another master of this name is, "": nowhere. `adopt`: called on the
+        machine's thread when it has recovered; whether it gets the log from the begin on."""
         self.config = config
         self.metrics = NodeMetrics()
         self.is_released = True
@@ -84,6 +85,7 @@ class ClassicNode:
         self._machine = machine
         self._adopt = adopt
         self._derived_end = derived_end
+        self._other_master = other_master
         self._disk: Disk = disk or OsDisk()
         self._on_fatal = on_fatal
         self._wall_ms = wall_ms
@@ -133,7 +135,7 @@ class ClassicNode:
             self.commit.start()
             self.upkeep.start()
             await self.ports.start(self._services, self._readers)
-            await self._take(self._record.is_master)
+            await self._take(self._record.is_master and await self._is_alone())
         except BaseException:
             await self.stop()
             raise
@@ -198,6 +200,13 @@ class ClassicNode:
             if is_master and not force:
                 self._check_complete()
             await self._take(is_master)
+
+    async def _is_alone(self) -> bool:
+        """A master that was away may find that somebody took its place. Two would write two logs."""
+        other = await self._other_master()
+        if other:
+            _log.error("this broker was master, and another one is now: it starts as a slave", master=other)
+        return not other
 
     def _check_complete(self) -> None:
         lacking, problem = self.replication.lacking(), ""

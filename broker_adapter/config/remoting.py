@@ -18,6 +18,9 @@ class RemotingSettings(BaseModel):
 
     listen: _Address | Literal[""] = ""
     """host:port, which clients expect at 10911. Empty: the protocol is not spoken."""
+    vip_listen: _Address | Literal[""] = ""
+    """host:port at which the same is spoken once more. Slaves of RocketMQ's own ask for topics at the port of
+    their master less 2 (its VIP channel). Empty: nowhere."""
     advertise: _Address | Literal[""] = ""
     """host:port where clients reach this node. Default: the member's host, at this port."""
     tls_mode: Literal["permissive", "enforcing"] = "enforcing"

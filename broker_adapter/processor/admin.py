@@ -56,7 +56,8 @@ class AdminProcessor:
 
     async def all_topics(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         topics, version = self._broker.topics(), self._version()
-        return _done(request, await asyncio.to_thread(bodies.all_topics, topics, version))
+        body = await asyncio.to_thread(bodies.all_topics, topics, version)
+        return _done(request, body, totalTopicNum=len(topics))
 
     async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "topic")
@@ -83,7 +84,8 @@ class AdminProcessor:
 
     async def all_groups(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         groups, version = self._broker.groups(), self._version()
-        return _done(request, await asyncio.to_thread(bodies.all_groups, groups, version))
+        body = await asyncio.to_thread(bodies.all_groups, groups, version)
+        return _done(request, body, totalGroupNum=len(groups))
 
     async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "group")
@@ -186,5 +188,6 @@ class AdminProcessor:
         return _done(request, bodies.reset_offsets(rows))
 
 
-def _done(request: RemotingRequest, body: bytes = b"") -> RemotingCommand:
-    return request.command.answer(ResponseCode.SUCCESS, body=body)
+def _done(request: RemotingRequest, body: bytes = b"", **numbers: int) -> RemotingCommand:
+    fields = {name: str(number) for name, number in numbers.items()}
+    return request.command.answer(ResponseCode.SUCCESS, fields=fields, body=body)

@@ -34,6 +34,7 @@ class RemotingPort:
         self._host = member_address.rpartition(":")[0]
         self._tls: ServerTls | None = None
         self.server: RemotingServer | None = None
+        self._vip_server: RemotingServer | None = None
         if not settings.listen:
             return
         if not allow_plaintext and (beyond := [one for one in settings.namesrv if not is_loopback(one)]):
@@ -43,7 +44,8 @@ class RemotingPort:
                 code=Code.PLAINTEXT_REFUSED,
             )
         is_plain = node_files is None or settings.tls_mode == "permissive"
-        if is_plain and not (allow_plaintext or is_loopback(settings.listen)):
+        listens = [one for one in (settings.listen, settings.vip_listen) if one]
+        if is_plain and not (allow_plaintext or all(map(is_loopback, listens))):
             way = 'set tls_mode = "enforcing"' if node_files else "add a [tls] section to the node"
             raise ConfigError(
                 f"remoting.listen is {settings.listen}, beyond this machine, and would be in plain text: "
@@ -52,13 +54,19 @@ class RemotingPort:
             )
         if node_files is not None:
             self._tls = ServerTls(node_files, client_auth=False)
-        self.server = RemotingServer(
-            dispatch,
-            limits=ServerLimits(settings.max_connections, settings.max_connections_per_address),
-            tls=self._tls.remoting_context(asks=True) if self._tls else None,
-            mode=TlsMode(settings.tls_mode) if self._tls else None,
-            events=events,
-        )
+
+        def server() -> RemotingServer:
+            return RemotingServer(
+                dispatch,
+                limits=ServerLimits(settings.max_connections, settings.max_connections_per_address),
+                tls=self._tls.remoting_context(asks=True) if self._tls else None,
+                mode=TlsMode(settings.tls_mode) if self._tls else None,
+                events=events,
+            )
+
+        self.server = server()
+        if settings.vip_listen:
+            self._vip_server = server()
 
     @property
     def address(self) -> str:
@@ -76,11 +84,15 @@ class RemotingPort:
         """ConfigError (PORT_IN_USE)."""
         if self.server is not None:
             await self.server.start(self._settings.listen)
+        if self._vip_server is not None:
+            await self._vip_server.start(self._settings.vip_listen)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take nothing new; requests under way have `grace_s` seconds to end. Repeatable."""
         if self.server is not None:
             await self.server.stop(grace_s)
+        if self._vip_server is not None:
+            await self._vip_server.stop(grace_s)
 
     def look(self) -> None:
         """Take over changed certificates. Reads files: call it now and then, from one thread."""

@@ -20,7 +20,7 @@ async def change_role(
 ) -> None:
     """Of the broker at `address`, host:port. PutRefused (ROLE_CHANGE_BLOCKED) says what is in the way, which
     `force` gives up; AnswerMissing; RemotingRefused (CODE_UNKNOWN) from a broker with another log."""
-    client = ClientInstance((), options, tls)
+    client = ClientInstance([address], options, tls)  # no NameServer is asked
     fields = {"role": "master" if to_master else "slave", "force": str(force).lower()}
     try:
         await client.call(address, RemotingCommand(RequestCode.CHANGE_BROKER_ROLE, fields))

@@ -10,7 +10,7 @@ from broker_adapter.api import BrokerRole
 from broker_adapter.classic_node.node import ClassicNode
 from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.config.settings import BrokerSettings
-from broker_adapter.errors import IllegalMessage, ResponseCode, Status
+from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.log.protocol import AppendLog, RecordLog
 from broker_adapter.metadata.state import MetadataState
@@ -19,13 +19,19 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
+from broker_adapter.remoting_client.core.route_data import parse_clusters
+from broker_adapter.remoting_client.instance import ClientInstance
+from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.server.classic_tables import TableWriter, adopt_tables
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import NodeConfig
-from dledger.platform import NodeTrace
+from dledger.platform import NodeTrace, get_logger
 
+_log = get_logger("classic")
+#: A NameServer that is asked at the start has so long (seconds).
+_NAMESRV_S = 2.0
 _ROLES = {"master": True, "slave": False}
 
 
@@ -57,6 +63,7 @@ class ClassicHost:
             slave,
             machine,
             derived_end=lambda: machine.figures().checkpoint.end_pos,
+            other_master=self._other_master,
             adopt=adopt,
             **options,
         )
@@ -102,6 +109,25 @@ class ClassicHost:
 
     def shown(self) -> Mapping[str, Any]:
         return {"ha": self._node.replication.shown()}
+
+    async def _other_master(self) -> str:
+        """As NameServers have it; nothing is known if none answers."""
+        remoting = self._settings.remoting
+        if not remoting.namesrv:
+            return ""
+        client = ClientInstance(list(remoting.namesrv), ClientOptions(request_timeout_s=_NAMESRV_S))
+        try:
+            answer = await client.call_name_server(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+            clusters = parse_clusters(answer.body)
+        except BrokerError as error:
+            _log.warning("no NameServer says who is master now", reason=str(error))
+            return ""
+        finally:
+            await client.close()
+        brokers = clusters.get(self._settings.cluster, ())
+        masters = [one.master for one in brokers if one.name == self._settings.name and one.master]
+        own = remoting.told_address(self._config.address)
+        return next((master for master in masters if master != own), "")
 
     async def _change_role(
         self, connection: RemotingConnection, request: RemotingCommand

@@ -8,11 +8,14 @@ broker of ours begins that has no checkpoint of its own.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
-from broker_adapter.api import QueueOffset
+from broker_adapter.api import GroupConfig, QueueOffset
+from broker_adapter.classic.system_names import is_system_group, is_system_topic
 from broker_adapter.classic.tables import groups_of, offsets_of, table_at, topics_of
 from broker_adapter.errors import BrokerError
 from broker_adapter.metadata.commands import (
@@ -30,10 +33,16 @@ from dledger.platform import OsDisk, get_logger, read_file, replace_file
 
 _log = get_logger("tables")
 _PERIOD_S = 1.0
+_NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+#: What this project wrote: whoever finds other tables knows that a broker of RocketMQ has run here.
+_DIGESTS = "tables_written.json"
 
 
-def adopt_tables(directory: Path, metadata: MetadataState) -> None:
-    """What the tables say, into metadata that know nothing. STORE_TABLE_DAMAGED."""
+def adopt_tables(directory: Path, metadata: MetadataState, is_new: bool) -> None:
+    """What the tables say, into metadata that know nothing (`is_new`), or to what they know if somebody else
+    has written the tables since. STORE_TABLE_DAMAGED."""
+    if not is_new and _digests(directory) == _digests_written(directory):
+        return
     refused = 0
     for command in _commands(directory):
         try:
@@ -47,12 +56,41 @@ def adopt_tables(directory: Path, metadata: MetadataState) -> None:
 
 def _commands(directory: Path) -> Iterator[Command]:
     for topic in topics_of(table_at(directory / "topics.json")).values():
-        yield PutTopic(topic)
-    for group in groups_of(table_at(directory / "subscriptionGroup.json")).values():
-        yield PutGroup(group)
+        if not is_system_topic(topic):
+            yield PutTopic(topic)
+    groups = groups_of(table_at(directory / "subscriptionGroup.json"))
+    for group in groups.values():
+        if not is_system_group(group.name):
+            yield PutGroup(group)
     for name, offsets in offsets_of(table_at(directory / "consumerOffset.json")).items():
+        if is_system_group(name):
+            continue
+        if name not in groups:
+            yield PutGroup(GroupConfig(name, auto_created=True))
         for at in range(0, len(offsets), MAX_OFFSETS_PER_COMMAND):
             yield CommitOffsets(name, NO_GENERATION, tuple(offsets[at : at + MAX_OFFSETS_PER_COMMAND]))
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """Of the tables that are there."""
+    found = {}
+    for name in _NAMES:
+        with suppress(FileNotFoundError):
+            found[name] = _digest((directory / name).read_bytes())
+    return found
+
+
+def _digests_written(directory: Path) -> dict[str, str]:
+    """By us, when we stopped or later. Nothing if that cannot be read: then somebody else has written."""
+    with suppress(FileNotFoundError, ValueError):
+        found = json.loads((directory / _DIGESTS).read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 def offsets_by_group(parts: BrokerParts) -> dict[str, list[QueueOffset]]:
@@ -104,6 +142,8 @@ class TableWriter:
             if self._written.get(name) != content:
                 _replace(self._directory / name, content)
                 self._written[name] = content
+                digests = {name: _digest(content) for name, content in self._written.items()}
+                replace_file(OsDisk(), self._directory / _DIGESTS, json.dumps(digests).encode())
 
     def _contents(self) -> dict[str, bytes]:
         metadata = self._parts.metadata

@@ -77,7 +77,7 @@ class SlaveSync:
         return next(filter(None, found), "")
 
     async def _sync(self, address: str) -> None:
-        async with Master((), address=address) as master:
+        async with Master([address], address=address) as master:  # no NameServer is asked
             topics = (await master.topics()).values()
             groups = (await master.groups()).values()
             offsets = await master.offsets()

@@ -244,9 +244,9 @@ class ClientProcess:
         return newest.read_text()[-3000:]
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = _WITHIN_S) -> None:
     """Brokers of another process do things in their own time."""
-    async with asyncio.timeout(_WITHIN_S):
+    async with asyncio.timeout(within_s):
         while not await condition():
             await pace(_PAUSE_S)
 

@@ -1,0 +1,105 @@
+"""A classic master and its slave as processes: what was acknowledged outlives the master."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from broker_adapter.errors import BrokerError
+from broker_adapter.remoting_client import (
+    Message,
+    Producer,
+    PullConsumer,
+    PullStatus,
+    SendStatus,
+    change_role,
+)
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from tests.node.local import until
+
+pytestmark = [pytest.mark.process]
+
+_WITHIN_S = 60
+_QUEUES = 4
+
+
+def created(folder: Path) -> LocalCluster:
+    additions = BROKER_KIND.prepare(0, {"store": "classic", "role": "sync"})
+    return LocalCluster.create(
+        folder,
+        nodes=additions.nodes,
+        base_port=0,
+        settings=additions.settings,
+        companions=additions.companions,
+        remoting=True,
+        of_node=additions.of_node,
+        has_log=False,
+    )
+
+
+def writable(cluster: LocalCluster, node_id: str) -> None:
+    def found(nodes: list[LocalNode]) -> bool | None:
+        return any(one.node_id == node_id and is_writable_master(one.owner) for one in nodes) or None
+
+    cluster.wait_until(found, _WITHIN_S, f"{node_id} a writable master")
+
+
+async def send(names: str, numbers: range) -> list[str]:
+    """Those that were acknowledged in full."""
+    acknowledged = []
+    async with Producer("makers", names) as producer:
+        for number in numbers:
+            result = await producer.send(Message("t", str(number).encode()))
+            if result.status is SendStatus.SEND_OK:
+                acknowledged.append(str(number))
+    return acknowledged
+
+
+async def received(names: str) -> list[str]:
+    found = []
+    async with PullConsumer("readers", names) as consumer:
+        for queue in await consumer.queues("t"):
+            offset = 0
+            while (result := await consumer.pull(queue, offset)).status is PullStatus.FOUND:
+                found += [one.body.decode() for one in result.messages]
+                offset = result.next_offset
+    return found
+
+
+async def switched(cluster: LocalCluster) -> None:
+    """n2 is master, as somebody has decided; it is refused while it takes n1 to be alive."""
+    address = cluster.plan.node("n2").remoting_address
+
+    async def changed() -> bool:
+        try:
+            await change_role(address, to_master=True)
+        except BrokerError as error:
+            assert "its master is alive" in str(error)
+            return False
+        return True
+
+    async with asyncio.timeout(_WITHIN_S):
+        while not await changed():
+            await asyncio.sleep(0)
+
+
+async def test_what_a_slave_has_acknowledged_outlives_its_master(tmp_path: Path) -> None:
+    cluster = created(tmp_path / "cluster")
+    names = cluster.plan.companions[0].remoting_address
+    with cluster:
+        await asyncio.to_thread(cluster.start)
+        await asyncio.to_thread(writable, cluster, "n1")
+        acknowledged = await send(names, range(100))
+        assert len(acknowledged) == 100, "the slave was there"
+        cluster.kill("n1")
+        await switched(cluster)
+        await until(lambda: cluster.status()[1].owner.get("writable") is True)
+        assert sorted(await received(names)) == sorted(acknowledged)
+        await asyncio.to_thread(cluster.start_node, "n1")
+        await until(lambda: cluster.status()[0].owner.get("broker_role") == "SLAVE")
+        await asyncio.to_thread(writable, cluster, "n2")
+        acknowledged += await send(names, range(100, 110))
+        assert sorted(await received(names)) == sorted(acknowledged)
