@@ -1,7 +1,7 @@
 """The files of a CommitLog, written: records in their places, blanks behind them, and what is durable of it.
 
-Nothing here waits for anybody: `flushing` lets callers wait for fdatasync, `recovery` opens what an earlier
-process has left. Format: `layout`, `broker_adapter.format.message`.
+Nothing here waits for anybody: whoever uses it calls `flush` and lets producers wait; `recovery` opens what
+an earlier process has left. Format: `layout`, `broker_adapter.format.message`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Answers of appends: once a record is durable, and a slave has it, as far as was promised.
 
-Group commit is self-clocked: what is appended while the disk syncs is synced by the next one.
+SYNC_FLUSH is self-clocked: what is appended while the disk syncs is synced by the next one, so groups need no
+timer and a lone append does not wait for company. ASYNC_FLUSH answers at once and syncs as RocketMQ's
+FlushRealTimeService does. RocketMQ's deadline counts from the append and ends with FLUSH_DISK_TIMEOUT, which
+producers count as sent: the message may be durable later.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.config.classic import ClassicSettings
+from broker_adapter.errors import BrokerError, Status, error_for
 from dledger import AppendOutcome, Code, Indeterminate
 from dledger.platform import NodeMetrics
+
+_PAGE = 4096
 
 
 @dataclass(slots=True)
@@ -35,6 +41,32 @@ class FlushedFiles(Protocol):
     def flushed_offset(self) -> int: ...
 
     def flush(self) -> int: ...
+
+
+class AsyncRule(NamedTuple):
+    """When ASYNC_FLUSH syncs: RocketMQ's flushIntervalCommitLog, flushCommitLogLeastPages (of 4 KiB) and
+    flushCommitLogThoroughInterval."""
+
+    interval_s: float = 0.5
+    least_pages: int = 4
+    thorough_s: float = 10.0
+
+    def is_due(self, flushed: int, end: int, waited_s: float) -> bool:
+        """Whether enough is dirty, or it has waited for long enough since the sync before (seconds)."""
+        if waited_s >= self.thorough_s:
+            return end > flushed
+        return end // _PAGE - flushed // _PAGE >= self.least_pages
+
+
+def async_rule(settings: ClassicSettings) -> AsyncRule | None:
+    """None: SYNC_FLUSH."""
+    if settings.flush == "SYNC_FLUSH":
+        return None
+    return AsyncRule(
+        settings.flush_interval_ms / 1000,
+        settings.flush_least_pages,
+        settings.flush_thorough_interval_ms / 1000,
+    )
 
 
 class _Append:
@@ -65,19 +97,17 @@ class GroupCommit:
         thread: Executor,
         metrics: NodeMetrics,
         *,
-        is_sync: bool,
-        interval_s: float,
+        rule: AsyncRule | None,
         on_flushed: Callable[[], None],
         on_failure: Callable[[BrokerError], None],
     ) -> None:
-        """`is_sync`: appends are answered when they are durable; else they are synced every `interval_s`.
-        `on_flushed`: told whenever more is durable. `on_failure`: the disk has failed."""
+        """`rule`: appends are answered at once, and synced by it; None: they are answered when they are
+        durable. `on_flushed`: told whenever more is durable. `on_failure`: the disk has failed."""
         self.pending_bytes = 0
         self._log = log
         self._thread = thread
         self._metrics = metrics
-        self._is_sync = is_sync
-        self._interval_s = interval_s
+        self._rule = rule
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._waiting: deque[_Append] = deque()
@@ -110,7 +140,7 @@ class GroupCommit:
         one = _Append(end, outcome, loop.time() + timeout_ms / 1000)
         self.pending_bytes += end - begin
         one.future.add_done_callback(lambda _: self._answered(one, end - begin))
-        if self._is_sync:
+        if self._rule is None:
             one.timer = loop.call_later(timeout_ms / 1000, one.answer, Status.FLUSH_DISK_TIMEOUT)
             self._waiting.append(one)
         else:
@@ -130,21 +160,31 @@ class GroupCommit:
             self._metrics.append_latency.observe(perf_counter() - one.begun)
 
     async def _run(self) -> None:
-        loop, log = asyncio.get_running_loop(), self._log
+        loop, log, rule = asyncio.get_running_loop(), self._log, self._rule
+        flushed_s = loop.time()
         try:
             while True:
                 await self._more.wait()
+                if rule is not None:
+                    await asyncio.sleep(rule.interval_s)
+                    if not rule.is_due(log.flushed_offset, log.end_offset, loop.time() - flushed_s):
+                        continue
                 self._more.clear()
                 if log.flushed_offset < log.end_offset:
-                    begun = self.syncing_since = perf_counter()
-                    await loop.run_in_executor(self._thread, log.flush)
-                    self.syncing_since = None
-                    self._metrics.fsync_latency.observe(perf_counter() - begun)
-                    self._flushed()
-                if not self._is_sync:
-                    await asyncio.sleep(self._interval_s)
+                    await self._flush()
+                flushed_s = loop.time()
         except BrokerError as error:
             self._on_failure(error)
+        except Exception as error:  # nobody would sync any more, and nobody would know
+            text = f"flush of the CommitLog: {type(error).__name__}: {error}"
+            self._on_failure(error_for(Status.LOG_FAILED, text))
+
+    async def _flush(self) -> None:
+        begun = self.syncing_since = perf_counter()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._log.flush)
+        self.syncing_since = None
+        self._metrics.fsync_latency.observe(perf_counter() - begun)
+        self._flushed()
 
     def _flushed(self) -> None:
         flushed = self._log.flushed_offset

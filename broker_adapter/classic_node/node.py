@@ -19,7 +19,7 @@ from broker_adapter.classic.log_upkeep import LogUpkeep
 from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.classic_node.appends import ClassicAppends
 from broker_adapter.classic_node.feed import DispatchFeed, Machine
-from broker_adapter.classic_node.group_commit import GroupCommit
+from broker_adapter.classic_node.group_commit import GroupCommit, async_rule
 from broker_adapter.classic_node.records import ClassicRecords
 from broker_adapter.classic_node.replication import Replication
 from broker_adapter.classic_node.roles import RoleRecord, RoleTeller, read_role, write_role
@@ -119,7 +119,7 @@ class ClassicNode:
         config, settings = self.config, self.settings
         loop = asyncio.get_running_loop()
         secret = None if config.cluster_secret_file is None else load_secret(config.cluster_secret_file)
-        options = CommitLogOptions(settings.file_size, settings.disk_reserve_bytes)
+        options = CommitLogOptions(settings.file_size, settings.disk_reserve_bytes, settings.cut_damage)
         try:
             self.log: CommitLogFiles = await loop.run_in_executor(
                 self._readers, open_commit_log, config.directory, self._disk, options
@@ -336,8 +336,7 @@ class ClassicNode:
             self.log,
             self._flush_thread,
             self.metrics,
-            is_sync=settings.flush == "SYNC_FLUSH",
-            interval_s=settings.flush_interval_ms / 1000,
+            rule=async_rule(settings),
             on_flushed=self._flushed,
             on_failure=self._failed,
         )
@@ -349,6 +348,10 @@ class ClassicNode:
         policy = RetentionPolicy(
             reserved_hours=settings.file_reserved_hours,
             delete_when=parse_delete_when(settings.delete_when),
+            clean_percent=settings.disk_clean_percent,
+            forced_percent=settings.disk_forced_percent,
+            full_percent=settings.disk_full_percent,
+            may_force=settings.clean_forcibly,
         )
         self.upkeep = LogUpkeep(self.log, policy, keep_from=self._keep_from, on_fatal=self._failed)
 

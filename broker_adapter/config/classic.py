@@ -23,7 +23,11 @@ class ClassicSettings(BaseModel):
     flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "SYNC_FLUSH"
     """Whether a send is answered when it is durable here (`flushDiskType`)."""
     flush_interval_ms: Positive = 500
-    """ASYNC_FLUSH only: time between two flushes (`flushIntervalCommitLog`)."""
+    """ASYNC_FLUSH only: time between two looks whether to flush (`flushIntervalCommitLog`)."""
+    flush_least_pages: Annotated[int, Field(ge=0)] = 4
+    """ASYNC_FLUSH only: fewer pages of 4 KiB wait (`flushCommitLogLeastPages`)."""
+    flush_thorough_interval_ms: Positive = 10_000
+    """ASYNC_FLUSH only: ... but not longer than this (`flushCommitLogThoroughInterval`)."""
     file_size: Annotated[int, Field(ge=1 << 16, le=(1 << 31) - 1)] = 1 << 30
     """Bytes of a file of the CommitLog, fixed by the first one (`mappedFileSizeCommitLog`)."""
     disk_reserve_bytes: Annotated[int, Field(ge=0)] = 64 << 20
@@ -32,6 +36,17 @@ class ClassicSettings(BaseModel):
     """Messages older than this may go (`fileReservedTime`)."""
     delete_when: Annotated[str, Field(pattern=r"^\d{1,2}(;\d{1,2})*$")] = "04"
     """Hours of the day at which they go (`deleteWhen`)."""
+    disk_clean_percent: Annotated[int, Field(ge=10, le=95)] = 75
+    """Old files go at any hour when more of the disk is used (`diskMaxUsedSpaceRatio`)."""
+    disk_forced_percent: Annotated[int, Field(ge=30, le=85)] = 85
+    """The oldest files go, however young, when more of the disk is used (`diskSpaceCleanForciblyRatio`)."""
+    disk_full_percent: Annotated[int, Field(ge=35, le=90)] = 90
+    """Producers are refused (703) when more of the disk is used (`diskSpaceWarningLevelRatio`)."""
+    clean_forcibly: bool = True
+    """Whether files go that are not old (`cleanFileForciblyEnable`)."""
+    cut_damage: bool = False
+    """Open a log that is damaged: cut it there, with all behind it, although that was durable once. For one
+    start, when there is no slave and no backup to take it from."""
     ha_listen: _Address = "localhost:10912"
     """host:port at which a master serves slaves (`haListenPort`)."""
     ha_advertise: _Address | Literal[""] = ""

@@ -1,0 +1,170 @@
+"""Group commit: who is answered when, and what becomes of a disk that fails or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker_adapter.classic_node.group_commit import AsyncRule, ClassicOutcome, GroupCommit, async_rule
+from broker_adapter.config.classic import ClassicSettings
+from broker_adapter.errors import BrokerError, Status, error_for
+from dledger import AppendOutcome, Indeterminate
+from dledger.platform import NodeMetrics
+
+
+class SlowLog:
+    """A log whose flushes end when the test lets them."""
+
+    def __init__(self) -> None:
+        self.end_offset = 0
+        self.flushed_offset = 0
+        self.flushes = 0
+        self.may_go = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def flush(self) -> int:
+        end = self.end_offset
+        self.begun.release()
+        self.may_go.acquire()
+        if self.failure is not None:
+            raise self.failure
+        self.flushes += 1
+        self.flushed_offset = end
+        return end
+
+
+class World:
+    def __init__(self) -> None:
+        self.log = SlowLog()
+        self.flushed: list[int] = []
+        self.failure: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
+
+    def append(
+        self, commit: GroupCommit, end: int, timeout_ms: int = 60_000
+    ) -> asyncio.Future[AppendOutcome]:
+        begin, self.log.end_offset = self.log.end_offset, end
+        return commit.appended(begin, end, ClassicOutcome(begin, 1, 1, begin), timeout_ms)
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self.log.begun.acquire)
+
+
+@asynccontextmanager
+async def commits(
+    rule: AsyncRule | None = None, on_flushed: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[World, GroupCommit]]:
+    world, thread = World(), ThreadPoolExecutor(1)
+
+    def flushed() -> None:
+        world.flushed.append(world.log.flushed_offset)
+        on_flushed()
+
+    commit = GroupCommit(
+        world.log,
+        thread,
+        NodeMetrics(),
+        rule=rule,
+        on_flushed=flushed,
+        on_failure=world.failure.set_result,
+    )
+    commit.start()
+    try:
+        yield world, commit
+    finally:
+        world.log.may_go.release(100)
+        await commit.stop()
+        thread.shutdown()
+
+
+def shortfall(outcome: AppendOutcome) -> Status | None:
+    assert isinstance(outcome, ClassicOutcome)
+    return outcome.shortfall
+
+
+async def test_a_group_is_what_was_appended_while_the_one_before_was_synced() -> None:
+    async with commits() as (world, commit):
+        first = world.append(commit, 100)
+        await world.begun()
+        rest = [world.append(commit, end) for end in (200, 300, 400)]
+        assert commit.pending_bytes == 400
+        world.log.may_go.release()
+        assert shortfall(await first) is None
+        assert not any(future.done() for future in rest)
+        await world.begun()
+        world.log.may_go.release()
+        assert [shortfall(one) for one in await asyncio.gather(*rest)] == [None] * 3
+        assert world.log.flushes == 2 and world.flushed == [100, 400]
+        assert commit.pending_bytes == 0
+
+
+async def test_a_disk_that_hangs_ends_waiting_and_the_message_may_be_stored_later() -> None:
+    is_flushed = asyncio.Event()
+    async with commits(on_flushed=is_flushed.set) as (world, commit):
+        late, patient = world.append(commit, 10, 1), world.append(commit, 20)
+        assert shortfall(await late) is Status.FLUSH_DISK_TIMEOUT
+        assert not patient.done()
+        world.log.may_go.release(2)
+        assert shortfall(await patient) is None
+        await is_flushed.wait()
+        assert world.log.flushed_offset >= 10
+
+
+@pytest.mark.parametrize(
+    "failure", [error_for(Status.LOG_FAILED, "fdatasync"), RuntimeError("a bug"), OSError(5, "x")]
+)
+@pytest.mark.parametrize("rule", [None, AsyncRule(0.001, 0)])
+async def test_a_flush_that_fails_is_told_whatever_it_is(failure: Exception, rule: AsyncRule | None) -> None:
+    async with commits(rule) as (world, commit):
+        world.log.failure = failure
+        answer = world.append(commit, 10)
+        world.log.may_go.release()
+        assert (await world.failure).status is Status.LOG_FAILED
+        assert answer.done() == (rule is not None)
+        await commit.stop()
+        if rule is None:
+            with pytest.raises(Indeterminate):
+                await answer
+
+
+async def test_async_flush_answers_at_once_and_syncs_later() -> None:
+    is_flushed = asyncio.Event()
+    async with commits(AsyncRule(0.001, 0), is_flushed.set) as (world, commit):
+        answer = world.append(commit, 10)
+        assert shortfall(answer.result()) is None and not world.log.flushes
+        world.log.may_go.release()
+        await is_flushed.wait()
+        assert world.flushed == [10]
+
+
+@pytest.mark.parametrize(
+    ("flushed", "end", "waited_s", "is_due"),
+    [
+        (0, 0, 0, False),
+        (0, 4 * 4096 - 1, 9, False),
+        (0, 4 * 4096, 0, True),
+        (4095, 4 * 4096, 0, True),
+        (4096, 4 * 4096, 0, False),
+        (0, 1, 9.9, False),
+        (0, 1, 10, True),
+        (7, 7, 10, False),
+    ],
+)
+def test_async_flush_waits_for_pages_or_for_the_thorough_interval(
+    flushed: int, end: int, waited_s: float, is_due: bool
+) -> None:
+    assert AsyncRule().is_due(flushed, end, waited_s) is is_due
+
+
+def test_the_rule_is_that_of_the_settings() -> None:
+    assert async_rule(ClassicSettings()) is None
+    assert async_rule(ClassicSettings(flush="ASYNC_FLUSH")) == AsyncRule()
+    settings = ClassicSettings(
+        flush="ASYNC_FLUSH", flush_interval_ms=20, flush_least_pages=0, flush_thorough_interval_ms=1_000
+    )
+    assert async_rule(settings) == AsyncRule(0.02, 0, 1.0)
