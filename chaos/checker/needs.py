@@ -77,8 +77,8 @@ EVIDENT = (Need.ONCE,)
 WHOLE = (Need.ONCE, Need.LINES, Need.UNDERSTOOD, Need.OPERATIONS, Need.WRITERS)
 #: And of no life of a node.
 NODES = (*WHOLE, Need.LIVES)
-#: What one node said, in the order in which it said it.
-NODE_LINES = (Need.ONCE, Need.LINES)
+#: What one writer said, in the order in which it said it: no line is missing, or is there and means nothing.
+NODE_LINES = (Need.ONCE, Need.LINES, Need.UNDERSTOOD)
 #: And everything was read in the end.
 DRAINED = (*WHOLE, Need.FINAL_READS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,6 +15,7 @@ from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.needs import EVIDENT, NEEDS, WHOLE, Need
 from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
+from chaos.trace.schema import Ev
 from tests.chaos.checker.duck import DuckEngine
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "checker.md"
@@ -120,6 +122,21 @@ def test_lines_that_may_stand_twice_prove_no_guilt_and_no_innocence(tmp_path: Pa
     told = {f.verdict for f in result.findings if f.check.severity is Severity.HARD}
     assert told == {Verdict.UNKNOWN, Verdict.ABSENT}
     assert all(set(EVIDENT) <= set(c.needs) for c in CHECKS if c.severity is not Severity.VOID)
+
+
+def test_a_line_that_is_not_understood_proves_no_guilt(tmp_path: Path) -> None:
+    """Whichever it is: its number is there, and what it says is not."""
+    rng, dirs = Random(3), []
+    for number in range(60):
+        trace = clean_trace(f"r{number}", broker=number % 3 > 0, seed=3, rounds=6)
+        rng.choice([line for line in trace.all_lines() if line["ev"] != Ev.META])["ev"] = "gossip"
+        trace.write(tmp_path / trace.run)
+        dirs.append(tmp_path / trace.run)
+    engine = DuckEngine()
+    engine.load(dirs)
+    make_tables(engine)
+    verdicts = {result.run: result.verdict for result in judge(engine, CHECKS)}
+    assert verdicts == {trace.name: Verdict.UNKNOWN for trace in dirs}
 
 
 def test_a_copy_of_a_file_that_is_not_byte_equal_proves_no_guilt(tmp_path: Path) -> None:
