@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Entry, decode_entries
 from dledger.store.identity import Identity, init_directory
 from tests.process.faulty_node import Faults
+from tests.process.forked import Forked, environment, start_process
 
 T = TypeVar("T")
 
@@ -39,12 +39,6 @@ _PORTS = range(11_000, 20_000)
 
 def free_ports(count: int) -> list[int]:
     return cluster_plan.free_ports(count, _PORTS)
-
-
-def _environment() -> dict[str, str]:
-    """So that children import the same code as the tests, installed or not."""
-    path = os.pathsep.join(filter(None, [str(_REPO), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def toml_of(values: Mapping[str, Any], table: str = "") -> str:
@@ -79,7 +73,7 @@ class ProcessCluster:
         self._server_options = server_options
         ports = free_ports(size)
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, Forked | asyncio.subprocess.Process] = {}
         self._ends: dict[str, asyncio.Task[int]] = {}
         self._expected_down: set[str] = set()
         self._clients = {node: LogClient(address, GROUP) for node, address in self.members.items()}
@@ -118,15 +112,7 @@ class ProcessCluster:
     async def start(self, nodes: Sequence[str] | None = None, *options: str) -> None:
         for node in nodes or self.members:
             with (self.folder / f"{node}.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command(node),
-                    *options,
-                    cwd=_REPO,
-                    env=_environment(),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+                process = await start_process(*self._command(node), *options, output=log)
             self.processes[node] = process
             self._expected_down.discard(node)
             self._ends[node] = asyncio.create_task(process.wait())
@@ -185,7 +171,7 @@ class ProcessCluster:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dledger.cli", *arguments, *options),
             cwd=_REPO,
-            env=_environment(),
+            env=environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -16,6 +16,7 @@ from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.remoting_client import Admin, ClientOptions, MessageQueue
 from dledger.status.model import NodeStatus
 from tests.process.cluster import ProcessCluster, free_ports, toml_of
+from tests.process.forked import Forked, start_process
 
 REPO = Path(__file__).resolve().parents[3]
 BROKER = "broker_adapter.server.program:broker"
@@ -51,7 +52,7 @@ class NameServers:
         self._folder = folder
         ports = [f"127.0.0.1:{port}" for port in free_ports(2 * count)]
         self.addresses, self.remoting = ports[:count], ports[count:]
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, Forked | asyncio.subprocess.Process] = {}
         for number, address in enumerate(self.addresses):
             config = {
                 "directory": str(folder / f"namesrv-{number}"),
@@ -67,12 +68,9 @@ class NameServers:
     async def start(self, *addresses: str) -> None:
         for address in addresses or self.addresses:
             with self._config(address).with_suffix(".log").open("ab") as log:
-                self._processes[address] = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "broker_adapter.namesrv", "--config", str(self._config(address))),
-                    cwd=REPO,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                config = str(self._config(address))
+                self._processes[address] = await start_process(
+                    *(sys.executable, "-m", "broker_adapter.namesrv", "--config", config), output=log
                 )
 
     def signal(self, address: str, number: signal.Signals) -> None:
