@@ -18,8 +18,8 @@ from dledger.testing.virtual.event_loop import close_all
 #: Is in the reason of every skip that leaves something unproven: no browser, no permission to mount, ...
 DID_NOT_RUN = "DID NOT RUN"
 
-#: Where to begin: every third byte, operation, ... of all; together, every one.
-THIRDS = (0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long))
+#: Where to begin: every sixth byte, operation, ... of all; together, every one.
+SIXTHS = (0, *(pytest.param(first, marks=pytest.mark.long) for first in range(1, 6)))
 
 # aiohttp reads the certificates of the machine whenever a process imports it, for a tenth of a second, and
 # hundreds do. Tests that use TLS bring their own.

@@ -14,7 +14,7 @@ from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.format.layout import file_name, index_file_size
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
-from tests.conftest import THIRDS
+from tests.conftest import SIXTHS
 from tests.store.helpers import ROOT, SIZE, join, make_batches, new_sim_store, read_all
 
 DATA, INDEX = ROOT / "data", ROOT / "index"
@@ -92,14 +92,14 @@ def check_lost_end(store: DiskLogStore, kept: list[Batch], last: Batch) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["checkpoint", "no checkpoint"])
-@pytest.mark.parametrize("first", THIRDS)
+@pytest.mark.parametrize("first", SIXTHS)
 def test_rule_10_no_flipped_byte_loses_an_acknowledged_entry_in_silence(first: int, checkpoint: bool) -> None:
     disk, batches = written_log(6, checkpoint=checkpoint)
     outcomes = {"intact": 0, "refused": 0, "repaired": 0, "end lost": 0}
     for path in disk.files():
         if path.name in ("lock", "DO-NOT-OPEN-WITH-ORIGINAL-DLEDGER.txt"):
             continue
-        for offset in range(first, len(disk.content(path)), len(THIRDS)):
+        for offset in range(first, len(disk.content(path)), len(SIXTHS)):
             twin = disk.copy()
             twin.flip(path, offset, 1 << (offset % 8))
             where = f"{path} {offset}"

@@ -12,7 +12,7 @@ from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.store.dispatcher import StoreOptions
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.store.helpers import ROOT, SMALL, Log, Node, commands_of, dumb_look, look
-from tests.conftest import THIRDS
+from tests.conftest import SIXTHS
 
 KEYS = [("T", "k"), ("T", "k0"), ("T", "k1"), ("U", "k2"), ("T", "none")]
 
@@ -74,10 +74,10 @@ PURGED = LOG.entries[26].pos
 
 @pytest.mark.parametrize("kind", list(CrashKind))
 @pytest.mark.parametrize("point", list(CrashPoint))
-@pytest.mark.parametrize("first", THIRDS)
+@pytest.mark.parametrize("first", SIXTHS)
 def test_a_crash_at_any_operation_loses_nothing(first: int, point: CrashPoint, kind: CrashKind) -> None:
     assert OPERATIONS > 100
-    for number in range(1 + first, OPERATIONS + 1, len(THIRDS)):
+    for number in range(1 + first, OPERATIONS + 1, len(SIXTHS)):
         disk = SimDisk()
         node = None
         disk.schedule_crash(number, point)
@@ -156,17 +156,17 @@ def closed() -> SimDisk:
     return disk
 
 
-@pytest.mark.parametrize("first", THIRDS)
+@pytest.mark.parametrize("first", SIXTHS)
 def test_a_flip_of_any_byte_of_any_file_is_found_or_does_no_harm(first: int) -> None:
     disk = closed()
     found = 0
     for path in disk.files():
-        for at in range(first, len(disk.content(path)), len(THIRDS)):
+        for at in range(first, len(disk.content(path)), len(SIXTHS)):
             twin = disk.copy()
             twin.flip(path, at, 1 << at % 8)
             found += Node(twin.copy()).dispatcher.recover() is None
             check(twin, f"{path} at {at}", twice=at % 50 == 0)
-    assert found > 1000 // len(THIRDS)
+    assert found > 1000 // len(SIXTHS)
 
 
 def test_missing_cut_longer_and_foreign_files_are_found_or_left_alone() -> None:

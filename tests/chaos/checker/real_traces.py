@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+import orjson
 
 from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import RAW_DIR
@@ -15,7 +16,7 @@ def load_trace(run_dir: Path, run: str) -> Trace:
     trace = Trace(run)
     for path in sorted((run_dir / RAW_DIR).glob("*.jsonl")):
         whole = [text for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
-        lines: list[Line] = [json.loads(text) | {"run": run} for text in whole]
+        lines: list[Line] = [orjson.loads(text) | {"run": run} for text in whole]
         if lines:
             trace.files[str(lines[0]["src"]), int(lines[0]["inc"])] = lines
     return trace
