@@ -6,13 +6,14 @@ answer was lost turn out to be there or not, tails are truncated, consumers cras
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+
+import orjson
 
 from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
 
@@ -64,8 +65,8 @@ class Trace:
         raw = run_dir / RAW_DIR
         raw.mkdir(parents=True, exist_ok=True)
         for (src, inc), lines in self.files.items():
-            with (raw / file_name(src, inc)).open("a") as file:
-                file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            with (raw / file_name(src, inc)).open("ab") as file:
+                file.writelines(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult, judge
 from chaos.checker.main import check_loaded
 from chaos.checker.tables import make_tables
+from tests.chaos.checker.bad_traces import write_bad_traces, write_converted_twice
 from tests.chaos.checker.duck import DuckEngine
-from tests.chaos.checker.runs import convert_cases, convert_histories, for_spark, write_mutations
+from tests.chaos.checker.runs import (
+    convert_cases,
+    convert_histories,
+    for_spark,
+    histories_for_spark,
+    write_as_parquet,
+    write_mutations,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Checks that one can wait for when what is tested is something else.
-FEW = tuple(c for c in CHECKS if c.severity is Severity.VOID or c.id in {"L1", "L2", "L4", "L5", "L6b", "L7"})
-
 #: For tests that may be the first to wait for `by_spark`: minutes where other tests have the cores.
 WAITS_FOR_SPARK = pytest.mark.timeout(1800)
-
-CheckRuns = Callable[..., dict[str, RunResult]]
 
 
 @pytest.fixture(scope="session")
@@ -42,17 +43,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         # py4j leaves its sockets to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         session.stop()
-
-
-@pytest.fixture
-def check_runs(spark: SparkSession, tmp_path: Path) -> CheckRuns:
-    """Checks run directories with Spark; run -> what was found."""
-    number = count()
-
-    def check(*run_dirs: Path, checks: tuple[Check, ...] = FEW) -> dict[str, RunResult]:
-        return _check(spark, tmp_path / f"tables{next(number)}", run_dirs, checks)
-
-    return check
 
 
 @pytest.fixture(scope="session")
@@ -70,25 +60,27 @@ def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
 def by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> dict[str, RunResult]:
-    """All checks on planted defects (all where tests are long) and all histories in one go: each of some
-    hundred queries takes longer to plan than to run. Run -> what was found."""
-    folder = tmp_path_factory.mktemp("together")
-    mutations = {path.name: path for path in write_mutations(folder / "mutations")}
-    run_dirs = [
-        *map(mutations.__getitem__, for_spark(mutations, everything=pytestconfig.getoption("--long"))),
-        *convert_histories(folder / "histories").values(),
-        *convert_cases(folder / "cases").values(),
-    ]
-    return _check(spark, folder / "tables", run_dirs, CHECKS)
-
-
-def _check(
-    spark: SparkSession, tables: Path, run_dirs: Sequence[Path], checks: tuple[Check, ...]
-) -> dict[str, RunResult]:
+    """Run -> what was found. All checks, in one job over all that tests want to have judged by Spark: each of
+    some hundred queries takes longer to plan than to run. Of planted defects and of histories it is a part,
+    unless tests are long."""
     from chaos.checker.engines.spark import SparkEngine
 
-    intake = take_in(list(run_dirs))
-    engine = SparkEngine(spark, tables)
+    folder, everything = tmp_path_factory.mktemp("together"), bool(pytestconfig.getoption("--long"))
+    mutations = {path.name: path for path in write_mutations(folder / "mutations")}
+    histories = convert_histories(folder / "histories")
+    cases = convert_cases(folder / "cases")
+    intake = take_in(
+        [
+            *map(mutations.__getitem__, for_spark(mutations, everything=everything)),
+            *map(histories.__getitem__, histories_for_spark(histories, everything=everything)),
+            *map(cases.__getitem__, histories_for_spark(cases, everything=everything)),
+            *write_as_parquet(folder / "parquet"),
+            *write_bad_traces(folder / "bad"),
+            # All lines twice violate nearly every check, and the witnesses of each are a query.
+            *(write_converted_twice(folder) if everything else []),
+        ]
+    )
+    engine = SparkEngine(spark, folder / "tables")
     engine.load(intake)
-    results, _ = check_loaded(engine, intake, checks)
+    results, _ = check_loaded(engine, intake, CHECKS)
     return {result.run: result for result in results}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import shutil
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
+import duckdb
+
+from chaos.checker.intake import PARQUET_DIR
 from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
+from chaos.trace.parquet import convert
+from chaos.trace.schema import FIELDS, RAW_DIR, Kind
 from tests.chaos.checker import (
     claim_mutations,
     field_mutations,
@@ -30,11 +36,13 @@ assert receive_mutations and request_mutations and retention_mutations
 assert sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
-#: Unless tests are long; and those that a test asks Spark for by name.
-SPARK_TAKES_EVERY = 8
+#: Unless tests are long: of planted defects; of histories, and of cases. And what tests ask for by name.
+SPARK_TAKES_EVERY = 24
+SPARK_TAKES_EVERY_HISTORY = 4
 NAMED = {"a_late_read_claims_to_know_the_end", "a_node_votes_twice"}
 #: Shorter traces have no room for some defects.
 ROUNDS = 6
+_COLUMN_TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
 
 
 def short_trace(run: str, *, broker: bool = True) -> Trace:
@@ -79,6 +87,56 @@ def for_spark(names: Collection[str], *, everything: bool) -> list[str]:
     clean = {name for name in names if name.startswith("clean_")}
     planted = sorted(set(names) - clean)
     return sorted(clean | NAMED | set(planted[:: 1 if everything else SPARK_TAKES_EVERY]))
+
+
+def histories_for_spark(names: Collection[str], *, everything: bool) -> list[str]:
+    """The same of histories, or of cases."""
+    return sorted(names)[:: 1 if everything else SPARK_TAKES_EVERY_HISTORY]
+
+
+def write_as_parquet(folder: Path) -> list[Path]:
+    """Run directories of converted traces of either writer: files that lack a column, and those of the
+    product. A run is called as the one of `write_mutations` that it repeats, with PARQUET before it."""
+    mutations = {mutation.name: mutation for mutation in MUTATIONS}
+    found = []
+    for name, convert_run in AS_PARQUET.items():
+        mutation = mutations.get(name)
+        trace = short_trace(PARQUET + name, broker=mutation is None or mutation.broker)
+        if mutation is not None:
+            mutation.change(trace)
+        elif name == "clean_kinds":
+            kind_mutations.all_kinds_well(trace)
+        trace.write(folder / trace.run)
+        convert_run(folder / trace.run)
+        found.append(folder / trace.run)
+    return found
+
+
+def _without_a_column(run_dir: Path) -> None:
+    """Parquet instead of raw lines. One of the columns that no line has is left out."""
+    names = {name: _COLUMN_TYPES[kind] for name, kind in FIELDS.items() if name != "broker"}
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in names.items())
+    (run_dir / PARQUET_DIR).mkdir(parents=True)
+    duckdb.execute(
+        f"""COPY (SELECT * FROM read_json('{run_dir / RAW_DIR}/*.jsonl', columns = {{{columns}}},
+        format = 'newline_delimited')) TO '{run_dir / PARQUET_DIR}/part-0.parquet' (FORMAT parquet)"""
+    )
+    shutil.rmtree(run_dir / RAW_DIR)
+
+
+def _as_the_product_does(run_dir: Path) -> None:
+    convert(run_dir, remove_raw=True)
+
+
+#: Before the names of runs that are converted.
+PARQUET = "parquet_"
+#: What `write_as_parquet` converts, and how.
+AS_PARQUET: dict[str, Callable[[Path], None]] = {
+    "clean_True": _without_a_column,
+    "a_late_read_claims_to_know_the_end": _without_a_column,
+    "clean_kinds": _as_the_product_does,
+    "a_node_votes_twice": _as_the_product_does,
+}
 
 
 def convert_histories(folder: Path) -> dict[str, Path]:

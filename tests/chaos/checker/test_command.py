@@ -83,6 +83,7 @@ except EngineFailed as error:
 """
 
 
+@pytest.mark.long
 def test_what_went_wrong_in_spark_is_told_though_its_jvm_has_ended(tmp_path: Path) -> None:
     clean_trace("good").write(tmp_path / "good")
     work = tmp_path / "work"

@@ -13,7 +13,7 @@ from chaos.checker.judge import RunResult, Verdict, line_of
 from chaos.checker.readers.sources import Format, run_directories
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.foreign_cases import CASES, beside, padded, renamed, write_history
-from tests.chaos.checker.runs import convert_cases
+from tests.chaos.checker.runs import convert_cases, histories_for_spark
 from tests.chaos.checker.test_readers import by_duck, fired
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -60,9 +60,11 @@ def test_every_check_of_histories_is_seen_to_fire() -> None:
 
 
 @WAITS_FOR_SPARK
-def test_spark_judges_them_alike(judged: dict[str, RunResult], by_spark: dict[str, RunResult]) -> None:
-    for name, theirs in judged.items():
-        ours = by_spark[name]
+def test_spark_judges_them_alike(
+    judged: dict[str, RunResult], by_spark: dict[str, RunResult], pytestconfig: pytest.Config
+) -> None:
+    for name in histories_for_spark(judged, everything=pytestconfig.getoption("--long")):
+        theirs, ours = judged[name], by_spark[name]
         assert (name, ours.verdict, fired(ours)) == (name, theirs.verdict, fired(theirs))
 
 

@@ -43,7 +43,9 @@ def jvms_of(work: Path) -> Iterator[int]:
             continue
 
 
-@pytest.mark.parametrize("when", ["while the JVM starts", "while queries run"])
+@pytest.mark.parametrize(
+    "when", ["while the JVM starts", pytest.param("while queries run", marks=pytest.mark.long)]
+)
 def test_a_command_that_is_told_to_end_leaves_nothing(when: str, tmp_path: Path) -> None:
     clean_trace("r", rounds=6).write(tmp_path / "r")
     work, temporary = tmp_path / "work", tmp_path / "temporary"
@@ -132,6 +134,7 @@ def test_a_signal_that_comes_in_a_del_is_not_lost() -> None:
     assert ended.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_a_full_work_directory_is_a_line(tmp_path: Path) -> None:
     clean_trace("r", rounds=6).write(tmp_path / "r")
     work, temporary = tmp_path / "work", tmp_path / "temporary"
