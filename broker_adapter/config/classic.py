@@ -64,5 +64,8 @@ class ClassicSettings(BaseModel):
     """Consumers that are far behind are sent to a slave (`slaveReadEnable`)."""
     which_broker_when_consume_slowly: Annotated[int, Field(ge=1, le=1024)] = 1
     """The id of the slave that they are sent to (`whichBrokerWhenConsumeSlowly`)."""
+    access_message_in_memory_max_ratio: Annotated[int, Field(ge=1, le=100)] = 40
+    """Percent of the machine's memory: who is further behind reads from a slave
+    (`accessMessageInMemoryMaxRatio`)."""
     sync_period_ms: Positive = 3_000
     """How often a slave copies topics, groups and offsets from its master (SlaveSynchronize)."""

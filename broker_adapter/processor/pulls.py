@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import ResponseCode
@@ -28,6 +29,10 @@ SUSPEND, SUBSCRIPTION = 2, 4
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 1 << 20
 _MAX_SUSPEND_MS = 60_000
+_PAUSE_S = 1.0
+_PHYSICAL_OFFSET = struct.Struct(">q")
+#: The id of masters, and what consumers are told unless another broker is better for them.
+MASTER_ID = 0
 _SYS_FLAG_AT, _RECONSUME_AT, _V6_MORE = 36, 72, 12
 _INT = struct.Struct(">i")
 
@@ -41,11 +46,20 @@ _CODES = {
 }
 
 
+class ReadRules(NamedTuple):
+    """`is_master`: whether this node is. `suggest`: the id of the broker at which a consumer had better go on
+    whose last message is at a physical offset."""
+
+    is_master: Callable[[], bool]
+    suggest: Callable[[int], int]
+
+
 class PullProcessor:
-    def __init__(self, broker: BrokerApi, check_read: CheckRead) -> None:
+    def __init__(self, broker: BrokerApi, check_read: CheckRead, rules: ReadRules) -> None:
         """`check_read`: raises BrokerError for a topic that the caller may not read."""
         self._broker = broker
         self._check_read = check_read
+        self._rules = rules
 
     async def pull(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields, command = request.fields, request.command
@@ -72,7 +86,23 @@ class PullProcessor:
             records, next_offset = await self._broker.filter(work, context.remote)
             status = PullStatus.FOUND if records else PullStatus.NO_MATCHED_MESSAGE
             result = result._replace(status=status, records=records, next_offset=next_offset)
-        return _answer(command, result)
+        if result.status is PullStatus.OFFSET_ILLEGAL and not self._rules.is_master():
+            offset = max(0, read.number(fields, "queueOffset"))
+            return await self._not_here(command, result, offset, suspend_ms)
+        suggested = MASTER_ID
+        if result.records:
+            suggested = self._rules.suggest(_PHYSICAL_OFFSET.unpack_from(result.records[-1], 28)[0])
+        return _answer(command, result, suggested)
+
+    async def _not_here(
+        self, command: RemotingCommand, result: PullResult, offset: int, suspend_ms: int
+    ) -> RemotingCommand:
+        """A slave that has not got so far, or begins later, says nothing of the queue's ends: consumers would
+        go back, or leave messages out, that the master has. Nothing tells when that is over, so the client
+        waits for a moment."""
+        await asyncio.sleep(min(suspend_ms / 1000, _PAUSE_S))
+        here = result._replace(status=PullStatus.NO_NEW_MESSAGE, next_offset=offset, records=[])
+        return _answer(command, here, MASTER_ID)
 
     async def view(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """By the physical offset in a message id."""
@@ -97,9 +127,9 @@ class PullProcessor:
         return request.command.answer(ResponseCode.SUCCESS, fields=told, body=body_of(records))
 
 
-def _answer(command: RemotingCommand, result: PullResult) -> RemotingCommand:
+def _answer(command: RemotingCommand, result: PullResult, suggested: int) -> RemotingCommand:
     fields = {
-        "suggestWhichBrokerId": "0",
+        "suggestWhichBrokerId": str(suggested),
         "nextBeginOffset": str(result.next_offset),
         "minOffset": str(result.min_offset),
         "maxOffset": str(result.max_offset),

@@ -27,6 +27,20 @@ _ONCE = frozenset(
 )
 #: They wait for messages: with nobody to take these they end.
 WAITING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE})
+#: What any node may answer that has what is asked for.
+_READS: Final = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+    }
+)
 _HAS_UNIQ_KEY = "UNIQ_KEY\x01"
 
 
@@ -45,6 +59,10 @@ class RemotingRequest(Request):
     @property
     def appends(self) -> bool:
         return self.command.code in _SENDS
+
+    @property
+    def is_read(self) -> bool:
+        return self.command.code in _READS
 
     @property
     def streams_answers(self) -> bool:

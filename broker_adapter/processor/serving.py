@@ -26,7 +26,7 @@ from broker_adapter.processor.node_queries import NodeQueries
 from broker_adapter.processor.offsets import OffsetProcessor
 from broker_adapter.processor.pops import PopProcessor
 from broker_adapter.processor.port import RemotingPort
-from broker_adapter.processor.pulls import PullProcessor
+from broker_adapter.processor.pulls import PullProcessor, ReadRules
 from broker_adapter.processor.replies import ReplyProcessor, reply_topic
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.send_back import SendBackProcessor
@@ -72,17 +72,18 @@ def both_protocols(
     cluster: str,
     replies: ReplyProcessor,
     version: Callable[[], int],
+    rules: ReadRules,
     access: RemotingAccess | None = None,
 ) -> BothProtocols:
     """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `version`: of
-    topics and groups; `access`: who may see what was found."""
+    topics and groups; `rules`: for whoever reads; `access`: who may see what was found."""
 
     def check_read(context: CallContext, topic: str) -> None:
         if access is not None:
             access.check_read(context.account, topic)
 
     sends = SendProcessor(broker, delivery, store_host, max_body_bytes, node_id, cluster)
-    pulls, offsets = PullProcessor(broker, check_read), OffsetProcessor(broker)
+    pulls, offsets = PullProcessor(broker, check_read, rules), OffsetProcessor(broker)
     locks = LockProcessor(time.monotonic, lock_live_s)
 
     def max_times(group: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Sta
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.log.protocol import AppendLog, RecordLog
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.namesrv.values import MASTER_ID
 from broker_adapter.processor import fields as read
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -32,6 +34,7 @@ from dledger.platform import NodeTrace, get_logger
 _log = get_logger("classic")
 #: A NameServer that is asked at the start has so long (seconds).
 _NAMESRV_S = 2.0
+_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _ROLES = {"master": True, "slave": False}
 
 
@@ -40,6 +43,7 @@ class ClassicHost:
 
     format = RECORDS
     register_every_s = 5.0  # a slave learns so of another master
+    reads_here = True
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -91,6 +95,13 @@ class ClassicHost:
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts))
+
+    def suggested_reader(self, physical_offset: int) -> int:
+        """RocketMQ's rule: what is further behind than a part of the memory is read from the disk."""
+        classic = self._classic
+        behind = self._node.log.end_offset - physical_offset
+        is_far = behind > _MEMORY_BYTES * classic.access_message_in_memory_max_ratio // 100
+        return classic.which_broker_when_consume_slowly if is_far and classic.slave_read_enable else MASTER_ID
 
     def commands(self) -> Mapping[int, Processor]:
         return {RequestCode.CHANGE_BROKER_ROLE: self._change_role}

@@ -13,6 +13,7 @@ from broker_adapter.log.protocol import AppendLog, RecordFormat, RecordLog
 from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.namesrv.registration import EVERY_S, RegistrarStatus
+from broker_adapter.namesrv.values import MASTER_ID
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.remoting.executors import Processor
 from broker_adapter.store.dispatcher import Dispatcher
@@ -86,6 +87,13 @@ class LogHost(Protocol):
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]: ...
 
+    @property
+    def reads_here(self) -> bool:
+        """Who reads at a slave means that slave."""
+
+    def suggested_reader(self, physical_offset: int) -> int:
+        """The id of the broker at which somebody had better go on reading who has come so far."""
+
     def commands(self) -> Mapping[int, Processor]:
         """Request codes by which operators change this log."""
 
@@ -102,6 +110,7 @@ class ReplicatedHost:
     format = ENTRIES
     ha_address = ""
     register_every_s = EVERY_S
+    reads_here = False
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -131,6 +140,9 @@ class ReplicatedHost:
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return ()
+
+    def suggested_reader(self, physical_offset: int) -> int:
+        return MASTER_ID
 
     def commands(self) -> Mapping[int, Processor]:
         return {}

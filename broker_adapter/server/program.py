@@ -39,6 +39,7 @@ from broker_adapter.pop.service import DeliveryService, RoundLimits, Runtime, To
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.pulls import ReadRules
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import request_of
 from broker_adapter.processor.serving import Making, both_protocols, default_topics, remoting_port
@@ -436,10 +437,17 @@ class BrokerProgram:
             cluster=self.settings.cluster,
             replies=self._replies,
             version=lambda: self.metadata.applied_index,
+            rules=ReadRules(lambda: self.adapter.is_master, self.host.suggested_reader),
             access=self._access,
         )
         self.forwarder = Forwarder(
-            node_id, Members(self.config), self.answering, streams, settings, self._is_writable
+            node_id,
+            Members(self.config),
+            self.answering,
+            streams,
+            settings,
+            self._is_writable,
+            lambda: self.host.reads_here,
         )
         return self.forwarder
 

@@ -64,7 +64,10 @@ class Forwarder:
         clients: ClientStreams,
         settings: ClientServiceSettings,
         is_writable: Callable[[], bool],
+        reads_here: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`reads_here`: whoever reads has come to this node because of what it has; else what is read is
+        answered here only while nobody else can."""
         self.figures = Figures()
         self.link: MasterLink | None = None
         self._node_id = node_id
@@ -73,6 +76,7 @@ class Forwarder:
         self._clients = clients
         self._settings = settings
         self._is_writable = is_writable
+        self._reads_here = reads_here
         self._leader: str | None = None
         self._following: asyncio.Task[None] | None = None
         self._linked_to: str | None = None
@@ -187,6 +191,10 @@ class Forwarder:
         link = self.link
         return link if link is not None and link.is_writable and self._leader == link.node_id else None
 
+    def reader(self) -> Answering | None:
+        """Who answers what is only read, if that is not the master's affair."""
+        return self._local if self._reads_here() or self.destination() is None else None
+
     @property
     def settings(self) -> ClientServiceSettings:
         return self._settings
@@ -225,6 +233,8 @@ class _PendingCall:
     async def destination(self) -> Destination:
         """BrokerError if there is nobody in time: what is known of the call by then."""
         forwarder, loop = self._forwarder, self._loop
+        if self._error is None and self.request.is_read and (reader := forwarder.reader()) is not None:
+            return reader
         if self._error is None and (found := forwarder.destination()) is not None:
             return found
         began = loop.time()

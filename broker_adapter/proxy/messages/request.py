@@ -47,6 +47,11 @@ class Request:
         return False
 
     @property
+    def is_read(self) -> bool:
+        """Whether a node that is not the master may answer it too, of what is committed there."""
+        return False
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether it may be sent again when nobody knows what became of it. A send may, if each of its
         messages has an id: under that it is stored once."""

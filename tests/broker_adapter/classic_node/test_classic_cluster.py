@@ -103,3 +103,17 @@ async def test_what_a_slave_has_acknowledged_outlives_its_master(tmp_path: Path)
         await asyncio.to_thread(writable, cluster, "n2")
         acknowledged += await send(names, range(100, 110))
         assert sorted(await received(names)) == sorted(acknowledged)
+
+
+async def test_consumers_go_on_at_the_slave_while_the_master_is_gone(tmp_path: Path) -> None:
+    cluster = created(tmp_path / "cluster")
+    names = cluster.plan.companions[0].remoting_address
+    with cluster:
+        await asyncio.to_thread(cluster.start)
+        await asyncio.to_thread(writable, cluster, "n1")
+        acknowledged = await send(names, range(20))
+        cluster.kill("n1")
+        async with asyncio.timeout(_WITHIN_S):
+            while sorted(await received(names)) != sorted(acknowledged):
+                await asyncio.sleep(0)
+        assert cluster.status()[1].owner.get("broker_role") == "SLAVE"

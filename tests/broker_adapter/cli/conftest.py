@@ -35,7 +35,7 @@ def wait_for_master(cluster: LocalCluster, *, other_than: str = "") -> LocalNode
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three running nodes with brokers and a NameServer, shared by the tests of a module."""
-    additions = BROKER_KIND.prepare(0)
+    additions = BROKER_KIND.prepare(0, {})
     settings = {key: dict(value) for key, value in additions.settings.items()}
     settings["program"]["settings"] = {**settings["program"]["settings"], **SMALL}
     directory: Path = tmp_path_factory.mktemp("cluster")

@@ -35,7 +35,7 @@ MESSAGES = 200
 
 
 def cluster_with_tls(folder: Path) -> LocalCluster:
-    additions = BROKER_KIND.prepare(0)
+    additions = BROKER_KIND.prepare(0, {})
     settings: dict[str, Any] = {"timing": TIMING, **additions.settings}
     program = settings["program"]
     settings["program"] = {**program, "settings": {**program["settings"], **SMALL}}

@@ -1,0 +1,78 @@
+"""What a node that is no master answers to consumers, with and without a master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker_adapter.api import BrokerApi, PullResult, PullStatus
+from broker_adapter.errors import ResponseCode
+from broker_adapter.format.message import Message, decode_all, encode
+from broker_adapter.processor.pulls import PullProcessor, ReadRules
+from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from tests.broker_adapter.cluster import brokers
+from tests.broker_adapter.processor.asker import LISTEN, asking
+from tests.node.local import until
+
+
+async def test_a_slave_gives_committed_messages_without_a_majority(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 2, LISTEN) as cluster:
+        master = await cluster.master()
+        other = next(program for program in cluster.programs.values() if program is not master)
+        async with asking(other.remoting.address) as asker:
+            await asker.send("t", b"one", 0)
+            await until(lambda: other.files.bounds("t", 0) == (0, 1))
+            await cluster.stop(master.config.node_id)
+            answer = await asker.ask(
+                RequestCode.PULL_MESSAGE,
+                consumerGroup="g",
+                topic="t",
+                queueId=0,
+                queueOffset=0,
+                maxMsgNums=32,
+                sysFlag=4,
+                subscription="*",
+            )
+            assert answer.code == ResponseCode.SUCCESS
+            assert [message.body for message in decode_all(answer.body)] == [b"one"]
+
+
+class Queue:
+    """Answers each pull with this."""
+
+    def __init__(self, result: PullResult) -> None:
+        self.result = result
+
+    async def pull(self, *_: object, **__: object) -> PullResult:
+        return self.result
+
+
+async def pulled(result: PullResult, offset: int, *, is_master: bool, suggested: int = 0) -> RemotingCommand:
+    rules = ReadRules(lambda: is_master, lambda physical_offset: suggested)
+    processor = PullProcessor(cast(BrokerApi, Queue(result)), lambda context, topic: None, rules)
+    fields = {"topic": "t", "queueId": "0", "queueOffset": str(offset), "consumerGroup": "g", "sysFlag": "4"}
+    request = RemotingRequest(RemotingCommand(RequestCode.PULL_MESSAGE, fields))
+    return await processor.pull(request, CallContext("c"))
+
+
+@pytest.mark.parametrize(("offset", "nearest"), [(3, 5), (20, 9)])
+async def test_only_a_master_says_where_a_queue_begins_and_ends(offset: int, nearest: int) -> None:
+    """A slave may lack what the consumer has had, or begin later than its master."""
+    illegal = PullResult(PullStatus.OFFSET_ILLEGAL, nearest, 5, 9)
+    told = await pulled(illegal, offset, is_master=True)
+    assert (told.code, told.fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(nearest))
+    told = await pulled(illegal, offset, is_master=False)
+    assert (told.code, told.fields["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, str(offset))
+    assert told.fields["suggestWhichBrokerId"] == "0"
+
+
+async def test_consumers_are_sent_where_the_rule_says() -> None:
+    record = bytes(encode(Message("t", b"body", "", physical_offset=77)))
+    found = PullResult(PullStatus.FOUND, 1, 0, 9, [record])
+    told = await pulled(found, 0, is_master=True, suggested=1)
+    assert (told.code, told.fields["suggestWhichBrokerId"]) == (ResponseCode.SUCCESS, "1")
