@@ -247,7 +247,7 @@ EVENTS: dict[tuple[Ev, str], Event] = {
         "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm"
     ),
     # code: ok (processed), retry (to be delivered again), dlq (given up).
-    (Ev.DONE, ""): _event("mid code", "op group consumer epoch topic q qoff ledger lidx attempt"),
+    (Ev.DONE, ""): _event("mid code group consumer", "op epoch topic q qoff ledger lidx attempt"),
     # join says what the group consumes and how; filter: tags as a||b, * or none. mode: of groups whose
     # members have queues concurrent or orderly, of such as receive messages one by one shared or, if the
     # messages of a queue come for the first time in their order, fifo.

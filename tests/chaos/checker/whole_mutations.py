@@ -174,3 +174,8 @@ def messages_are_read_by_another_client_than_asked(trace: Trace) -> None:
     at = next(i for i, line in enumerate(file) if number(line, "mono") > number(dlv, "mono"))
     file.insert(at, dlv | {"src": other[0], "inc": other[1]})
     trace.renumber()
+
+
+@mutation("W6 C1 C5")
+def a_member_does_not_say_of_which_group_it_was_through_with_a_message(trace: Trace) -> None:
+    del lines(trace, Ev.DONE)[-1]["group"]
