@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 MAX_PORT = 0xFFFF
@@ -55,8 +55,14 @@ NO_HOST = Host(bytes(4), 0)
 
 @lru_cache(1_024)
 def known_host(text: str) -> Host:
-    """NO_HOST for what is no address: what the transport says of a client is no reason to refuse."""
+    """Of a client, as records have it: always of IPv4, since clients in C++ and JavaScript read no others.
+    0.0.0.0 stands for other addresses of IPv6, NO_HOST for what is no address: what the transport says of a
+    client is no reason to refuse."""
     try:
-        return Host.parse(text)
+        host = Host.parse(text)
     except ValueError:
         return NO_HOST
+    if not host.is_v6:
+        return host
+    mapped = IPv6Address(host.address).ipv4_mapped
+    return Host(bytes(4) if mapped is None else mapped.packed, host.port)
