@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.cli.local_broker import BROKER_KIND
-from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer, PullStatus
+from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer, PullStatus, change_role
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.process.cluster import free_ports
 
@@ -26,10 +26,11 @@ COUNT = 300
 
 
 @contextmanager
-def our_master(home: Path) -> Iterator[tuple[LocalCluster, str]]:
-    """One broker of ours with a classic log, and our NameServer: its address for clients."""
+def our_master(home: Path, **more: object) -> Iterator[tuple[LocalCluster, str]]:
+    """One broker of ours with a classic log, and our NameServer: its address for clients. `more`: settings of
+    the log."""
     additions = BROKER_KIND.prepare(0, {"store": "classic", "role": "async"})
-    classic = {**additions.of_node[0]["classic"], "file_size": FILE_SIZE}
+    classic = {**additions.of_node[0]["classic"], "file_size": FILE_SIZE, **more}
     remoting = dict(additions.settings["program"]["settings"]["remoting"])
     port = free_ports(1)[0]
     remoting.update(listen=f"127.0.0.1:{port}", vip_listen=f"127.0.0.1:{port - 2}")
@@ -44,7 +45,7 @@ def our_master(home: Path) -> Iterator[tuple[LocalCluster, str]]:
         has_log=False,
     ) as running:
         running.start()
-        running.wait_until(lambda nodes: nodes[0].owner.get("writable") or None, 60, "a writable master")
+        running.wait_until(lambda nodes: nodes[0].owner.get("broker_role") or None, 60, "a broker")
         yield running, running.plan.companions[0].remoting_address
 
 
@@ -126,6 +127,40 @@ async def test_a_genuine_slave_of_ours_goes_on_as_master(tmp_path: Path) -> None
             running.kill("n1")
         with genuine.broker(home, names, port, **OURS):
             await until_read(names, "t", COUNT)
+
+
+async def test_a_slave_of_ours_takes_the_place_of_a_genuine_master(tmp_path: Path) -> None:
+    genuine.require()
+    port = free_ports(1)[0]
+    with our_master(tmp_path / "ours", broker_role="SLAVE") as (running, names):
+        with genuine.broker(tmp_path / "java", names, port, **OURS):
+
+            async def is_followed() -> bool:
+                ha = await asyncio.to_thread(ha_of, running)
+                return ha.get("state") == "TRANSFER"
+
+            await eventually(is_followed)
+            async with Admin(names) as admin:
+                await admin.create_topic("t", queues=2)
+            await send(names, "t", 0, COUNT)
+
+            async def has_all() -> bool:
+                """The bytes, and the topic, which is in none of them."""
+                owner = (await asyncio.to_thread(running.status))[0].owner
+                ours = await asyncio.to_thread(log_of, running.store_directory("n1"))
+                theirs = await asyncio.to_thread(log_of, tmp_path / "java/store")
+                return ours.rstrip(b"\0") == theirs.rstrip(b"\0") and owner.get("topics", 0) >= 1
+
+            await eventually(has_all)
+        await until_read(names, "t", COUNT)  # from the slave, whose master has stopped
+        await change_role(str(running.status()[0].owner["remoting_address"]), to_master=True)
+
+        async def is_writable() -> bool:
+            return (await asyncio.to_thread(running.status))[0].owner.get("writable") is True
+
+        await eventually(is_writable)
+        await send(names, "t", COUNT, 20)
+        await until_read(names, "t", COUNT + 20)
 
 
 async def test_a_genuine_broker_and_ours_start_on_each_others_directory(tmp_path: Path) -> None:
