@@ -1,0 +1,91 @@
+"""What a directory says of the role, and RocketMQ's tables in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.classic.tables import groups_of, offsets_of, table_at, topics_of
+from broker_adapter.classic_node.roles import RoleRecord, read_role, write_role
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.metadata.commands import NO_GENERATION, CommitOffsets, PutGroup, PutTopic
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.server.classic_tables import TableWriter, adopt_tables
+from broker_adapter.server.log_host import BrokerParts
+from dledger.platform import OsDisk
+
+
+def test_a_role_is_what_was_decided_last(tmp_path: Path) -> None:
+    folder = tmp_path / "config"
+    assert read_role(OsDisk(), folder, is_master=True) == RoleRecord(True, 0, 0)
+    made = RoleRecord(False, 3, 500).changed(True, 400)
+    assert made == RoleRecord(True, 4, 501), "no clock that was set back makes an epoch older"
+    write_role(OsDisk(), folder, made)
+    assert read_role(OsDisk(), folder, is_master=False) == made
+    assert made.changed(False, 900) == RoleRecord(False, 4, 900)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"isMaster": 1, "term": 1, "roleEpoch": 1}', "{" * 9999])
+def test_a_role_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "role.json").write_text(text)
+    with pytest.raises(StoredDataDamaged) as caught:
+        read_role(OsDisk(), tmp_path, is_master=True)
+    assert caught.value.status is Status.STORE_TABLE_DAMAGED
+
+
+def filled() -> MetadataState:
+    metadata = MetadataState()
+    metadata.adopt(PutTopic(TopicConfig("t", 3, 2, message_type="FIFO")))
+    metadata.adopt(PutGroup(GroupConfig("g", retry_max_times=7)))
+    metadata.adopt(CommitOffsets("g", NO_GENERATION, (QueueOffset("t", 1, 42),)))
+    return metadata
+
+
+async def written(folder: Path, metadata: MetadataState) -> None:
+    parts = SimpleNamespace(metadata=metadata, delivery_state=DeliveryState())
+    writer = TableWriter(folder, cast(BrokerParts, parts))
+    writer.start()
+    await writer.stop()
+
+
+async def test_tables_are_rocketmqs_and_give_the_same_again(tmp_path: Path) -> None:
+    metadata = filled()
+    await written(tmp_path, metadata)
+    assert topics_of(table_at(tmp_path / "topics.json")) == dict(metadata.topics)
+    assert groups_of(table_at(tmp_path / "subscriptionGroup.json")) == {
+        "g": GroupConfig("g", retry_max_times=7)
+    }
+    assert offsets_of(table_at(tmp_path / "consumerOffset.json")) == {"g": [QueueOffset("t", 1, 42)]}
+    again = MetadataState()
+    adopt_tables(tmp_path, again, True)
+    assert again.topics == metadata.topics
+    group = again.group("g")
+    assert group is not None and dict(group.offsets) == {("t", 1): 42}
+
+
+async def test_tables_are_taken_over_if_somebody_else_has_written_them(tmp_path: Path) -> None:
+    metadata = filled()
+    await written(tmp_path, metadata)
+    known = MetadataState()
+    adopt_tables(tmp_path, known, False)
+    assert not known.topics, "they are what we wrote: the log says as much"
+    path = tmp_path / "topics.json"
+    table = json.loads(path.read_bytes())
+    own = {"perm": 6, "readQueueNums": 18, "writeQueueNums": 18}
+    table["topicConfigTable"] |= {"new": own, "SCHEDULE_TOPIC_XXXX": own}
+    await asyncio.to_thread(path.write_text, json.dumps(table))
+    adopt_tables(tmp_path, known, False)
+    assert sorted(known.topics) == ["new", "t"], "without those that are RocketMQ's own"
+
+
+def test_nothing_is_adopted_where_there_are_no_tables(tmp_path: Path) -> None:
+    metadata = MetadataState()
+    adopt_tables(tmp_path / "config", metadata, True)
+    assert not metadata.topics and not metadata.groups()
