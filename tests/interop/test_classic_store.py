@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,12 @@ import pytest
 from broker_adapter.classic.commit_log_files import CommitLogOptions
 from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.classic.store_directory import StoreDirectory
+from broker_adapter.classic_node.feed import DispatchFeed
+from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.errors import BrokerError
+from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
 from broker_adapter.remoting_client import Admin, Message, MessageQueue, Producer, PullConsumer
+from broker_adapter.store.dispatcher import Dispatcher
 from dledger import StorageError
 from dledger.platform import OsDisk
 from tests.broker_adapter.namesrv.helpers import name_server
@@ -63,6 +71,13 @@ def with_topic(root: Path) -> None:
 def log_bytes(root: Path, end: int) -> bytes:
     raw = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
     return raw[:end]
+
+
+def copy_of(root: Path, other: Path) -> Path:
+    """Of the CommitLog and what belongs to it."""
+    shutil.copytree(root / "commitlog", other / "commitlog")
+    shutil.copy(root / "checkpoint", other)
+    return other
 
 
 def end_of(root: Path) -> int:
@@ -113,8 +128,59 @@ async def sent(at: str, count: int) -> None:
 
         await eventually(is_up)
         for number in range(count):
-            result = await producer.send(Message(TOPIC, body_of(number)), queue=queues[number % QUEUES])
+            message = Message(TOPIC, body_of(number), tags=tag_of(number), keys=[f"k{number}", "all"])
+            result = await producer.send(message, queue=queues[number % QUEUES])
             assert result.queue_offset == number // QUEUES
+
+
+def tag_of(number: int) -> str:
+    return f"tag{number % 7}"
+
+
+class NoMetadata:
+    """Nothing of this log is a command."""
+
+    def apply(self, index: int, body: bytes) -> None: ...
+
+    def save(self) -> bytes:
+        return b""
+
+    def load(self, data: bytes) -> None: ...
+
+
+async def derived(store: Path, root: Path) -> None:
+    """Our derived files of a log that somebody else has written."""
+    log = open_commit_log(store, OsDisk(), CommitLogOptions(FILE_SIZE))
+    machine = Dispatcher(root, NoMetadata(), durable_index=lambda: log.end_offset, log=RECORDS)
+    failures: list[Exception] = []
+    with ThreadPoolExecutor(1) as thread:
+        feed = DispatchFeed(log, machine, thread, failures.append)
+        await feed.begin(lambda is_new: None)
+        feed.advance(log.end_offset)
+        await feed.wait(log.end_offset, 60_000)
+        await feed.stop()
+    log.close()
+    assert not failures
+
+
+def queue_digests(root: Path) -> dict[str, str]:
+    """Of all files of ConsumeQueues with messages, each as large as RocketMQ makes it."""
+    files = [path for path in sorted((root / "consumequeue").rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): blake2b(path.read_bytes()).hexdigest() for path in files}
+
+
+def index_items(root: Path) -> list[tuple[int, int, int]]:
+    """(hash, physical offset, seconds) of all items of all IndexFiles, without those of tags: RocketMQ 5.5
+    indexes them, too."""
+    tags = {key_hash(f"{TOPIC}#T#{tag_of(number)}") for number in range(COUNT)}
+    found = []
+    for path in sorted((root / "index").iterdir()):
+        with path.open("rb") as file:
+            count = int.from_bytes(file.read(HEADER_SIZE)[-4:], "big")
+            file.seek(HEADER_SIZE + IndexShape().slots * SLOT_SIZE + ITEM_SIZE)
+            items = struct.iter_unpack(">iqii", file.read((count - 1) * ITEM_SIZE))
+            found += [item[:3] for item in items if item[0] not in tags]
+    return found
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
@@ -157,6 +223,12 @@ async def test_ours_goes_on_with_what_a_genuine_broker_has_written(tmp_path: Pat
             process.wait(60)
         end = end_of(root)
         before = log_bytes(root, end)
+        if stop == "terminate":  # a broker that is killed may not have written all of them
+            await derived(copy_of(root, tmp_path / "copy"), tmp_path / "derived")
+            assert len(queue_digests(root)) == QUEUES
+            assert queue_digests(tmp_path / "derived") == queue_digests(root)
+            assert len(index_items(root)) == 3 * COUNT
+            assert index_items(tmp_path / "derived") == index_items(root)
         recovery = written(root, COUNT, MORE, "keep" if stop == "terminate" else "kill")
         assert recovery["was_clean"] == (stop == "terminate")
         assert (recovery["begin"], recovery["end"], recovery["damage"]) == (0, end, "")
