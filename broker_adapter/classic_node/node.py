@@ -387,6 +387,6 @@ class ClassicNode:
             await asyncio.sleep(_TEND_S)
 
     def _keep_from(self) -> int:
-        """Any thread."""
+        """Any thread. What derived files do not have durably is dispatched again after a crash."""
         needed = self._needed_from() if self._needed_from is not None else self.feed.position
-        return min(needed, self.feed.position)
+        return min(needed, self.feed.position, self._derived_end())

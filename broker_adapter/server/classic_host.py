@@ -104,7 +104,10 @@ class ClassicHost:
         return classic.which_broker_when_consume_slowly if is_far and classic.slave_read_enable else MASTER_ID
 
     def commands(self) -> Mapping[int, Processor]:
-        return {RequestCode.CHANGE_BROKER_ROLE: self._change_role}
+        return {
+            RequestCode.CHANGE_BROKER_ROLE: self._change_role,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self._delete_expired,
+        }
 
     def told_settings(self) -> Mapping[str, str]:
         classic = self._classic
@@ -119,7 +122,20 @@ class ClassicHost:
         }
 
     def shown(self) -> Mapping[str, Any]:
-        return {"ha": self._node.replication.shown()}
+        log = self._node.log
+        recovery = log.recovery
+        return {
+            "ha": self._node.replication.shown(),
+            "commit_log": {
+                "begin_offset": log.begin_offset,
+                "end_offset": log.end_offset,
+                "flushed_offset": log.flushed_offset,
+                "refusal": log.refusal,
+                "was_clean": recovery.was_clean,
+                "cut_bytes": recovery.cut_bytes,
+                "damage": recovery.damage,
+            },
+        }
 
     async def _other_master(self) -> str:
         """As NameServers have it; nothing is known if none answers."""
@@ -139,6 +155,13 @@ class ClassicHost:
         masters = [one.master for one in brokers if one.name == self._settings.name and one.master]
         own = remoting.told_address(self._config.address)
         return next((master for master in masters if master != own), "")
+
+    async def _delete_expired(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """As RocketMQ's: files of old messages go at this hour, too. Answered before they have gone."""
+        self._node.upkeep.clean_now()
+        return request.answer(ResponseCode.SUCCESS)
 
     async def _change_role(
         self, connection: RemotingConnection, request: RemotingCommand

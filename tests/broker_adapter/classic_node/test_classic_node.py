@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.errors import BrokerError, ResponseCode, Status
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client.instance import ClientInstance
 from tests.broker_adapter.classic_node.classic_pair import classic_pair
 from tests.broker_adapter.cluster import bodies, messages
 from tests.node.local import until
@@ -104,5 +108,71 @@ def test_a_slave_becomes_master_by_hand_and_lacks_nothing_that_was_acknowledged(
             await pair.node("n1").change_role(False, force=False)
             await pair.in_step()
             assert len(await bodies(pair.programs["n1"], "t", 0)) == 21
+
+    asyncio.run(run())
+
+
+def test_old_files_go_when_an_operator_asks_and_queues_begin_later(tmp_path: Path) -> None:
+    """deleteExpiredCommitLog of mqadmin, of messages that were stored two hours ago."""
+
+    async def run() -> None:
+        now = time.localtime()
+        settings = {
+            "file_size": 1 << 16,
+            "file_reserved_hours": 1,
+            "delete_when": f"{(now.tm_hour + 12) % 24}",
+        }
+        role = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
+        async with classic_pair(tmp_path, **settings, **role) as pair:
+            program = pair.programs["n1"] = pair.program("n1")
+            long_ago = time.time_ns() // 1_000_000 - 2 * 3_600_000
+            await program.make_node(wall_ms=lambda: long_ago).start()
+            await program.start()
+            master = await pair.writable("n1")
+            for number in range(12):
+                await master.broker.send("t", messages(f"{number:02d}" * 10_000), queue_id=0)
+            node = pair.node("n1")
+            await until(lambda: master.dispatcher.figures().checkpoint.end_pos == node.log.end_offset)
+            assert node.log.begin_offset == 0
+            client = ClientInstance([pair.remoting["n1"]])
+            answer = await client.call(
+                pair.remoting["n1"], RemotingCommand(RequestCode.DELETE_EXPIRED_COMMITLOG)
+            )
+            await client.close()
+            assert answer.code == ResponseCode.SUCCESS
+            await until(lambda: node.log.begin_offset == node.log.last_file_offset > 0)
+            await until(lambda: master.files.bounds("t", 0)[0] > 0)
+            shown = master.host.shown()["commit_log"]
+            assert (shown["begin_offset"], shown["damage"]) == (node.log.begin_offset, "")
+            left = await bodies(master, "t", 0)
+            assert 0 < len(left) < 12
+            await pair.stop("n1")
+            await pair.start("n1")
+            assert await bodies(await pair.writable("n1"), "t", 0) == left
+
+    asyncio.run(run())
+
+
+def test_a_damaged_log_is_opened_when_that_is_wanted(tmp_path: Path) -> None:
+    async def run() -> None:
+        role = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
+        async with classic_pair(tmp_path, "n1", **role) as pair:
+            master = await pair.writable("n1")
+            places = []
+            for number in range(5):
+                sent = await master.broker.send("t", messages(f"{number}" * 100), queue_id=0)
+                places += sent.physical_offsets
+            await pair.stop("n1")
+            path = tmp_path / "n1" / "commitlog" / f"{0:020d}"
+            raw = bytearray(path.read_bytes())
+            raw[places[3] + 120] ^= 1
+            path.write_bytes(raw)
+            with pytest.raises(BrokerError) as caught:
+                await pair.program("n1").make_node().start()
+            assert caught.value.status is Status.STORE_DAMAGED
+            await pair.start("n1", cut_damage=True)
+            master = await pair.writable("n1")
+            assert master.host.shown()["commit_log"]["damage"]
+            assert len(await bodies(master, "t", 0)) == 3
 
     asyncio.run(run())
