@@ -89,7 +89,7 @@ demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated,
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
 # for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) clients-python ## Lint, types and tests (10 to 18 minutes; ARGS="-k name", TESTS=path, WORKERS=3)
+test: $(DEV) clients-python ## Lint, types and tests (up to 20 minutes; ARGS="-k name", TESTS=path, WORKERS=3)
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
@@ -97,7 +97,7 @@ test: $(DEV) clients-python ## Lint, types and tests (10 to 18 minutes; ARGS="-k
 test-mutations: $(CHECKER) $(DEV) ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes at most; NUMBER=200 of each run, SEED=)
 	@$(BIN)/python -m tests.chaos.checker.generated --pairs --number $(NUMBER) --seed $(or $(SEED),1) $(ARGS)
 
-test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (15 to 30 minutes)
+test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (more than 30 minutes)
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 # The released clients of RocketMQ 5, each in a place of its own: their generated modules and ours exclude

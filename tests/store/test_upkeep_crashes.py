@@ -17,6 +17,7 @@ from dledger.store.format.batch import Batch
 from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
+from tests.conftest import SIXTHS
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
 
 RESET = Base(700, 50, 60 * SIZE, 4711)
@@ -144,8 +145,9 @@ def interrupted(arrange: Callable[[SimDisk], None]) -> tuple[SimDisk, Promise, B
 
 
 @pytest.mark.parametrize("point", [CrashPoint.BEFORE, CrashPoint.AFTER])
-def test_a_crash_leads_to_the_old_begin_or_to_the_new_one(point: CrashPoint) -> None:
-    for number in range(FIRST, len(OPERATIONS) + 1):
+@pytest.mark.parametrize("first", SIXTHS)
+def test_a_crash_leads_to_the_old_begin_or_to_the_new_one(first: int, point: CrashPoint) -> None:
+    for number in range(FIRST + first, len(OPERATIONS) + 1, len(SIXTHS)):
         disk, promise, error = interrupted(lambda disk, n=number: disk.schedule_crash(n, point))  # type: ignore[misc]
         assert isinstance(error, SimulatedCrash)
         where = f"{number} {point.value} {OPERATIONS[number - 1]}"
