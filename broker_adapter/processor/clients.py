@@ -159,6 +159,18 @@ class RemotingClients:
             if not self.producers[group]:
                 del self.producers[group]
 
+    def tell_group(self, group: str, command: RemotingCommand) -> None:
+        """Hand the members of a group a one-way request: each connection once, a few in each turn of the
+        event loop. A group may have tens of thousands of members, and the request a row for each queue."""
+        members = self.consumers.get(group, {})
+        connections = list(_each_once(member.connection for member in members.values()))
+
+        def tell(connection: RemotingConnection) -> bool:
+            connection.notify(command)
+            return True
+
+        wake_queue().each("members", connections, tell)
+
     def _tell_members(self, group: str) -> None:
         """A heartbeat may change two thousand groups, of thousands of members each."""
         was_telling = self.is_telling

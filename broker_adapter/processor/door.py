@@ -11,7 +11,7 @@ from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
 from broker_adapter.processor.access import access_key_of
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.fields import number, text
+from broker_adapter.processor.fields import flag, number, text
 from broker_adapter.processor.pulls import SUBSCRIPTION
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import RemotingRequest
@@ -200,9 +200,10 @@ class RemotingDoor:
         answer = decode(memoryview(data)[4:])
         if answer.code == ResponseCode.SUCCESS:
             fields = {name: request.fields.get(name, "") for name in _RESET_FIELDS}
+            # The answer shows that the others are names and a number; of this one any text is taken.
+            fields["isForce"] = str(flag(request.fields, "isForce", default=True)).lower()
             command = RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, answer.body)
-            for member in self._clients.consumers.get(fields["group"], {}).values():
-                member.connection.notify(command)
+            self._clients.tell_group(fields["group"], command)
         connection.send_encoded(data)
 
     def _context(self, connection: RemotingConnection, request: RemotingCommand) -> CallContext:
