@@ -16,6 +16,7 @@ from broker_adapter.processor.admin_bodies import Progress
 from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.json_bodies import dump
 from broker_adapter.store.queue_reader import store_timestamp_of
@@ -32,14 +33,18 @@ class AdminProcessor:
         broker_name: str,
         address: str,
         version: Callable[[], int],
+        directory: Directory,
     ) -> None:
         """`broker_name`: under which queues are read; `address`: of this node; `version`: grows with each
-        change of topics and groups."""
+        change of topics and groups; `directory`: these, one by one."""
         self._broker = broker
         self._traffic = traffic
         self._broker_name = broker_name
         self._address = address
         self._version = version
+        self._directory = directory
+        #: Questions about all groups, of which each is many reads: the next one waits.
+        self._of_all_groups = asyncio.Semaphore(1)
 
     # -- topics -------------------------------------------------------------------------------------------
 
@@ -50,7 +55,7 @@ class AdminProcessor:
     async def delete_topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """What is not there is deleted, as in RocketMQ."""
         name = read.text(request.fields, "topic")
-        if any(config.name == name for config in self._broker.topics()):
+        if self._directory.topic(name) is not None:
             await self._broker.delete_topic(name)
         return _done(request)
 
@@ -61,9 +66,8 @@ class AdminProcessor:
 
     async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "topic")
-        for config in self._broker.topics():
-            if config.name == name:
-                return _done(request, dump(bodies.topic_to_json(config)))
+        if (config := self._directory.topic(name)) is not None:
+            return _done(request, dump(bodies.topic_to_json(config)))
         raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {name[:255]!r}")
 
     async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -78,7 +82,7 @@ class AdminProcessor:
 
     async def delete_group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "groupName")
-        if any(config.name == name for config in self._broker.groups()):
+        if self._directory.group(name) is not None:
             await self._broker.delete_group(name)
         return _done(request)
 
@@ -89,9 +93,8 @@ class AdminProcessor:
 
     async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         name = read.text(request.fields, "group")
-        for config in self._broker.groups():
-            if config.name == name:
-                return _done(request, dump(bodies.group_to_json(config)))
+        if (config := self._directory.group(name)) is not None:
+            return _done(request, dump(bodies.group_to_json(config)))
         raise error_for(Status.GROUP_UNKNOWN, f"there is no group {name[:255]!r}")
 
     async def consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -107,24 +110,24 @@ class AdminProcessor:
         """Of all groups that consume in order, or of all others."""
         is_orderly = read.flag(request.fields, "isOrder", default=False)
         found = {}
-        for config in self._broker.groups():
-            if config.consume_orderly == is_orderly:
-                try:
-                    topics = await self._progress(config.name)
-                except GroupRefused:
-                    continue  # deleted meanwhile
-                rates = [self._traffic.given_to(config.name, topic) for topic, _ in topics]
-                found[config.name] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
+        async with self._of_all_groups:
+            for config in self._broker.groups():
+                if config.consume_orderly == is_orderly:
+                    try:
+                        topics = await self._progress(config.name)
+                    except GroupRefused:
+                        continue  # deleted meanwhile
+                    rates = [self._traffic.given_to(config.name, topic) for topic, _ in topics]
+                    found[config.name] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
         used = {group: topics for group, topics in found.items() if topics}
         return _done(request, await asyncio.to_thread(bodies.all_consume_stats, self._address, used))
 
     async def _progress(self, group: str, wanted: str = "") -> list[tuple[str, list[Progress]]]:
         """By topic; `wanted`: of one only. GroupRefused."""
         _, offsets = await self._broker.offsets(group)
-        known = {config.name for config in self._broker.topics()}
         by_topic: dict[str, dict[int, int]] = {}
         for one in offsets:
-            if one.topic in known and wanted in ("", one.topic):
+            if wanted in ("", one.topic) and self._directory.topic(one.topic) is not None:
                 by_topic.setdefault(one.topic, {})[one.queue_id] = one.offset
         found = []
         for topic, consumed in by_topic.items():
@@ -139,9 +142,10 @@ class AdminProcessor:
 
     async def all_offsets(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         found = {}
-        for config in self._broker.groups():
-            with suppress(GroupRefused):  # deleted meanwhile
-                found[config.name] = (await self._broker.offsets(config.name))[1]
+        async with self._of_all_groups:
+            for config in self._broker.groups():
+                with suppress(GroupRefused):  # deleted meanwhile
+                    found[config.name] = (await self._broker.offsets(config.name))[1]
         return _done(request, await asyncio.to_thread(bodies.all_offsets, found))
 
     async def all_delays(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:

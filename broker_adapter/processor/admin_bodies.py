@@ -22,6 +22,9 @@ from broker_adapter.traffic.traffic import Rates, Sums, Traffic
 
 #: Of all members of a group; they should all have the same.
 _MAX_SUBSCRIPTIONS = 4_096
+#: Characters of their expressions together.
+_MAX_EXPRESSIONS = 1 << 20
+_LANGUAGES = {int(language): language.name for language in Language}
 
 
 def topic_config(fields: Mapping[str, str]) -> TopicConfig:
@@ -218,48 +221,59 @@ def _by_queue(rows: Iterable[tuple[QueueName, object]], before: str = "") -> byt
 
 
 def consumer_connection(members: Mapping[str, Member]) -> bytes:
-    """Of a group with one member at least."""
+    """Of a group with one member at least. Slow; see `dump_rows`."""
     first = next(iter(members.values())).data
-    return dump(
+    told = dump(
         {
-            "connectionSet": [
-                _connection(member.connection, client_id, member.language, member.version)
-                for client_id, member in members.items()
-            ],
             "consumeFromWhere": first.consume_from_where,
             "consumeType": first.consume_type,
             "messageModel": first.message_model,
-            "subscriptionTable": {
-                topic: _subscription(found)
-                for topic, found in islice(
-                    (one for member in members.values() for one in member.data.subscriptions.items()),
-                    _MAX_SUBSCRIPTIONS,
-                )
-            },
         }
     )
+    rows = (_connection(one.connection, name, one.language, one.version) for name, one in members.items())
+    table = dump_rows((topic, _subscription(one)) for topic, one in _subscriptions(members).items())
+    return told[:-1] + b',"connectionSet":' + _list(rows) + b',"subscriptionTable":' + table + b"}"
+
+
+def _subscriptions(members: Mapping[str, Member]) -> dict[str, Subscription]:
+    """By topic, as many as are told."""
+    every = (one for member in members.values() for one in member.data.subscriptions.items())
+    found: dict[str, Subscription] = {}
+    left = _MAX_EXPRESSIONS
+    for topic, one in islice(every, _MAX_SUBSCRIPTIONS):
+        if (left := left - len(one.expression)) < 0:
+            break
+        found[topic] = one
+    return found
 
 
 def producer_connection(producers: Mapping[str, RemotingConnection]) -> bytes:
-    found = [_connection(connection, client_id, 0, 0) for client_id, connection in producers.items()]
-    return dump({"connectionSet": found})
+    """Likewise slow."""
+    rows = (_connection(connection, client_id, 0, 0) for client_id, connection in producers.items())
+    return b'{"connectionSet":' + _list(rows) + b"}"
+
+
+def _list(rows: Iterable[object]) -> bytes:
+    """Row by row, as `dump_rows`."""
+    return b"[" + b",".join(map(dump, rows)) + b"]"
 
 
 def _connection(
     connection: RemotingConnection, client_id: str, language: int, version: int
 ) -> dict[str, Any]:
-    name = Language(language).name if language in set(Language) else Language.OTHER.name
+    name = _LANGUAGES.get(language, Language.OTHER.name)
     return {"clientAddr": connection.peer, "clientId": client_id, "language": name, "version": version}
 
 
 def _subscription(found: Subscription) -> dict[str, Any]:
     tags = [] if found.is_sql or found.expression == "*" else found.expression.split("||")
+    tags = [tag.strip() for tag in tags]
     return {
         "classFilterMode": False,
         "codeSet": [],
         "expressionType": "SQL92" if found.is_sql else "TAG",
         "subString": found.expression,
         "subVersion": found.version,
-        "tagsSet": [tag.strip() for tag in tags],
+        "tagsSet": [tag for tag in tags if tag],
         "topic": found.topic,
     }

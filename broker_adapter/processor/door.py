@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ _CALL_S = 5.0
 #: What a pull may take beside its own time to wait.
 _PULL_S = 5.0
 _MAX_SUSPEND_MS = 600_000
+#: A list of more of them is made by a thread.
+_MANY_MEMBERS = 1_024
 _RESET_FIELDS = ("topic", "group", "timestamp", "isForce")
 
 #: InvalidRequest for certificates of others.
@@ -236,7 +239,12 @@ class RemotingDoor:
         members = self._clients.consumers.get(group)
         if not members:
             return request.answer(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        return request.answer(ResponseCode.SUCCESS, body=bodies.consumer_list(members))
+        names = list(members)
+        is_long = len(names) > _MANY_MEMBERS
+        body = (
+            await asyncio.to_thread(bodies.consumer_list, names) if is_long else bodies.consumer_list(names)
+        )
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _check_config(
         self, connection: RemotingConnection, request: RemotingCommand

@@ -1,7 +1,10 @@
-"""What administrators ask each node: its connections and its settings."""
+"""What administrators ask each node: its connections and its settings.
+
+A group may have tens of thousands of members: threads make their text."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from broker_adapter.errors import ResponseCode
@@ -51,7 +54,8 @@ class NodeQueries:
         if not members:
             problem = f"the consumer group[{group}] not online"
             return request.answer(ResponseCode.CONSUMER_NOT_ONLINE, problem)
-        return request.answer(ResponseCode.SUCCESS, body=admin_bodies.consumer_connection(members))
+        body = await asyncio.to_thread(admin_bodies.consumer_connection, dict(members))
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _producers(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         group = text(request.fields, "producerGroup")
@@ -59,7 +63,8 @@ class NodeQueries:
         if not producers:
             problem = f"the producer group[{group}] not exist"
             return request.answer(ResponseCode.SYSTEM_ERROR, problem)
-        return request.answer(ResponseCode.SUCCESS, body=admin_bodies.producer_connection(producers))
+        body = await asyncio.to_thread(admin_bodies.producer_connection, dict(producers))
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _running_info(
         self, connection: RemotingConnection, request: RemotingCommand

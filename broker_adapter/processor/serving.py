@@ -91,7 +91,7 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.group, making.topic, max_times, check_read)
-    admin = AdminProcessor(broker, traffic, broker_name, str(store_host), version)
+    admin = AdminProcessor(broker, traffic, broker_name, str(store_host), version, directory)
     imported = ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import ResponseCode
-from broker_adapter.processor.bodies import heartbeat
-from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor import admin_bodies, bodies
+from broker_adapter.processor.admin import AdminProcessor
+from broker_adapter.processor.assignments import share
+from broker_adapter.processor.bodies import ConsumerData, Subscription, heartbeat
+from broker_adapter.processor.clients import Member, RemotingClients
+from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.traffic.traffic import Traffic
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker
 from tests.broker_adapter.processor.test_remoting_consumers import beat
@@ -91,3 +99,99 @@ async def test_members_that_leave_while_their_group_is_told_hinder_nobody() -> N
     assert [one.told for one in members] == [1] * 100
     assert most <= 4
     assert not clients.consumers
+
+
+def member(subscriptions: dict[str, Subscription], peer: str = "10.0.0.1:1") -> Member:
+    data = ConsumerData("g", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", subscriptions)
+    return Member(Leaving(0, RemotingClients()), data, 0, 479)  # type: ignore[arg-type]
+
+
+def test_what_is_told_of_subscriptions_is_bounded_whatever_is_in_them() -> None:
+    """An expression of nothing but separators was thousands of tags: 80 MB of text, 2 s of the event loop."""
+    pipes = {f"t{number}": Subscription(f"t{number}", "|" * 8_190, False, 0) for number in range(3_900)}
+    told = admin_bodies.consumer_connection({"c": member(pipes)})
+    assert len(told) < 2 << 20
+    table = json.loads(told)["subscriptionTable"]
+    assert table["t0"]["tagsSet"] == []
+    some = {"t": Subscription("t", " a ||b|| ", False, 7)}
+    found = json.loads(admin_bodies.consumer_connection({"c": member(some), "d": member({})}))
+    assert [one["clientId"] for one in found["connectionSet"]] == ["c", "d"]
+    assert found["connectionSet"][0]["language"] == "JAVA"
+    assert found["subscriptionTable"]["t"]["tagsSet"] == ["a", "b"]
+    assert found["messageModel"] == "CLUSTERING"
+
+
+async def test_threads_make_the_lists_of_members(
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by: dict[str, threading.Thread] = {}
+
+    def noting(name: str, make: Any) -> Any:
+        def made(*arguments: Any) -> Any:
+            by[name] = threading.current_thread()
+            return make(*arguments)
+
+        return made
+
+    for module, name in (
+        (admin_bodies, "consumer_connection"),
+        (admin_bodies, "producer_connection"),
+        (bodies, "consumer_list"),
+    ):
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    monkeypatch.setattr("broker_adapter.processor.door._MANY_MEMBERS", 0)
+    asker = Asker(await connect((await cluster.master()).remoting.address, timeout_s=10))
+    said = json.loads(beat("c1", "g", "t")) | {"producerDataSet": [{"groupName": "p"}]}
+    await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())
+    found = await asker.body(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+    assert [one["clientId"] for one in found["connectionSet"]] == ["c1"]
+    found = await asker.body(RequestCode.GET_PRODUCER_CONNECTION_LIST, producerGroup="p")
+    assert [one["clientId"] for one in found["connectionSet"]] == ["c1"]
+    found = await asker.body(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert found == {"consumerIdList": ["c1"]}
+    assert len(by) == 3 and threading.current_thread() not in by.values()
+    asker.connection.close("done")
+
+
+def test_queues_are_shared_by_turns_in_the_order_of_ids() -> None:
+    members = {"c": 1, "a": 2, "b": 3}
+    assert [share(range(7), members, one) for one in "abcd"] == [[0, 3, 6], [1, 4], [2, 5], []]
+
+
+class ManyGroups:
+    """A broker and directory of which each answer is counted; none is complete before all have asked."""
+
+    def __init__(self) -> None:
+        self.listed = self.at_once = self.most = 0
+
+    def groups(self) -> list[GroupConfig]:
+        return [GroupConfig(f"g{number}") for number in range(20)]
+
+    def topics(self) -> list[TopicConfig]:
+        self.listed += 1
+        return []
+
+    def topic(self, name: str) -> TopicConfig | None:
+        return None
+
+    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        return 0, [QueueOffset("t", 0, 1)]
+
+
+async def test_questions_about_all_groups_wait_for_each_other_and_list_no_topics_for_each_group() -> None:
+    """Ten thousand groups times ten thousand topics, for each of hundreds of requests: the loop did nothing
+    else any more."""
+    world = ManyGroups()
+    traffic = Traffic(lambda: 0.0, lambda: 0)
+    admin = AdminProcessor(world, traffic, "b", "a", lambda: 0, world)  # type: ignore[arg-type]
+    request = RemotingRequest(RemotingCommand(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}))
+    context = CallContext("c")
+    asked = [admin.all_consume_stats(request, context) for _ in range(5)]
+    asked += [admin.all_offsets(request, context) for _ in range(5)]
+    answers = await asyncio.gather(*asked)
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    assert world.most == 1 and world.listed == 0
