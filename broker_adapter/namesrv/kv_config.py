@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ _Table = dict[str, dict[str, str]]
 
 
 class KvLimits(NamedTuple):
-    """Past these a put is refused with NAMESRV_CONFIG_LIMIT."""
+    """Past these a put is refused with NAMESRV_CONFIG_LIMIT. Bytes are those of the JSON text for clients,
+    in which a control character takes six."""
 
     max_value_bytes: int = 64 << 10
     max_entries: int = 10_000
@@ -59,7 +61,7 @@ class KvConfig:
         """NameServerRefused (NAMESRV_INVALID, _CONFIG_LIMIT); NameServerUnavailable (_CONFIG_NOT_STORED)."""
         check_name("namespace", namespace)
         check_name("key", key)
-        if len(value.encode()) > self._limits.max_value_bytes:
+        if _text_bytes(value) > self._limits.max_value_bytes:
             raise _limit(f"the value takes more than {self._limits.max_value_bytes} bytes")
         table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
         if sum(map(len, table.values())) > self._limits.max_entries:
@@ -115,10 +117,15 @@ def _text(value: object) -> str:
 
 def _size(table: Mapping[str, Mapping[str, str]]) -> int:
     return sum(
-        len(name.encode()) + len(key.encode()) + len(value.encode())
+        _text_bytes(name) + _text_bytes(key) + _text_bytes(value)
         for name, keys in table.items()
         for key, value in keys.items()
     )
+
+
+def _text_bytes(text: str) -> int:
+    """Of it in JSON, without its quotes."""
+    return len(encode_basestring(text).encode()) - 2
 
 
 def _unknown(namespace: str, key: str) -> NameServerRefused:

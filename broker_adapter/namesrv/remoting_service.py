@@ -28,7 +28,7 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.remoting.json_bodies import dump
-from dledger.platform import client_address, large_turns
+from dledger.platform import LARGE_BYTES, client_address, large_turns
 
 #: Settings of this namespace say which topics are in order over how many queues.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
@@ -37,6 +37,7 @@ _Answer: TypeAlias = RemotingCommand
 _Fields: TypeAlias = Mapping[str, str]
 #: A list of as many topics is made and written in a turn of the event loop of its own.
 _MANY_TOPICS = 256
+_MANY_ROWS = 256
 
 
 class NameServerRemoting:
@@ -270,6 +271,8 @@ class NameServerRemoting:
         if not table:
             problem = f"No config item, Namespace: {namespace}"
             return request.answer(ResponseCode.QUERY_NOT_FOUND, problem)
+        if sum(map(len, table.values())) >= LARGE_BYTES or len(table) >= _MANY_ROWS:
+            await large_turns().turn(connection.peer)  # 2 MiB of text take some 10 ms
         return request.answer(ResponseCode.SUCCESS, body=bodies.key_values(table))
 
     async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:

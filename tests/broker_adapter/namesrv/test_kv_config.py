@@ -146,3 +146,17 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
                 ask(namespace, key)
             assert caught.value.status is Status.NAMESRV_CONFIG_UNKNOWN
     assert kv.list("x") == {}
+
+
+def test_limits_are_those_of_the_text_that_clients_get(tmp_path: Path) -> None:
+    """Two MiB of control characters were an answer of twelve, for each registration of a broker."""
+    kv = opened(tmp_path, limits=KvLimits(max_value_bytes=12, max_entries=9, max_bytes=40))
+    kv.put("n", "k", "\x01" * 2)
+    with pytest.raises(BrokerError) as refused:
+        kv.put("n", "k", "\x01" * 3)
+    assert refused.value.status is Status.NAMESRV_CONFIG_LIMIT
+    kv.put("n", "l", '""\\\\ab')  # ten bytes
+    kv.put("n", "m", "\u00e9" * 4)
+    with pytest.raises(BrokerError, match="all entries together"):
+        kv.put("n", "o", "1234")
+    assert len(kv) == 3
