@@ -22,6 +22,8 @@ from dledger.platform import client_of, wake_queue
 #: Groups that the clients of one connection may be in.
 _MAX_GROUPS = 2_048
 _MAX_SAME_ID = 4
+#: Members of a group that are looked at for what a pull wants: there may be tens of thousands.
+_MAX_LOOKED_AT = 256
 #: What heartbeats said, as it is kept: of all connections; addresses have shares.
 _MAX_BYTES = 64 << 20
 #: What a group, and a subscription, take beside their texts, about.
@@ -108,10 +110,10 @@ class RemotingClients:
             self._remove(connection, *key)
 
     def subscription(self, connection: RemotingConnection, group: str, topic: str) -> Subscription | None:
-        """Of this client; of another member of the group, if it has not said its own."""
+        """Of this client; of another member of the group, one of the first, if it has not said its own."""
         members = self.consumers.get(group, {})
         own = members.get(self.client_id(connection))
-        for member in (*([own] if own else []), *members.values()):
+        for member in (*([own] if own else []), *islice(members.values(), _MAX_LOOKED_AT)):
             if (found := member.data.subscriptions.get(topic)) is not None:
                 return found
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from broker_adapter.errors import IllegalMessage, ReadFailed, ResponseCode, Status
 from broker_adapter.format.message import decode
@@ -18,6 +19,9 @@ from broker_adapter.remoting.command import RemotingCommand
 
 _RESOLUTIONS = {TRANSACTION_COMMIT: Resolution.COMMIT, TRANSACTION_ROLLBACK: Resolution.ROLLBACK}
 _PRODUCER_GROUP = "PGROUP"
+#: Producers of a group that are looked at for a question, beside the one that has sent the message: there may
+#: be tens of thousands, and thousands of questions.
+_MOST_CANDIDATES = 64
 #: Between the id of a transaction here and its topic, which clients of 4.9 do not name: no topic has it.
 _AT = "@"
 
@@ -67,7 +71,10 @@ def ask_producer(
     message = decode(half.record, verify_body=False)
     properties = split_properties(message.properties)
     named = clients.producers.get(properties.get(_PRODUCER_GROUP, ""), {})
-    producers = {one: at for one, at in named.items() if may_end(clients.account(at), half.topic)}
+    candidates = dict(islice(named.items(), _MOST_CANDIDATES))
+    if half.client_id in named:
+        candidates[half.client_id] = named[half.client_id]
+    producers = {one: at for one, at in candidates.items() if may_end(clients.account(at), half.topic)}
     if not producers:
         otherwise(half)
         return

@@ -13,12 +13,15 @@ import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import ResponseCode
+from broker_adapter.format.message import Message, encode
+from broker_adapter.pop.api import OrphanedHalf
 from broker_adapter.processor import admin_bodies, bodies
 from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.assignments import share
 from broker_adapter.processor.bodies import ConsumerData, Subscription, heartbeat
 from broker_adapter.processor.clients import Member, RemotingClients
 from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.processor.transactions import ask_producer
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
@@ -74,13 +77,14 @@ class Leaving:
 
     def __init__(self, number: int, clients: RemotingClients) -> None:
         self.peer = f"127.0.0.{number % 200 + 1}:{number}"
-        self.told = 0
+        self.told = self.asked = 0
         self._clients = clients
 
     def notify(self, request: RemotingCommand) -> None:
         if request.code == RESET:
             self.told += 1
             self._clients.channel_closed(self, "unread")  # type: ignore[arg-type]
+        self.asked += request.code == RequestCode.CHECK_TRANSACTION_STATE
 
 
 async def test_members_that_leave_while_their_group_is_told_hinder_nobody() -> None:
@@ -195,3 +199,43 @@ async def test_questions_about_all_groups_wait_for_each_other_and_list_no_topics
     answers = await asyncio.gather(*asked)
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
     assert world.most == 1 and world.listed == 0
+
+
+def test_for_a_question_to_a_producer_a_few_of_the_group_are_looked_at() -> None:
+    clients = RemotingClients()
+    many = [Leaving(number, clients) for number in range(500)]
+    for number, one in enumerate(many):
+        said: dict[str, Any] = {"clientID": f"c{number}", "producerDataSet": [{"groupName": "p"}]}
+        clients.heard_of(one, heartbeat(json.dumps(said).encode()))  # type: ignore[arg-type]
+    record = bytes(encode(Message("t", b"half", "PGROUP\x01p\x02")))
+    looked: list[str] = []
+    missed: list[OrphanedHalf] = []
+
+    def may_end(account: str, topic: str) -> bool:
+        looked.append(topic)
+        return True
+
+    def ask(client_id: str, checks: int = 0) -> set[int]:
+        before = [one.asked for one in many]
+        half = OrphanedHalf("t", "id", client_id, record, checks)
+        ask_producer(clients, half, missed.append, may_end)
+        assert len(looked) <= 65
+        looked.clear()
+        return {number for number, one in enumerate(many) if one.asked > before[number]}
+
+    assert ask("c499") == {499}, "who has sent it, wherever it is among them"
+    assert ask("gone", 0) != ask("gone", 1)
+    assert not missed
+
+
+def test_for_what_a_pull_wants_a_few_of_the_group_are_looked_at() -> None:
+    class Counted(dict[str, Subscription]):
+        looked = 0
+
+        def get(self, *_: object) -> None:  # type: ignore[override]
+            Counted.looked += 1
+
+    clients = RemotingClients()
+    clients.consumers["g"] = {f"c{number}": member(Counted()) for number in range(1_000)}
+    assert clients.subscription(Leaving(0, clients), "g", "t") is None  # type: ignore[arg-type]
+    assert 0 < Counted.looked <= 256
