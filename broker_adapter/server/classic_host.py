@@ -42,6 +42,7 @@ class ClassicHost:
     """Implements LogHost."""
 
     format = RECORDS
+    slaves_read = True
     register_every_s = 5.0  # a slave learns so of another master
     reads_here = True
 

@@ -79,6 +79,10 @@ class LogHost(Protocol):
         """host:port where slaves fetch the log; "": logs find their own ways."""
 
     @property
+    def slaves_read(self) -> bool:
+        """Whether a node that is not the master answers reads itself."""
+
+    @property
     def register_every_s(self) -> float:
         """Seconds: how often NameServers are told, and asked, if nothing changes."""
 
@@ -109,6 +113,7 @@ class ReplicatedHost:
 
     format = ENTRIES
     ha_address = ""
+    slaves_read = False
     register_every_s = EVERY_S
     reads_here = False
 

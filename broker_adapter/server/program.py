@@ -39,6 +39,7 @@ from broker_adapter.pop.service import DeliveryService, RoundLimits, Runtime, To
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.local_reads import LocalReads
 from broker_adapter.processor.pulls import ReadRules
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import request_of
@@ -380,7 +381,7 @@ class BrokerProgram:
         self.remoting = remoting_port(
             self.settings,
             self.config,
-            self.forwarder,
+            LocalReads(self.answering, self.forwarder) if self.host.slaves_read else self.forwarder,
             self.directory,
             self.remoting_clients,
             self._replies,

@@ -1,0 +1,44 @@
+"""What a slave answers to clients whose master is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client import MessageQueue, PullStatus
+from broker_adapter.remoting_client.core.pulling import pull_request, pull_result
+from broker_adapter.remoting_client.core.subscription import Subscription
+from tests.broker_adapter.classic_node.classic_pair import classic_pair
+from tests.broker_adapter.cluster import messages
+from tests.node.local import until
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_slave_gives_what_it_has_whether_its_master_is_there(tmp_path: Path, is_alive: bool) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", "n2") as pair:
+            master = await pair.writable("n1")
+            await until(lambda: pair.node("n2").replication.follows)
+            await master.broker.put_topic(TopicConfig("t", 1, 1))
+            await master.broker.send("t", messages("a", "b", "c"), queue_id=0)
+            await pair.in_step()
+            if not is_alive:
+                await pair.stop("n1")
+            slave = await connect(pair.remoting["n2"], timeout_s=10)
+            queue, all_of_it = MessageQueue("t", "broker-a", 0), Subscription("t", "*", 1)
+            request = pull_request("g", queue, 1, all_of_it, most=32, wait_s=0)
+            found = pull_result(await slave.invoke(request, 30), queue, all_of_it)
+            assert found.status is PullStatus.FOUND
+            assert [one.body for one in found.messages] == [b"b", b"c"]
+            fields = {"topic": "t", "queueId": "0"}
+            answer = await slave.invoke(RemotingCommand(RequestCode.GET_MAX_OFFSET, fields), 30)
+            assert answer.fields["offset"] == "3"
+            slave.close("it was asked")
+
+    asyncio.run(run())
