@@ -21,20 +21,23 @@ from broker_adapter.classic_node.appends import ClassicAppends
 from broker_adapter.classic_node.feed import DispatchFeed, Machine
 from broker_adapter.classic_node.group_commit import GroupCommit, async_rule
 from broker_adapter.classic_node.records import ClassicRecords
-from broker_adapter.classic_node.replication import Replication
+from broker_adapter.classic_node.replication import HaTls, Replication
 from broker_adapter.classic_node.roles import RoleRecord, RoleTeller, read_role, write_role
 from broker_adapter.classic_node.status import status_of
 from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.errors import Status, error_for
 from broker_adapter.ha.handshake import HaIdentity
-from dledger import NodeConfig, NodeStatus, ReadFailed, Role, RoleEvent
+from dledger import Code, ConfigError, NodeConfig, NodeStatus, ReadFailed, Role, RoleEvent, TlsFiles
 from dledger.platform import (
+    ClientTls,
     Disk,
     GrpcService,
     NodeMetrics,
     OsDisk,
     ProgramPorts,
+    ServerTls,
     get_logger,
+    is_loopback,
     load_secret,
 )
 
@@ -115,8 +118,9 @@ class ClassicNode:
     async def start(self) -> None:
         """Recover, serve, and take the role that was decided last. StorageError, BrokerError, ConfigError;
         nothing is left behind then."""
-        self.is_released = False
         config, settings = self.config, self.settings
+        self._refuse_plaintext()
+        self.is_released = False
         loop = asyncio.get_running_loop()
         secret = None if config.cluster_secret_file is None else load_secret(config.cluster_secret_file)
         options = CommitLogOptions(settings.file_size, settings.disk_reserve_bytes, settings.cut_damage)
@@ -142,6 +146,28 @@ class ClassicNode:
         self._tending = loop.create_task(self._tend())
         recovery = self.log.recovery
         _log.info("serving", address=self.ports.address, begin=recovery.begin, end=recovery.end)
+
+    def _refuse_plaintext(self) -> None:
+        config, address = self.config, self.settings.ha_listen
+        if config.tls is None and not config.allow_plaintext and not is_loopback(address):
+            raise ConfigError(
+                f"classic.ha_listen is {address}, beyond this machine, and would be in plain text: add a "
+                "[tls] section, or say allow_plaintext = true if the network can be trusted",
+                code=Code.PLAINTEXT_REFUSED,
+            )
+
+    def _ha_tls(self) -> HaTls | None:
+        """Both ends show certificates where members do. Reads files."""
+        section = self.config.tls
+        if section is None:
+            return None
+        files, is_mutual = (
+            TlsFiles(section.ca, section.certificate, section.key),
+            section.client_auth == "require",
+        )
+        return HaTls(
+            ServerTls(files, client_auth=is_mutual).remoting_context(), ClientTls(files).stream_context
+        )
 
     async def stop(self) -> None:
         """Repeatable, from whatever state."""
@@ -340,7 +366,9 @@ class ClassicNode:
             on_flushed=self._flushed,
             on_failure=self._failed,
         )
-        self.replication = Replication(self.log, settings, self._slave, secret, self._grown_by_master)
+        self.replication = Replication(
+            self.log, settings, self._slave, secret, self._ha_tls(), self._grown_by_master
+        )
         if self.waits_for_slaves:
             self.commit.acknowledged = self.replication.acknowledged
         self.appends.open(self.log, self.commit)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from prometheus_client.core import Metric
 
 from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.config.classic import ClassicSettings
@@ -12,6 +15,7 @@ from broker_adapter.errors import Status
 from broker_adapter.ha.client import HaClient, HaClientState
 from broker_adapter.ha.group_transfer import SlaveAck
 from broker_adapter.ha.handshake import HaIdentity
+from broker_adapter.ha.metrics import client_metrics, service_metrics
 from broker_adapter.ha.options import HaClientOptions, Handshake, HaOptions
 from broker_adapter.ha.service import HaService
 from dledger.platform import ClusterSecret
@@ -24,6 +28,13 @@ _SHORTFALLS = {
 _HANDSHAKES = {"off": Handshake.OFF, "preferred": Handshake.PREFERRED, "required": Handshake.REQUIRED}
 
 
+class HaTls(NamedTuple):
+    """`server`: of the master's port. `client`: called for each connection of a slave."""
+
+    server: ssl.SSLContext
+    client: Callable[[], ssl.SSLContext]
+
+
 class Replication:
     """On one event loop. `serve` or `follow`, `stop` between them."""
 
@@ -33,13 +44,15 @@ class Replication:
         settings: ClassicSettings,
         slave: HaIdentity,
         secret: ClusterSecret | None,
+        tls: HaTls | None,
         on_grown: Callable[[], None],
     ) -> None:
-        """`slave`: who this broker is as one. `on_grown`: a slave's log has more."""
+        """`slave`: who this broker is as one. `tls` None: plain text. `on_grown`: a slave's log has more."""
         self._log = log
         self._settings = settings
         self._slave = slave
         self._secret = secret
+        self._tls = tls
         self._on_grown = on_grown
         self._service: HaService | None = None
         self._client: HaClient | None = None
@@ -50,7 +63,13 @@ class Replication:
     async def serve(self) -> None:
         """ConfigError (PORT_IN_USE)."""
         options = HaOptions(require_handshake=self._settings.ha_handshake == "required")
-        service = HaService(self._log, options, own=self._slave._replace(broker_id=0), secret=self._secret)
+        service = HaService(
+            self._log,
+            options,
+            own=self._slave._replace(broker_id=0),
+            secret=self._secret,
+            tls=None if self._tls is None else self._tls.server,
+        )
         await service.start(self._settings.ha_listen)
         self._service = service
 
@@ -66,6 +85,7 @@ class Replication:
             options,
             own=self._slave,
             secret=self._secret,
+            tls=None if self._tls is None else self._tls.client,
             on_grown=self._grown,
             run=asyncio.to_thread,
         )
@@ -147,6 +167,12 @@ class Replication:
                 "lacking_bytes": self.lacking(),
             }
         return {}
+
+    def metrics(self) -> Iterable[Metric]:
+        if self._service is not None:
+            yield from service_metrics(self._service.status())
+        if self._client is not None:
+            yield from client_metrics(self._client.status())
 
     # -- inside
 

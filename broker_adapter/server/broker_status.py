@@ -154,6 +154,7 @@ class BrokerStatus:
         yield from _traffic(program.traffic)
         yield from _client_metrics(program)
         yield from _remoting_metrics(program.remoting)
+        yield from program.host.metrics()
         yield _elected_to_writable(changes.elected_to_writable)
         yield from _role_change(program.handler.status, changes)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from broker_adapter.api import BrokerRole
 from broker_adapter.classic_node.node import ClassicNode
@@ -121,6 +123,9 @@ class ClassicHost:
             "slaveReadEnable": str(classic.slave_read_enable).lower(),
             "storePathRootDir": str(self.root),
         }
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._node.replication.metrics()
 
     def shown(self) -> Mapping[str, Any]:
         log = self._node.log

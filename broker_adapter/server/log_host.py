@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from prometheus_client.core import Metric
 
 from broker_adapter.api import BrokerRole
 from broker_adapter.config.settings import BrokerSettings
@@ -107,6 +109,9 @@ class LogHost(Protocol):
     def shown(self) -> Mapping[str, Any]:
         """For the status."""
 
+    def metrics(self) -> Iterable[Metric]:
+        """Of this log's own; any others than those of the node."""
+
 
 class ReplicatedHost:
     """Implements LogHost: the log is that of a NodeServer."""
@@ -157,6 +162,9 @@ class ReplicatedHost:
 
     def shown(self) -> Mapping[str, Any]:
         return {}
+
+    def metrics(self) -> Iterable[Metric]:
+        return ()
 
 
 class _DispatchTrace:

@@ -43,6 +43,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
     """(name, values of the labels) -> value, of all that is exported."""
     program = SimpleNamespace(
         adapter=SimpleNamespace(is_master=True),
+        host=SimpleNamespace(metrics=tuple),
         writer=SimpleNamespace(expected=(3, 7)),
         files=SimpleNamespace(dispatch_behind_bytes=11),
         dispatcher=SimpleNamespace(figures=lambda: DISPATCH),

@@ -21,8 +21,12 @@ FILE_SIZE = 1 << 20
 class ClassicPair:
     """Nodes n1, and n2 as its slave. `start` and `stop` as often as wanted."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], tls_of: Mapping[str, Any] | None = None
+    ) -> None:
+        """`tls_of`: the section [tls] of each node."""
         self.folder = folder
+        self._tls_of = tls_of
         ports = free_ports(6)
         self.members = {f"n{i}": f"127.0.0.1:{ports[i - 1]}" for i in (1, 2)}
         self.ha = {f"n{i}": f"127.0.0.1:{ports[i + 1]}" for i in (1, 2)}
@@ -39,6 +43,7 @@ class ClassicPair:
                 "cluster_id": CLUSTER,
                 "group": GROUP,
                 "members": self.members,
+                **({"tls": self._tls_of[node_id]} if self._tls_of else {}),
             }
         )
         settings = {
@@ -88,8 +93,10 @@ class ClassicPair:
 
 
 @asynccontextmanager
-async def classic_pair(folder: Path, *node_ids: str, **settings: Any) -> AsyncIterator[ClassicPair]:
-    pair = ClassicPair(folder, settings)
+async def classic_pair(
+    folder: Path, *node_ids: str, tls_of: Mapping[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[ClassicPair]:
+    pair = ClassicPair(folder, settings, tls_of)
     try:
         await pair.start(*node_ids)
         yield pair

@@ -13,9 +13,11 @@ from broker_adapter.errors import BrokerError, ResponseCode, Status
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.instance import ClientInstance
-from tests.broker_adapter.classic_node.classic_pair import classic_pair
+from dledger import Code, ConfigError
+from tests.broker_adapter.classic_node.classic_pair import ClassicPair, classic_pair
 from tests.broker_adapter.cluster import bodies, messages
 from tests.node.local import until
+from tests.tls.world import TlsWorld
 
 
 def test_a_master_keeps_its_messages_over_a_restart(tmp_path: Path) -> None:
@@ -174,5 +176,32 @@ def test_a_damaged_log_is_opened_when_that_is_wanted(tmp_path: Path) -> None:
             master = await pair.writable("n1")
             assert master.host.shown()["commit_log"]["damage"]
             assert len(await bodies(master, "t", 0)) == 3
+
+
+def test_with_tls_a_slave_copies_over_it_and_metrics_tell_of_it(tmp_path: Path) -> None:
+    world = TlsWorld(tmp_path)
+    sections = {node_id: world.section(world.files(node_id)) for node_id in ("n1", "n2")}
+
+    async def run() -> None:
+        async with classic_pair(tmp_path, "n1", "n2", tls_of=sections) as pair:
+            master = await pair.writable("n1")
+            await until(lambda: pair.node("n2").replication.follows)
+            assert (await master.broker.send("t", messages("a"), queue_id=0)).shortfall is None
+            shown = {family.name for family in master.host.metrics()}
+            assert {"broker_ha_slaves", "broker_ha_slave_lag_bytes"} <= shown
+            reader, writer = await asyncio.open_connection(*pair.ha["n1"].split(":"))
+            writer.write(bytes(8))
+            assert await reader.read() == b"", "nobody is served in plain text"
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_slaves_beyond_this_machine_are_not_served_in_plain_text(tmp_path: Path) -> None:
+    async def run() -> None:
+        pair = ClassicPair(tmp_path, {"ha_listen": "0.0.0.0:0"})
+        with pytest.raises(ConfigError) as caught:
+            await pair.start("n1")
+        assert caught.value.code is Code.PLAINTEXT_REFUSED and "classic.ha_listen" in str(caught.value)
 
     asyncio.run(run())
