@@ -8,12 +8,14 @@ than bring the disk back to that. Facts: CleanCommitLogService and deleteExpired
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from dledger import Code, ConfigError
 
 _HOUR_MS = 3_600_000
+_HOUR = re.compile(r"([01]?[0-9]|2[0-3])\Z")
 
 
 class RetentionPolicy(NamedTuple):
@@ -48,8 +50,8 @@ def parse_delete_when(text: str) -> frozenset[int]:
     """RocketMQ's form: hours with semicolons between, "04" or "02;14". ConfigError (CONFIG_INVALID)."""
     hours = set()
     for part in text.split(";"):
-        if not part.strip().isascii() or not part.strip().isdigit() or int(part) > 23:
-            raise ConfigError(f"delete_when {text!r}: {part!r} is no hour", code=Code.CONFIG_INVALID)
+        if not _HOUR.match(part.strip()):
+            raise ConfigError(f"delete_when: {part[:32]!r} is no hour", code=Code.CONFIG_INVALID)
         hours.add(int(part))
     return frozenset(hours)
 

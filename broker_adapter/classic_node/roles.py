@@ -38,8 +38,9 @@ def read_role(disk: Disk, directory: Path, *, is_master: bool) -> RoleRecord:
     """What was decided last; `is_master`: without any decision. STORE_TABLE_DAMAGED."""
     try:
         found = json.loads(read_file(disk, directory / _FILE))
-        numbers = int(found["term"]), int(found["roleEpoch"])
-        if type(found["isMaster"]) is not bool or min(numbers) < 0:
+        numbers = found["term"], found["roleEpoch"]
+        are_numbers = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+        if type(found["isMaster"]) is not bool or not are_numbers:
             raise ValueError(f"{found}")
         return RoleRecord(found["isMaster"], *numbers)
     except FileNotFoundError:

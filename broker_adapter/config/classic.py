@@ -34,7 +34,7 @@ class ClassicSettings(BaseModel):
     """Space that new files leave free. Past it: 703."""
     file_reserved_hours: Positive = 72
     """Messages older than this may go (`fileReservedTime`)."""
-    delete_when: Annotated[str, Field(pattern=r"^\d{1,2}(;\d{1,2})*$")] = "04"
+    delete_when: Annotated[str, Field(pattern=r"^([01]?[0-9]|2[0-3])(;([01]?[0-9]|2[0-3]))*$")] = "04"
     """Hours of the day at which they go (`deleteWhen`)."""
     disk_clean_percent: Annotated[int, Field(ge=10, le=95)] = 75
     """Old files go at any hour when more of the disk is used (`diskMaxUsedSpaceRatio`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from broker_adapter.classic.log_walk import FileWalk
 from broker_adapter.classic.record_check import check_record, claimed_size
 from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, load_checkpoint
+from broker_adapter.classic_node.roles import read_role, write_role
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import Message, encode
@@ -97,7 +99,24 @@ def _read_hours(data: bytes) -> None:
         raise AssertionError("an hour that no day has")
 
 
+def _role(rng: Random) -> bytes:
+    value = {"isMaster": rng.random() < 0.5, "term": rng.randrange(9), "roleEpoch": rng.randrange(1 << 42)}
+    return json.dumps(value).encode()
+
+
+def _read_role(data: bytes) -> None:
+    """What is written of it is read again."""
+    disk = SimDisk()
+    disk.mkdir(_ROOT)
+    disk.set_content(_ROOT / "role.json", data)
+    found = read_role(disk, _ROOT, is_master=True)
+    write_role(disk, _ROOT, found)
+    if read_role(disk, _ROOT, is_master=True) != found:
+        raise AssertionError("it reads another role than it writes")
+
+
 TARGETS = (
+    Target("classic-role", _role, _read_role, (read_role, write_role), (StoredDataDamaged,), text=True),
     Target("classic-hours", _hours, _read_hours, (parse_delete_when,), (ConfigError,), text=True),
     Target("classic-checkpoint", _checkpoint, _read_checkpoint, (decode_checkpoint, StoreCheckpoint.encode)),
     Target(

@@ -7,6 +7,7 @@ import errno
 from random import Random
 
 import pytest
+from pydantic import ValidationError
 
 from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.classic.log_retention import (
@@ -18,6 +19,7 @@ from broker_adapter.classic.log_retention import (
     used_percent,
 )
 from broker_adapter.classic.log_upkeep import LogUpkeep, UpkeepOptions
+from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.errors import BrokerError, Status
 from dledger import ConfigError
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
@@ -102,7 +104,7 @@ def test_percents_are_rounded_up_as_rocketmqs() -> None:
 
 def test_hours_are_read_as_rocketmqs() -> None:
     assert parse_delete_when("04") == {4} and parse_delete_when("4;14; 23") == {4, 14, 23}
-    for wrong in ("", ";", "24", "-1", "x", "4,5", "٤"):
+    for wrong in ("", ";", "24", "-1", "x", "4,5", "٤", "9" * 5_000, "004"):
         with pytest.raises(ConfigError):
             parse_delete_when(wrong)
 
@@ -277,3 +279,10 @@ async def test_the_thread_prepares_the_next_file() -> None:
     assert disk.exists(PATHS.file(log.last_file_offset + FILE_SIZE))
     log.close()
     await LogUpkeep(log, RetentionPolicy(), keep_from=lambda: 0).stop()
+
+
+@pytest.mark.parametrize("text", ["24", "99", "4;", "", "04;24", "\u0664"])
+def test_settings_have_hours_of_a_day(text: str) -> None:
+    assert ClassicSettings(delete_when="4;04;23").delete_when
+    with pytest.raises(ValidationError):
+        ClassicSettings(delete_when=text)
