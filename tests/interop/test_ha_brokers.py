@@ -60,6 +60,7 @@ async def of_java(site: BrokerSite, is_master: bool) -> AsyncIterator[None]:
         "mappedFileSizeCommitLog": FILE_SIZE,
         "registerNameServerPeriod": 10_000,
         "haSendHeartbeatInterval": 500,
+        "slaveReadEnable": "true",  # else it rejects pulls, whether its master is there or not
         "storePathRootDir": site.store,
     }
     with genuine.broker(site.folder, site.names, site.port, **settings):
@@ -156,8 +157,7 @@ async def reads(names: str, wanted: set[int]) -> None:
     async def are_there() -> bool:
         try:
             return await numbers_from(names) == wanted
-        except BrokerError as e:
-            print("XXX", e)
+        except BrokerError:
             return False
 
     await eventually(are_there)
