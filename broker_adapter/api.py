@@ -247,6 +247,9 @@ class BrokerApi(Protocol):
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         """(generation, the offsets that the group has committed). Linearizable."""
 
+    async def all_offsets(self) -> dict[str, list[QueueOffset]]:
+        """Those of all groups, which are not used by this. Linearizable, once for all."""
+
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
 

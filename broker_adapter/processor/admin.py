@@ -5,10 +5,9 @@ Answers may have ten thousands of rows. Their text takes tenths of a second: thr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 
-from broker_adapter.api import BrokerApi, QueueOffset
+from broker_adapter.api import BrokerApi, QueueOffset, QueueStats
 from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor import fields as read
@@ -100,7 +99,8 @@ class AdminProcessor:
     async def consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Of all topics in which the group has offsets, or of one."""
         group, wanted = read.text(request.fields, "consumerGroup"), request.fields.get("topic") or ""
-        topics = await self._progress(group, wanted)
+        _, offsets = await self._broker.offsets(group)
+        topics = await self._progress(offsets, {}, wanted)
         rows = [row for _, some in topics for row in some]
         rate = sum(self._traffic.given_to(group, topic) for topic, _ in topics)
         # A group may have tens of thousands of queues: their text is no work for the event loop.
@@ -109,22 +109,22 @@ class AdminProcessor:
     async def all_consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Of all groups that consume in order, or of all others."""
         is_orderly = read.flag(request.fields, "isOrder", default=False)
-        found = {}
+        used = {}
         async with self._of_all_groups:
-            for config in self._broker.groups():
-                if config.consume_orderly == is_orderly:
-                    try:
-                        topics = await self._progress(config.name)
-                    except GroupRefused:
-                        continue  # deleted meanwhile
-                    rates = [self._traffic.given_to(config.name, topic) for topic, _ in topics]
-                    found[config.name] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
-        used = {group: topics for group, topics in found.items() if topics}
+            stats: dict[str, list[QueueStats]] = {}
+            for group, offsets in (await self._broker.all_offsets()).items():
+                config = self._directory.group(group)
+                if not offsets or config is None or config.consume_orderly != is_orderly:
+                    continue
+                if topics := await self._progress(offsets, stats):
+                    rates = [self._traffic.given_to(group, topic) for topic, _ in topics]
+                    used[group] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
         return _done(request, await asyncio.to_thread(bodies.all_consume_stats, self._address, used))
 
-    async def _progress(self, group: str, wanted: str = "") -> list[tuple[str, list[Progress]]]:
-        """By topic; `wanted`: of one only. GroupRefused."""
-        _, offsets = await self._broker.offsets(group)
+    async def _progress(
+        self, offsets: Iterable[QueueOffset], known: dict[str, list[QueueStats]], wanted: str = ""
+    ) -> list[tuple[str, list[Progress]]]:
+        """Of a group, by topic; `wanted`: of one only; `known`: of topics, which are added to it."""
         by_topic: dict[str, dict[int, int]] = {}
         for one in offsets:
             if wanted in ("", one.topic) and self._directory.topic(one.topic) is not None:
@@ -132,7 +132,9 @@ class AdminProcessor:
         found = []
         for topic, consumed in by_topic.items():
             rows = []
-            for stats in await self._broker.topic_stats(topic):
+            if topic not in known:
+                known[topic] = await self._broker.topic_stats(topic)
+            for stats in known[topic]:
                 offset = consumed.get(stats.queue_id, 0)
                 when_ms = await self._time_of(topic, stats.queue_id, offset - 1)
                 queue = QueueName(topic, self._broker_name, stats.queue_id)
@@ -141,11 +143,8 @@ class AdminProcessor:
         return found
 
     async def all_offsets(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        found = {}
         async with self._of_all_groups:
-            for config in self._broker.groups():
-                with suppress(GroupRefused):  # deleted meanwhile
-                    found[config.name] = (await self._broker.offsets(config.name))[1]
+            found = await self._broker.all_offsets()
         return _done(request, await asyncio.to_thread(bodies.all_offsets, found))
 
     async def all_delays(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:

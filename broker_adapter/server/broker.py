@@ -287,14 +287,20 @@ class Broker:
         await self._confirm()
         found = self._known_group(group)
 
-        def merge() -> list[QueueOffset]:
-            offsets = dict(found.offsets)
-            for queue, offset in self._given.offsets_of(group).items():
-                # An offset that was committed reads back: only a reset lowers it, and that concerns both.
-                offsets[queue] = max(offset, offsets.get(queue, offset))
-            return [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
+        return found.generation, await self._read(partial(self._offsets_of, found))
 
-        return found.generation, await self._read(merge)
+    async def all_offsets(self) -> dict[str, list[QueueOffset]]:
+        await self._confirm()
+        groups = list(self._metadata.groups())
+        return await self._read(lambda: {group.name: self._offsets_of(group) for group in groups})
+
+    def _offsets_of(self, group: Group) -> list[QueueOffset]:
+        """On any thread."""
+        offsets = dict(group.offsets)
+        for queue, offset in self._given.offsets_of(group.name).items():
+            # An offset that was committed reads back: only a reset lowers it, and that concerns both.
+            offsets[queue] = max(offset, offsets.get(queue, offset))
+        return [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
 
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         await self._confirm()
