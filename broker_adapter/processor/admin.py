@@ -17,7 +17,7 @@ from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.json_bodies import dump
+from broker_adapter.remoting.json_bodies import LongTexts, dump
 from broker_adapter.store.queue_reader import store_timestamp_of
 from broker_adapter.traffic.traffic import Traffic
 
@@ -42,6 +42,7 @@ class AdminProcessor:
         self._address = address
         self._version = version
         self._directory = directory
+        self._texts = LongTexts()
         #: Questions about all groups, of which each is many reads: the next one waits.
         self._of_all_groups = asyncio.Semaphore(1)
 
@@ -60,7 +61,7 @@ class AdminProcessor:
 
     async def all_topics(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         topics, version = self._broker.topics(), self._version()
-        body = await asyncio.to_thread(bodies.all_topics, topics, version)
+        body = await self._texts.make(bodies.all_topics, topics, version)
         return _done(request, body, totalTopicNum=len(topics))
 
     async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -71,7 +72,7 @@ class AdminProcessor:
 
     async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         stats = await self._broker.topic_stats(read.text(request.fields, "topic"))
-        return _done(request, await asyncio.to_thread(bodies.topic_stats, self._broker_name, stats))
+        return _done(request, await self._texts.make(bodies.topic_stats, self._broker_name, stats))
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class AdminProcessor:
 
     async def all_groups(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         groups, version = self._broker.groups(), self._version()
-        body = await asyncio.to_thread(bodies.all_groups, groups, version)
+        body = await self._texts.make(bodies.all_groups, groups, version)
         return _done(request, body, totalGroupNum=len(groups))
 
     async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -104,7 +105,7 @@ class AdminProcessor:
         rows = [row for _, some in topics for row in some]
         rate = sum(self._traffic.given_to(group, topic) for topic, _ in topics)
         # A group may have tens of thousands of queues: their text is no work for the event loop.
-        return _done(request, await asyncio.to_thread(bodies.consume_stats, rows, rate))
+        return _done(request, await self._texts.make(bodies.consume_stats, rows, rate))
 
     async def all_consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Of all groups that consume in order, or of all others."""
@@ -119,7 +120,7 @@ class AdminProcessor:
                 if topics := await self._progress(offsets, stats):
                     rates = [self._traffic.given_to(group, topic) for topic, _ in topics]
                     used[group] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
-        return _done(request, await asyncio.to_thread(bodies.all_consume_stats, self._address, used))
+        return _done(request, await self._texts.make(bodies.all_consume_stats, self._address, used))
 
     async def _progress(
         self, offsets: Iterable[QueueOffset], known: dict[str, list[QueueStats]], wanted: str = ""
@@ -145,7 +146,7 @@ class AdminProcessor:
     async def all_offsets(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         async with self._of_all_groups:
             found = await self._broker.all_offsets()
-        return _done(request, await asyncio.to_thread(bodies.all_offsets, found))
+        return _done(request, await self._texts.make(bodies.all_offsets, found))
 
     async def all_delays(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         return _done(request, bodies.no_delays())

@@ -4,7 +4,6 @@ A group may have tens of thousands of members: threads make their text."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 from broker_adapter.errors import ResponseCode
@@ -15,7 +14,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
-from broker_adapter.remoting.json_bodies import dump
+from broker_adapter.remoting.json_bodies import LongTexts, dump
 from broker_adapter.traffic.traffic import Traffic
 
 #: Of a member of a group, that is asked something: administrators wait for 5 s.
@@ -36,6 +35,7 @@ class NodeQueries:
         self._settings = settings
         self._runtime = runtime
         self._traffic = traffic
+        self._texts = LongTexts()
 
     def register_with(self, dispatch: Dispatch, executor: Executor) -> None:
         for code, processor in (
@@ -54,7 +54,7 @@ class NodeQueries:
         if not members:
             problem = f"the consumer group[{group}] not online"
             return request.answer(ResponseCode.CONSUMER_NOT_ONLINE, problem)
-        body = await asyncio.to_thread(admin_bodies.consumer_connection, dict(members))
+        body = await self._texts.make(admin_bodies.consumer_connection, dict(members))
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _producers(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
@@ -63,7 +63,7 @@ class NodeQueries:
         if not producers:
             problem = f"the producer group[{group}] not exist"
             return request.answer(ResponseCode.SYSTEM_ERROR, problem)
-        body = await asyncio.to_thread(admin_bodies.producer_connection, dict(producers))
+        body = await self._texts.make(admin_bodies.producer_connection, dict(producers))
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _running_info(

@@ -28,6 +28,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.json_bodies import LongTexts
 from broker_adapter.traffic.traffic import Traffic
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker
@@ -244,3 +245,24 @@ def test_for_what_a_pull_wants_a_few_of_the_group_are_looked_at() -> None:
     clients.consumers["g"] = {f"c{number}": member(Counted()) for number in range(1_000)}
     assert clients.subscription(Leaving(0, clients), "g", "t") is None  # type: ignore[arg-type]
     assert 0 < Counted.looked <= 256
+
+
+async def test_one_long_text_is_made_at_a_time() -> None:
+    """Six threads that computed left the event loop hardly any of the interpreter: sends took 5 s."""
+    texts, at_once, most = LongTexts(), 0, 0
+    lock = threading.Lock()
+    alone = threading.Event()
+
+    def text(number: int) -> bytes:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        alone.wait(0.01)
+        with lock:
+            at_once -= 1
+        return b"%d" % number
+
+    made = await asyncio.gather(*(texts.make(text, number) for number in range(6)))
+    assert made == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert most == 1
