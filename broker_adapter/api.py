@@ -207,9 +207,11 @@ class BrokerApi(Protocol):
         tags: Sequence[str] = (),
         wait_ms: int = 0,
         group: str = "",
+        remote: str = "",
     ) -> PullResult:
         """Messages from an offset on; with `wait_ms`, wait so long for one. At least one message is returned
-        if there is one, however large. `tags`: only messages with one of these."""
+        if there is one, however large. `tags`: only messages with one of these. `remote`: host:port of the
+        client, which takes turns with others."""
 
     async def message_at(self, physical_offset: int) -> bytes:
         """The record at a commit-log offset."""

@@ -113,11 +113,11 @@ class Receiver:
         dead_letters: DeadLetters,
         *,
         now_ms: Callable[[], int],
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        run: Callable[[Callable[[], Any], str], Awaitable[Any]],
         run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]],
         limits: ReceiveLimits,
     ) -> None:
-        """`run` does what blocks, `run_filter` what evaluates a filter of this address; `now_ms` is cluster
+        """`run` does what blocks, for an address, `run_filter` what evaluates its filter; `now_ms` is cluster
         time."""
         self.refused_fresh = 0  # how often nothing fresh was given, as too much is pending
         self._state = state
@@ -223,7 +223,7 @@ class Receiver:
             max_bytes=1,
             tags=frozenset(),
         )
-        result: PullResult = await self._run(read)
+        result: PullResult = await self._run(read, "")
         if not result.records:
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message {offset} in {key.topic}-{key.queue_id}")
         return result.records[0]
@@ -250,7 +250,7 @@ class Receiver:
                     only_fitting=call.only_fitting,
                 )
                 is_sql = call.wanted.matches is not None
-                looked = self._run_filter(work, call.address) if is_sql else self._run(work)
+                looked = self._run_filter(work, call.address) if is_sql else self._run(work, call.address)
                 found: list[Found] = await looked
                 await wake_queue().turn(call.who.topic)
                 request = self._propose(call, found)
@@ -486,7 +486,7 @@ class Receiver:
         if not plans:
             return []
         work = partial(look, self._reader, plans, Filter(), len(popped), call.max_bytes)
-        found: list[Found] = await self._run(work)
+        found: list[Found] = await self._run(work, call.address)
         elements: list[Element] = []
         for one in found:
             again = tuple((offset, was.pop) for offset, was in one.again)

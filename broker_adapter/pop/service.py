@@ -84,7 +84,9 @@ class Runtime(NamedTuple):
 
     now_ms: Callable[[], int]  # cluster time
     wall_ms: Callable[[], int]  # what clients go by
-    run: Callable[[Callable[[], Any]], Awaitable[Any]]  # what blocks, on a reader's thread
+    run: Callable[
+        [Callable[[], Any], str], Awaitable[Any]
+    ]  # what blocks, for an address, on a reader's thread
     run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]]  # what evaluates an address's filter
     new_request_id: Callable[[], bytes]  # 16 bytes that are never given twice, on any node
 
@@ -158,7 +160,7 @@ class DeliveryService:
             committer,
             writer,
             self._sender,
-            read=lambda places: runtime.run(partial(reader.bodies_at, places)),
+            read=lambda places: runtime.run(partial(reader.bodies_at, places), ""),
             now_ms=now_ms,
             settings=delivery,
         )

@@ -15,7 +15,7 @@ from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.fields import flag, number, text
 from broker_adapter.processor.pulls import SUBSCRIPTION
 from broker_adapter.processor.replies import ReplyProcessor
-from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.processor.request import ADMIN_QUERIES, READS, RemotingRequest
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.filters import filter_from
@@ -54,17 +54,7 @@ CHANGES = (
 )
 REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-QUERIES = (
-    RequestCode.QUERY_MESSAGE,
-    RequestCode.VIEW_MESSAGE_BY_ID,
-    RequestCode.QUERY_CONSUMER_OFFSET,
-    RequestCode.GET_MAX_OFFSET,
-    RequestCode.GET_MIN_OFFSET,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-    RequestCode.GET_EARLIEST_MSG_STORETIME,
-    RequestCode.LOCK_BATCH_MQ,
-    RequestCode.UNLOCK_BATCH_MQ,
-)
+QUERIES = (*READS, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
 ADMIN_CHANGES = (
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
@@ -73,18 +63,6 @@ ADMIN_CHANGES = (
     RequestCode.BEGIN_QUEUE,
     RequestCode.IMPORT_MESSAGES,
     RequestCode.READ_QUEUE,
-)
-ADMIN_QUERIES = (
-    RequestCode.GET_ALL_TOPIC_CONFIG,
-    RequestCode.GET_TOPIC_CONFIG,
-    RequestCode.GET_TOPIC_STATS_INFO,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
-    RequestCode.GET_CONSUME_STATS,
-    RequestCode.GET_BROKER_CONSUME_STATS,
-    RequestCode.GET_ALL_CONSUMER_OFFSET,
-    RequestCode.GET_ALL_DELAY_OFFSET,
-    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
 )
 
 

@@ -80,6 +80,7 @@ class PullProcessor:
             tags=tuple(sorted(wanted.tags)),
             wait_ms=max(0, min(suspend_ms, _MAX_SUSPEND_MS)),
             group=read.text(fields, "consumerGroup", ""),
+            remote=context.remote,
         )
         if wanted.matches is not None and result.records:
             work = partial(matching, result, wanted)

@@ -27,20 +27,31 @@ _ONCE = frozenset(
 )
 #: They wait for messages: with nobody to take these they end.
 WAITING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE})
-#: What any node may answer that has what is asked for.
-_READS: Final = frozenset(
-    {
-        RequestCode.PULL_MESSAGE,
-        RequestCode.LITE_PULL_MESSAGE,
-        RequestCode.QUERY_MESSAGE,
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        RequestCode.QUERY_CONSUMER_OFFSET,
-        RequestCode.GET_MAX_OFFSET,
-        RequestCode.GET_MIN_OFFSET,
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        RequestCode.GET_EARLIEST_MSG_STORETIME,
-    }
+#: Beside pulls, what any node may answer that has what is asked for.
+READS: Final = (
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_MIN_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
 )
+ADMIN_QUERIES: Final = (
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_TOPIC_CONFIG,
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.GET_BROKER_CONSUME_STATS,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+)
+_OF_ANY_NODE: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, *READS})
+#: What is of no use when its caller has gone: it changes nothing, or waits for messages.
+_END_WITH_CALLER: Final = WAITING | {*READS, *ADMIN_QUERIES}
 _HAS_UNIQ_KEY = "UNIQ_KEY\x01"
 
 
@@ -62,7 +73,7 @@ class RemotingRequest(Request):
 
     @property
     def is_read(self) -> bool:
-        return self.command.code in _READS
+        return self.command.code in _OF_ANY_NODE
 
     @property
     def streams_answers(self) -> bool:
@@ -70,7 +81,7 @@ class RemotingRequest(Request):
 
     @property
     def ends_with_caller(self) -> bool:
-        return self.command.code in WAITING
+        return self.command.code in _END_WITH_CALLER
 
     @property
     def is_repeatable(self) -> bool:

@@ -59,7 +59,7 @@ class ReadPoint(Protocol):
 class Readers(Protocol):
     """`broker_adapter.server.reader_threads.ReaderThreads`."""
 
-    async def run(self, work: Callable[[], T]) -> T: ...
+    async def run(self, work: Callable[[], T], address: str = "") -> T: ...
 
     async def run_filter(self, work: Callable[[], T], address: str) -> T: ...
 
@@ -145,6 +145,7 @@ class Broker:
         tags: Sequence[str] = (),
         wait_ms: int = 0,
         group: str = "",
+        remote: str = "",
     ) -> PullResult:
         self._check_readable(topic, queue_id)
         self._check_enabled(group)
@@ -159,10 +160,10 @@ class Broker:
             max_bytes=min(max_bytes, _MAX_PULLED_BYTES),
             tags=frozenset(tags),
         )
-        loop = asyncio.get_running_loop()
+        loop, address = asyncio.get_running_loop(), client_of(remote)
         deadline = loop.time() + min(wait_ms, self._settings.max_wait_ms) / 1000
         while True:
-            result = await self._read(partial(look, offset))
+            result = await self._readers.run(partial(look, offset), address)
             if result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
                 if loop.time() >= deadline:
                     return result

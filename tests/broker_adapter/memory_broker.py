@@ -221,6 +221,7 @@ class MemoryBroker:
         tags: Sequence[str] = (),
         wait_ms: int = 0,
         group: str = "",
+        remote: str = "",
     ) -> PullResult:
         self.pulls += 1
         try:

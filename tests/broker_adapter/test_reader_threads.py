@@ -49,6 +49,20 @@ async def test_addresses_take_turns_with_their_filters(threads: ReaderThreads) -
     threads.stop()
 
 
+async def test_who_reads_much_waits_behind_himself(threads: ReaderThreads) -> None:
+    gate, done = Event(), list[str]()
+    readers = [asyncio.create_task(threads.run(gate.wait, "a")) for _ in range(2)]
+    await asyncio.sleep(0)
+    rest = [asyncio.create_task(threads.run(_noting(done, f"a{n}"), "a")) for n in range(100)]
+    rest.append(asyncio.create_task(threads.run(_noting(done, "b"), "b")))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*readers, *rest)
+    assert len(done) == 101
+    assert done.index("b") <= 3, "two threads, and two of the other may have begun"
+    threads.stop()
+
+
 async def test_a_caller_that_gives_up_leaves_the_turn_to_the_next(threads: ReaderThreads) -> None:
     gate, done = Event(), list[str]()
     running = asyncio.create_task(threads.run_filter(gate.wait, "a"))

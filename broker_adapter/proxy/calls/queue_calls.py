@@ -53,6 +53,7 @@ class QueueCalls:
             tags=tuple(sorted(wanted.tags)),
             wait_ms=self._wait_ms(request, context),
             group=group,
+            remote=context.remote,
         )
         if result.status is PullStatus.OFFSET_ILLEGAL:
             text = f"offset {request.offset}; the queue has {result.min_offset} to {result.max_offset}"

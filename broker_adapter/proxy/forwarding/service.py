@@ -236,13 +236,20 @@ class _NodeStream:
             )
 
     async def _unary(self, call: pb.ForwardedCall, request: Request) -> None:
+        context = context_from_pb(call.context)
+        # Who has given up says so, but this node may be too busy to hear it.
+        limit_s = context.timeout_s if request.ends_with_caller else None
         try:
-            answer = await self._answering.unary(request, context_from_pb(call.context))
+            async with asyncio.timeout(limit_s) as limit:
+                answer = await self._answering.unary(request, context)
+                if request.ends_with_caller:
+                    await self._outbox.room(_MUCH)
             if len(answer) > MAX_PART_BYTES:  # it would end the stream
                 text = f"an answer of {len(answer)} bytes; nodes hand on up to {MAX_PART_BYTES}"
                 raise FrameRefused(text)
-        except Exception as error:
-            self._failed(call, request, error)  # it is this call's affair, not the stream's
+        except Exception as error:  # it is this call's affair, not the stream's
+            late = Busy(Status.TOO_MANY_CALLS, "the master did not come to it in time")
+            self._failed(call, request, late if limit.expired() else error)
         else:
             self._answer(call, answer, is_last=True)
 

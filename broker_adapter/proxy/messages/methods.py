@@ -86,6 +86,9 @@ METHODS: Final = {
     "SyncLiteSubscription": Method(calls.SyncLiteSubscriptionRequest, calls.SyncLiteSubscriptionResponse),
 }
 
+#: Those that change nothing, and have one answer.
+QUESTIONS: Final = frozenset({QUERY_ROUTE, "QueryAssignment", "GetOffset", "QueryOffset"})
+
 #: Done twice they change nothing more than done once, or what they leave behind expires (a receive).
 REPEATABLE: Final = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.errors import BrokerError
-from broker_adapter.proxy.messages.methods import METHODS, REPEATABLE, SEND_MESSAGE
+from broker_adapter.proxy.messages.methods import METHODS, QUESTIONS, REPEATABLE, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -43,8 +43,8 @@ class Request:
 
     @property
     def ends_with_caller(self) -> bool:
-        """Of a call with one answer: it waits for messages, which must not go to a caller that has gone."""
-        return False
+        """Of a call with one answer: it changes nothing, so it is of no use when its caller has gone."""
+        return self.name in QUESTIONS
 
     @property
     def is_read(self) -> bool:

@@ -6,11 +6,16 @@ import re
 from pathlib import Path
 
 from broker_adapter.processor.access import NEEDS
+from broker_adapter.processor.door import ADMIN_CHANGES, CHANGES, PULLS, REPLIES, SENDS
+from broker_adapter.processor.request import ADMIN_QUERIES, READS, RemotingRequest
 from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
 
 PAGE = Path(__file__).parents[3] / "docs" / "remoting.md"
 #: What nodes ask clients; of the program that imports stores of RocketMQ (docs/moving-in.md).
 ASKED = {RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+#: Of brokers on a classic log. Accounts: for administrators, as every code that NEEDS does not name.
+OF_CLASSIC = {RequestCode.DELETE_EXPIRED_COMMITLOG}
 OF_IMPORTS = {RequestCode.BEGIN_QUEUE, RequestCode.IMPORT_MESSAGES, RequestCode.READ_QUEUE}
 
 
@@ -19,4 +24,17 @@ def test_each_code_that_is_answered_is_in_the_table() -> None:
     section = PAGE.read_text().split("## Requests to a broker\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([\d, ]+) \|", section, re.MULTILINE)
     told = {int(code) for row in rows for code in row.split(",")}
-    assert told - ASKED == set(NEEDS) - OF_IMPORTS
+    assert told - ASKED - OF_CLASSIC == set(NEEDS) - OF_IMPORTS
+
+
+def test_no_request_that_changes_something_ends_with_its_caller() -> None:
+    changing = {*SENDS, *CHANGES, *ADMIN_CHANGES, *REPLIES, RequestCode.HEART_BEAT}
+    changing |= {
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    }
+    for code in NEEDS:
+        ends = RemotingRequest(RemotingCommand(code)).ends_with_caller
+        assert not ends or code not in changing, code
+        assert ends or code not in (*ADMIN_QUERIES, *READS, *PULLS), code

@@ -56,7 +56,11 @@ class Scripted:
 
     async def unary(self, request: Request, context: CallContext) -> bytes:
         self.seen.append((request.name, context))
-        await self.may.wait()
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         found = self.script.pop(0) if self.script else b"ok"
         if isinstance(found, BrokerError):
             raise found
@@ -391,6 +395,32 @@ async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too()
         async with aclosing(answers):
             assert [await anext(answers), await anext(answers)] == [b"1", b"2"]
         await until(lambda: p.remote.cancelled == 1)
+
+
+async def test_a_question_ends_at_the_master_when_its_caller_gives_up() -> None:
+    """Thousands went on there once, and no client was left: they cost the leader its office."""
+    async with pair() as p:
+        p.remote.may.clear()
+        asked = asyncio.ensure_future(p.unary("QueryRoute", b""))
+        await until(lambda: len(p.remote.seen) == 1)
+        asked.cancel()
+        await until(lambda: p.remote.cancelled == 1)
+        with pytest.raises(BrokerError):
+            await p.unary("QueryRoute", b"", timeout_s=0.2)
+        await until(lambda: p.remote.cancelled == 2)
+
+
+async def test_what_is_to_be_done_is_done_though_its_caller_gives_up() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        sent = asyncio.ensure_future(p.unary())
+        await until(lambda: len(p.remote.seen) == 1)
+        sent.cancel()
+        asked = asyncio.ensure_future(p.unary("QueryRoute", b""))  # behind it on the stream
+        await until(lambda: len(p.remote.seen) == 2)
+        asked.cancel()
+        await until(lambda: p.remote.cancelled == 1)
+        p.remote.may.set()
 
 
 async def test_a_stream_that_breaks_after_its_first_answer_ends_with_an_error_and_was_not_passed_on() -> None:
