@@ -175,7 +175,7 @@ def queue_of(queue_id: int) -> MessageQueue:
 @asynccontextmanager
 async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Brokers]:
     """Start three nodes with brokers and a NameServer in `folder`, with one topic; all ends with it."""
-    additions = BROKER_KIND.prepare(0)
+    additions = BROKER_KIND.prepare(0, {})
     with LocalCluster.create(
         folder / "brokers",
         nodes=3,

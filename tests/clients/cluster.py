@@ -100,7 +100,7 @@ def client_cluster(
 ) -> Iterator[ClientCluster]:
     """Running; `last` is the master: calls to `first` are forwarded. `broker`: further `[program.settings]`;
     `prepare` may change the nodes' configurations before they start."""
-    additions = BROKER_KIND.prepare(0)
+    additions = BROKER_KIND.prepare(0, {})
     settings = {key: dict(value) for key, value in additions.settings.items()}
     settings["program"]["settings"] = {**settings["program"]["settings"], **broker}
     with LocalCluster.create(

@@ -45,6 +45,8 @@ ONLY_QUICK = {
     "an id of a message in two sends: to it one message stands twice; to Spark the trace is wrong": (
         "an_id_is_used_twice",
     ),
+    "a line that lacks what each of its kind says: to the quick check what it tells did not happen; to Spark "
+    "it was not understood": ("a_member_does_not_say_of_which_group_it_was_through_with_a_message",),
     "a group that did not ask to begin at the start (`from_start`): Spark does not want it to process what "
     "was sent before; the quick check does not know, so no run may have such a group": (
         "a_message_is_received_twice_for_the_first_time",
