@@ -121,10 +121,10 @@ async def test_a_reset_that_was_acknowledged_counts_in_a_queue_that_is_new_to_th
         receiver = program.delivery._receiver
         run = receiver._run
 
-        async def run_and_reset(work: Any) -> Any:
+        async def run_and_reset(work: Any, address: str) -> Any:
             """The receive has chosen, and reads."""
             receiver._run = run
-            found = await run(work)
+            found = await run(work, address)
             await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
             return found
 
