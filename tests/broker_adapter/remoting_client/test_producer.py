@@ -27,8 +27,8 @@ from tests.node.local import until
 
 from .scripted import Script, ScriptedServer, route_body, serving, stored
 
-#: No test waits for more than one time-out, which is short.
-OPTIONS = ClientOptions(request_timeout_s=0.05, timeout_s=30.0)
+#: No test waits for more than one time-out. It is long enough for a busy machine to connect and to be heard.
+OPTIONS = ClientOptions(request_timeout_s=1.0, timeout_s=30.0)
 PATIENT = ClientOptions()
 
 
