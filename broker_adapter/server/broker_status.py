@@ -14,10 +14,10 @@ from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.pop.service import DeliveryService
-from broker_adapter.processor.port import RemotingPort
 from broker_adapter.proxy.forwarding.forwarder import Forwarder
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.serving import ClientService
+from broker_adapter.remoting_door.port import RemotingPort
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics

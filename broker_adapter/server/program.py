@@ -37,13 +37,10 @@ from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.pop.service import DeliveryService, RoundLimits, Runtime, Topics
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.local_reads import LocalReads
 from broker_adapter.processor.pulls import ReadRules
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.processor.request import request_of
-from broker_adapter.processor.serving import Making, both_protocols, default_topics, remoting_port
 from broker_adapter.processor.transactions import ask_producer
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.handlers import MessagingHandlers
@@ -53,6 +50,9 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.ports import ClientPorts
 from broker_adapter.proxy.serving import ClientService, ReplicatedDirectory, client_service
+from broker_adapter.remoting_door.access import RemotingAccess
+from broker_adapter.remoting_door.local_reads import LocalReads
+from broker_adapter.remoting_door.serving import Making, both_protocols, default_topics, remoting_port
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker

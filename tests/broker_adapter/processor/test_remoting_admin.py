@@ -19,8 +19,6 @@ from broker_adapter.namesrv.remoting_bodies import DataVersion, encode_register_
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.door import ADMIN_CHANGES, ADMIN_QUERIES, RemotingDoor
-from broker_adapter.processor.port import RemotingPort
 from broker_adapter.processor.replies import ReplyProcessor
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
@@ -31,6 +29,8 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting_client.core.requests import create_topic
+from broker_adapter.remoting_door.door import ADMIN_CHANGES, ADMIN_QUERIES, RemotingDoor
+from broker_adapter.remoting_door.port import RemotingPort
 from dledger import InvalidRequest
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from broker_adapter.processor.access import NEEDS
-from broker_adapter.processor.door import ADMIN_CHANGES, CHANGES, PULLS, REPLIES, SENDS
 from broker_adapter.processor.request import ADMIN_QUERIES, READS, RemotingRequest
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_door.access import NEEDS
+from broker_adapter.remoting_door.door import ADMIN_CHANGES, CHANGES, PULLS, REPLIES, SENDS
 
 PAGE = Path(__file__).parents[3] / "docs" / "remoting.md"
 #: What nodes ask clients; of the program that imports stores of RocketMQ (docs/moving-in.md).

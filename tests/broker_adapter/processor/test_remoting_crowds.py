@@ -144,7 +144,7 @@ async def test_threads_make_the_lists_of_members(
         (bodies, "consumer_list"),
     ):
         monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
-    monkeypatch.setattr("broker_adapter.processor.door._MANY_MEMBERS", 0)
+    monkeypatch.setattr("broker_adapter.remoting_door.door._MANY_MEMBERS", 0)
     asker = Asker(await connect((await cluster.master()).remoting.address, timeout_s=10))
     said = json.loads(beat("c1", "g", "t")) | {"producerDataSet": [{"groupName": "p"}]}
     await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())

@@ -13,11 +13,11 @@ from broker_adapter.config.settings import parse_settings
 from broker_adapter.errors import AnswerMissing, ResponseCode
 from broker_adapter.namesrv.remoting_bodies import route_data
 from broker_adapter.namesrv.values import RemotingNode, Route
-from broker_adapter.processor.port import RemotingPort
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting_door.port import RemotingPort
 from broker_adapter.server.broker_status import BrokerStatus
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers

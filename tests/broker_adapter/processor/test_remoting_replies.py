@@ -12,12 +12,12 @@ import pytest
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.properties import split_properties
-from broker_adapter.processor.serving import default_topics
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting_door.serving import default_topics
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking, send_fields
 from tests.broker_adapter.processor.test_remoting_consumers import pull, records

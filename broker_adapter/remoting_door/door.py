@@ -10,7 +10,6 @@ from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
-from broker_adapter.processor.access import access_key_of
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.fields import flag, number, text
 from broker_adapter.processor.pulls import SUBSCRIPTION
@@ -24,6 +23,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor, Processor
+from broker_adapter.remoting_door.access import access_key_of
 from dledger import InvalidRequest
 
 #: Clients wait for 3 s, if they are not told otherwise: what is stored later is sent again by them.

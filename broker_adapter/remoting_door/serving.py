@@ -14,18 +14,14 @@ from broker_adapter.format.host import Host
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import admin_bodies, bodies
-from broker_adapter.processor.access import RemotingAccess
 from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.assignments import Assignments
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.door import PULLS, REPLIES, SENDS, CheckOperator, RemotingDoor
 from broker_adapter.processor.handlers import BothProtocols, Handler
 from broker_adapter.processor.imports import ImportProcessor
 from broker_adapter.processor.locks import LockProcessor
-from broker_adapter.processor.node_queries import NodeQueries
 from broker_adapter.processor.offsets import OffsetProcessor
 from broker_adapter.processor.pops import PopProcessor
-from broker_adapter.processor.port import RemotingPort
 from broker_adapter.processor.pulls import PullProcessor, ReadRules
 from broker_adapter.processor.replies import ReplyProcessor, reply_topic
 from broker_adapter.processor.request import RemotingRequest
@@ -38,6 +34,10 @@ from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch, Processor
+from broker_adapter.remoting_door.access import RemotingAccess
+from broker_adapter.remoting_door.door import PULLS, REPLIES, SENDS, CheckOperator, RemotingDoor
+from broker_adapter.remoting_door.node_queries import NodeQueries
+from broker_adapter.remoting_door.port import RemotingPort
 from broker_adapter.traffic.traffic import Traffic
 from dledger import NodeConfig, TlsFiles
 
