@@ -325,8 +325,24 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.server",
     },
     # The commands of the broker are added to those of the log.
+    "broker_adapter.cli.connect": {
+        "broker_adapter.error_advice",
+        *_BROKER_BASE,
+        "dledger.cli",
+        "broker_adapter.namesrv",
+        "broker_adapter.remoting_client",
+    },
+    "broker_adapter.cli.messages": {
+        *_BROKER_BASE,
+        "dledger.cli",
+        "broker_adapter.cli.connect",
+        "broker_adapter.namesrv",
+        "broker_adapter.remoting_client",
+    },
     "broker_adapter.cli": {
         "broker_adapter.error_advice",
+        "broker_adapter.cli.connect",
+        "broker_adapter.cli.messages",
         *_BROKER_BASE,
         "dledger.cli",
         "dledger.cli.local",

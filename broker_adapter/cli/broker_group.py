@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from broker_adapter.cli.broker_errors import error_line, exit_code_of
-from broker_adapter.cli.consume_command import consume
+from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.group_commands import group
 from broker_adapter.cli.import_command import import_
+from broker_adapter.cli.messages.consume_command import consume
+from broker_adapter.cli.messages.produce_command import produce
+from broker_adapter.cli.messages.query_command import query
 from broker_adapter.cli.mirror_command import mirror
 from broker_adapter.cli.offset_commands import offsets
-from broker_adapter.cli.produce_command import produce
-from broker_adapter.cli.query_command import query
 from broker_adapter.cli.role_command import role
 from broker_adapter.cli.status_command import status
 from broker_adapter.cli.topic_commands import topic

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.cli.broker_options import ask_broker, json_option, target_options
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.options import ask_broker, json_option, target_options
+from broker_adapter.cli.connect.target import Target
 from dledger.platform import print_json, print_table
 
 _YES = {True: "yes", False: "no"}

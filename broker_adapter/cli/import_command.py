@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from broker_adapter.classic.store_directory import Contents, StoreDirectory
-from broker_adapter.cli.broker_target import Target
-from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
+from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.moving.importer import Importer, Plan, plan_of
 from broker_adapter.moving.target import ImportTarget
 from dledger.platform import parse_servers, print_json, print_table

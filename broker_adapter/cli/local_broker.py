@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
 from dledger.cli.local.cluster_kinds import Additions, ClusterKind, KindChoice, OwnerFacts
 from dledger.cli.local.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
 from dledger.cli.local.local_cluster import REMOTING_ADDRESS
 from dledger.cli.output import human_bytes
 
-NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
 _NAMESRV = "namesrv"
 #: The NameServer's ports follow the nodes' at this distance.
 _PORT_OFFSET = 200

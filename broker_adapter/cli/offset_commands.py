@@ -7,8 +7,8 @@ from typing import NamedTuple
 import click
 
 from broker_adapter.api import QueueStats
-from broker_adapter.cli.broker_options import ask_broker, json_option, moment, target_options
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.options import ask_broker, json_option, moment, target_options
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.remoting_client import Admin, MessageQueue
 from dledger.platform import print_json, print_table
 

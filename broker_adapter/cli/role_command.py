@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.remoting_client import change_role
 from dledger.cli.client_options import TIMEOUT, tls_options
 from dledger.platform import parse_servers, tls_files

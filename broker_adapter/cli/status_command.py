@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from broker_adapter.cli.broker_options import json_option, shown_time, target_options
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.options import json_option, shown_time, target_options
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.namesrv.values import ClusterInfo
 from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds

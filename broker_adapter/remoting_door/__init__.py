@@ -1,1 +1,1 @@
-"""How requests of the remoting protocol come into a node: who may ask, what it answers itself, what goes on to the master."""
+"""How requests of the remoting protocol come into a node, and which of them it answers itself."""

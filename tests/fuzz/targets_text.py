@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from broker_adapter.cli.broker_options import parse_moment
+from broker_adapter.cli.connect.options import parse_moment
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.namesrv import config as namesrv_config
 from broker_adapter.proxy.access import accounts, signatures

@@ -8,9 +8,9 @@ from datetime import datetime
 import click
 import pytest
 
-from broker_adapter.cli.broker_errors import error_line, exit_code_of
 from broker_adapter.cli.broker_group import broker
-from broker_adapter.cli.broker_options import parse_moment, shown_time
+from broker_adapter.cli.connect.errors import error_line, exit_code_of
+from broker_adapter.cli.connect.options import parse_moment, shown_time
 from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
 from dledger.platform import Exit
 from tests.cli.test_command_line import all_commands

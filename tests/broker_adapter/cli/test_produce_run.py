@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_adapter.cli.produce_command import MessageRule
-from broker_adapter.cli.produce_run import MAX_SENDS, ProduceRun, Stored, Tally
+from broker_adapter.cli.messages.produce_command import MessageRule
+from broker_adapter.cli.messages.produce_run import MAX_SENDS, ProduceRun, Stored, Tally
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from dledger.cli.line_source import LineBatch, LineBatches
 

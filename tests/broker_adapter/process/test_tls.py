@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE
 from broker_adapter.errors import NameServerUnavailable, ResponseCode
 from broker_adapter.namesrv.client import NameServerClient

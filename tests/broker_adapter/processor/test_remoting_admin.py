@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueStats, TopicConfig
-from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.format.message import decode

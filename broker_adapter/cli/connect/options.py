@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 import click
 
-from broker_adapter.cli.broker_target import Target
-from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.remoting_client import Admin
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, tls_options
 from dledger.platform import parse_servers, tls_files
+
+#: The environment variable that names the NameServers.
+NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
 
 T = TypeVar("T")
 

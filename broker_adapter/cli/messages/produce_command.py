@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from broker_adapter.cli.broker_errors import error_line, exit_code_of
-from broker_adapter.cli.broker_options import target_options
-from broker_adapter.cli.broker_target import Target
-from broker_adapter.cli.produce_run import ProduceRun, Stored, Tally
+from broker_adapter.cli.connect.errors import error_line, exit_code_of
+from broker_adapter.cli.connect.options import target_options
+from broker_adapter.cli.connect.target import Target
+from broker_adapter.cli.messages.produce_run import ProduceRun, Stored, Tally
 from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, Status, TopicRefused
 from broker_adapter.format.java_hash import java_hash
 from broker_adapter.format.message import MAX_BODY_BYTES

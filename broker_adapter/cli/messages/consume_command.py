@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import click
 
-from broker_adapter.cli.broker_options import parse_moment, target_options
-from broker_adapter.cli.broker_target import Target
-from broker_adapter.cli.consume_run import GroupRun, Start, Stop, read_queues
-from broker_adapter.cli.message_output import give_up_stdout, write_json, write_line
+from broker_adapter.cli.connect.options import parse_moment, target_options
+from broker_adapter.cli.connect.target import Target
+from broker_adapter.cli.messages.consume_run import GroupRun, Start, Stop, read_queues
+from broker_adapter.cli.messages.message_output import give_up_stdout, write_json, write_line
 from broker_adapter.remoting_client import (
     Admin,
     ConsumeFromWhere,

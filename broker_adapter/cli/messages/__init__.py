@@ -1,0 +1,1 @@
+"""Commands that send, receive and look up messages."""
