@@ -20,7 +20,7 @@ from dledger.node.server import NodeServer
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.ports import Chunk
 from dledger.store.disk import Disk
-from tests.node.faulty_disk import FaultyDisk
+from tests.node.disk.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
 
 FILE = 64 << 10

@@ -29,10 +29,10 @@ from dledger.rpc.log_client import LogClient
 from dledger.store.api import ReservedEnd
 from dledger.store.format.batch import MAGIC_NORMAL
 from tests.node.local import GROUP, leader_of, running_nodes, until
-from tests.node.replica_world import Host, World
-from tests.node.test_admission import SMALL
-from tests.node.test_admission_queue import Room
 from tests.node.test_bad_days import read_all
+from tests.replica.replica_world import Host, World
+from tests.replica.test_admission import SMALL
+from tests.replica.test_admission_queue import Room
 
 
 class Filler:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dledger.node.setup.libraries import configure_libraries
 from dledger.store.disk import Buffer
-from tests.node.faulty_disk import FaultyDisk
+from tests.node.disk.faulty_disk import FaultyDisk
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ import pytest
 from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
 from tests.core import test_commit_stall, test_installed_base
-from tests.node import test_disk_reports, test_log_state, test_owner, test_rebuilding, test_replica
+from tests.node import test_owner
+from tests.node.disk import test_disk_reports
+from tests.replica import test_log_state, test_rebuilding, test_replica
 from tests.rpc import test_peer_service
 from tests.seed_records import SeedRecords
 from tests.sim import (

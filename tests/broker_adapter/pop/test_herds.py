@@ -20,7 +20,7 @@ from dledger.turns import MOST_WOKEN, wake_queue
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.pop.test_node import bodies, send
 from tests.node.local import until
-from tests.node.test_turns import Turns
+from tests.node.loop.test_turns import Turns
 
 GROUPS = 2_000
 #: A turn of the loop may take what the one before has left.

@@ -23,7 +23,7 @@ from dledger.rpc import append_service
 from dledger.rpc.append_service import AppendService, small_append_of
 from dledger.rpc.ports import ServiceLimits
 from dledger.v1 import log_pb2 as log
-from tests.node.test_turns import Turns
+from tests.node.loop.test_turns import Turns
 
 _CLIENTS, _EACH = 16, 3
 

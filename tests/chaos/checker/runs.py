@@ -14,22 +14,21 @@ from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
 from chaos.trace.parquet import convert
 from chaos.trace.schema import FIELDS, RAW_DIR, Kind
-from tests.chaos.checker import (
-    claim_mutations,
-    field_mutations,
-    group_mutations,
-    hostile_mutations,
-    kind_mutations,
-    more_mutations,
-    receive_mutations,
-    request_mutations,
-    retention_mutations,
-    sync_mutations,
-    whole_mutations,
-)
-from tests.chaos.checker.foreign_cases import CASES, padded, write_history
-from tests.chaos.checker.mutations import MUTATIONS
+from tests.chaos.checker.foreign.foreign_cases import CASES, padded, write_history
+from tests.chaos.checker.mutations import claim as claim_mutations
+from tests.chaos.checker.mutations import field as field_mutations
+from tests.chaos.checker.mutations import group as group_mutations
+from tests.chaos.checker.mutations import hostile as hostile_mutations
+from tests.chaos.checker.mutations import kind as kind_mutations
+from tests.chaos.checker.mutations import more as more_mutations
+from tests.chaos.checker.mutations import receive as receive_mutations
+from tests.chaos.checker.mutations import request as request_mutations
+from tests.chaos.checker.mutations import retention as retention_mutations
+from tests.chaos.checker.mutations import sync as sync_mutations
+from tests.chaos.checker.mutations import whole as whole_mutations
+from tests.chaos.checker.mutations.base import MUTATIONS
 
+#: Modules that add to MUTATIONS when they are imported.
 assert claim_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
 assert receive_mutations and request_mutations and retention_mutations

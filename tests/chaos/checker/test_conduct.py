@@ -20,8 +20,8 @@ from chaos.checker.intake import take_in
 from chaos.checker.synthetic import clean_trace
 from chaos.trace.parquet import convert
 from chaos.trace.schema import RAW_DIR
+from tests.chaos.checker.running.test_command import planted, run_command
 from tests.chaos.checker.runs import HISTORIES
-from tests.chaos.checker.test_command import planted, run_command
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -15,7 +15,7 @@ from chaos.plans.scenario import TAKING
 from chaos.trace.schema import Ev
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine
-from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
+from tests.chaos.checker.mutations.base import MUTATIONS, Mutation, lines
 from tests.chaos.checker.runs import for_spark
 
 pytestmark = pytest.mark.xdist_group("spark")

@@ -18,7 +18,7 @@ from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Transactions
 from chaos.workloads.spec import LoadSpec
-from tests.chaos.load_world import Lines, World
+from tests.chaos.workloads.load_world import Lines, World
 
 TOPICS = Topics.of(2, 3)
 NOW_MS = 1_700_000_000_250

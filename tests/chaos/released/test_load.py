@@ -21,7 +21,7 @@ from chaos.workloads.released.pushed import PushMember
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Transactions
 from chaos.workloads.spec import LoadSpec
-from tests.chaos.load_world import World
+from tests.chaos.workloads.load_world import World
 
 TOPICS = Topics.of(2, 3)
 SHARED, IN_ORDER, TAGGED = GROUPS

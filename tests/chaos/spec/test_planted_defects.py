@@ -8,7 +8,7 @@ import pytest
 
 from chaos.spec.reading import read_trace
 from chaos.spec.walk import Verdict, walk
-from tests.chaos.checker.mutations import MUTATIONS, Mutation
+from tests.chaos.checker.mutations.base import MUTATIONS, Mutation
 from tests.chaos.checker.runs import short_trace
 
 #: Of R14 to R16 the specification knows nothing: faults, files in the end, and the evidence of syncs.
