@@ -13,7 +13,7 @@ from broker_adapter.format.message import decode
 from broker_adapter.server.program import BrokerProgram
 from dledger import NodeConfig
 from dledger.platform import parse_config
-from tests.node.local import CLUSTER, GROUP, until
+from tests.node.local import CLUSTER, GROUP, PATIENT, first_leader, until
 from tests.process.cluster import free_ports
 
 #: Small enough that a test sees files end; the index as small as its layout allows.
@@ -24,7 +24,6 @@ SMALL: dict[str, Any] = {
     "checkpoint_ms": 200,
     "default_queues": 2,
 }
-FAST: dict[str, Any] = {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}
 
 
 class BrokerCluster:
@@ -53,7 +52,7 @@ class BrokerCluster:
                 "cluster_id": CLUSTER,
                 "group": GROUP,
                 "members": self.members,
-                "timing": FAST,
+                "timing": PATIENT,
                 **({"tls": self._tls_of[node_id]} if self._tls_of else {}),
                 **self._more,
             }
@@ -131,6 +130,7 @@ async def brokers(
         init_directory(folder / node_id, Identity(CLUSTER, GROUP, node_id, data_file_size=data_file_size))
     try:
         await cluster.start()
+        await first_leader([program.node for program in cluster.programs.values()])
         await cluster.master()
         yield cluster
     finally:

@@ -12,11 +12,11 @@ from broker_adapter.errors import BrokerError, NotMaster, Status
 from broker_adapter.format.message import decode
 from broker_adapter.store.dispatcher import Dispatcher
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
-from tests.node.local import PATIENT, until
+from tests.node.local import until
 
 
 async def test_a_message_is_in_one_queue_of_every_broker_once_it_was_answered(tmp_path: Path) -> None:
-    async with brokers(tmp_path, timing=PATIENT) as cluster:
+    async with brokers(tmp_path) as cluster:
         master = await cluster.master()
         result = await master.broker.send("orders", messages("a", "b", "c"), queue_id=1)
         assert (result.queue_id, result.queue_offset, len(result.offset_ids)) == (1, 0, 3)
@@ -30,7 +30,7 @@ async def test_a_message_is_in_one_queue_of_every_broker_once_it_was_answered(tm
 
 
 async def test_only_the_master_takes_messages_and_others_name_it(tmp_path: Path) -> None:
-    async with brokers(tmp_path, timing=PATIENT) as cluster:
+    async with brokers(tmp_path) as cluster:
         master = await cluster.master()
         assert len(cluster.masters) == 1
         for program in cluster.programs.values():
@@ -41,7 +41,7 @@ async def test_only_the_master_takes_messages_and_others_name_it(tmp_path: Path)
 
 
 async def test_messages_offsets_and_topics_survive_the_master(tmp_path: Path) -> None:
-    async with brokers(tmp_path, timing=PATIENT) as cluster:
+    async with brokers(tmp_path) as cluster:
         old = await cluster.master()
         await old.broker.put_topic(TopicConfig("orders", read_queues=3, write_queues=3))
         for n in range(60):
@@ -63,7 +63,7 @@ async def test_messages_offsets_and_topics_survive_the_master(tmp_path: Path) ->
 
 
 async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> None:
-    async with brokers(tmp_path, timing=PATIENT) as cluster:
+    async with brokers(tmp_path) as cluster:
         master = await cluster.master()
         await master.broker.send("orders", messages("first"), queue_id=0)
         slave = next(p for p in cluster.programs.values() if p is not master)
@@ -156,7 +156,7 @@ async def test_a_restart_goes_on_from_the_checkpoint_and_the_log(tmp_path: Path)
 
 
 async def test_members_of_a_group_share_its_queues_and_a_stale_commit_is_refused(tmp_path: Path) -> None:
-    async with brokers(tmp_path, timing=PATIENT) as cluster:
+    async with brokers(tmp_path) as cluster:
         master = await cluster.master()
         broker = master.broker
         await broker.put_topic(TopicConfig("orders", read_queues=4, write_queues=4))

@@ -25,7 +25,7 @@ from tests.node.local import until
 #: Messages at least, and so many when the masters have come and gone.
 COUNT, AFTERWARDS, QUEUES = 150, 50, 3
 OPTIONS = ClientOptions(
-    timeout_s=20.0,
+    timeout_s=60.0,
     poll_name_server_s=0.2,
     heartbeat_broker_s=0.2,
     avoid_broker_s=0.5,
@@ -34,7 +34,7 @@ CONSUMING = ConsumeSettings(
     is_ordered=True,
     suspend_s=0.05,
     lock_interval_s=0.2,
-    lock_live_s=0.5,
+    lock_live_s=1.5,
     pull_retry_s=0.05,
     commit_interval_s=0.02,
 )
@@ -46,7 +46,7 @@ async def world(folder: Path, count: int) -> AsyncIterator[tuple[BrokerCluster, 
     """Brokers, and the address of a NameServer that knows their master."""
     async with name_server(folder / "namesrv", remoting_listen="127.0.0.1:0") as server:
         # Locks are short: those of a member whose farewell went to an old master are waited for.
-        door = {"remoting": {**LISTEN["remoting"], "lock_live_ms": 1_000}}
+        door = {"remoting": {**LISTEN["remoting"], "lock_live_ms": 3_000}}
         settings = {**door, "namesrv": [server.address], "default_queues": QUEUES}
         async with brokers(folder, count, settings=settings) as cluster:
             yield cluster, server.remoting_address
@@ -63,11 +63,11 @@ class Reading:
         self.seen += [(one.queue.queue_id, one.queue_offset, one.body) for one in messages]
 
     async def to_the_end(self) -> None:
-        await until(lambda: len({body for _, _, body in self.seen}) == self.total, within_s=60)
+        await until(lambda: len({body for _, _, body in self.seen}) == self.total)
 
     async def progress(self, count: int) -> None:
         goal = len(self.seen) + count
-        await until(lambda: len(self.seen) >= goal, within_s=30)
+        await until(lambda: len(self.seen) >= goal)
 
     def first_of(self, queue_id: int) -> dict[int, bytes]:
         """Each offset of a queue, in the order in which it was handed out first."""

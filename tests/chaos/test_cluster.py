@@ -22,13 +22,11 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FAST = {"timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
     folder = tmp_path_factory.mktemp("chaos")
-    async with await ChaosCluster.create(folder, rng=Random(1), settings=FAST) as running:
+    async with await ChaosCluster.create(folder, rng=Random(1)) as running:
         yield running
 
 
@@ -130,7 +128,7 @@ async def test_all_nodes_at_once(cluster: ChaosCluster) -> None:
 
 
 async def test_brokers_find_each_other_and_the_name_server_over_links(tmp_path: Path) -> None:
-    async with await ChaosCluster.create(tmp_path, kind="broker", rng=Random(1), settings=FAST) as cluster:
+    async with await ChaosCluster.create(tmp_path, kind="broker", rng=Random(1)) as cluster:
         assert cluster.namesrv
         leader = (await cluster.wait_healthy()).node_id
         await until(lambda: cluster.links.counters((leader, "namesrv")).passed_bytes > 0)

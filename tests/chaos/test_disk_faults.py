@@ -29,8 +29,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FAST = {
-    "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600},
+SMALL = {
     "limits": {"max_batch_bytes": 64 << 10, "max_body_bytes": 32 << 10},
 }
 
@@ -38,7 +37,7 @@ FAST = {
 @asynccontextmanager
 async def with_injection(folder: Path) -> AsyncIterator[ChaosCluster]:
     made = ChaosCluster.create(
-        folder, rng=Random(1), settings=FAST, fault_injection=True, data_file_size=128 << 10
+        folder, rng=Random(1), settings=SMALL, fault_injection=True, data_file_size=128 << 10
     )
     async with await made as running:
         yield running
@@ -75,12 +74,12 @@ class Load:
     async def progress(self, count: int = 20) -> None:
         """Wait until so many more are acknowledged."""
         until = len(self.stored) + count
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(self.stored) < until:
                 await asyncio.wait([self._task], timeout=0.01)
 
     async def _run(self) -> None:
-        async with AsyncClient(self._cluster.addresses, timeout=2, session=False) as client:
+        async with AsyncClient(self._cluster.addresses, timeout=10, session=False) as client:
             while True:
                 try:
                     self.stored.append((await client.append(b"x" * 500)).index)

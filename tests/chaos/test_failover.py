@@ -16,17 +16,13 @@ from chaos.cli.failover_plot import PLOT_FILE, histogram, svg_plot
 from chaos.failover import HOWS, FailoverMeasurement, How, Outage, quantile
 from dledger.errors import ConfigError
 
-FAST = {"timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
-
 
 @pytest.mark.process
 @pytest.mark.xdist_group("chaos-failover")
 @pytest.mark.parametrize("how", HOWS)
 async def test_each_way_takes_the_leader_away_and_another_one_answers(tmp_path: Path, how: How) -> None:
     noted: list[Outage] = []
-    measurement = FailoverMeasurement(
-        tmp_path / "run", kills=2, how=how, seed=1, settings=FAST, note=noted.append
-    )
+    measurement = FailoverMeasurement(tmp_path / "run", kills=2, how=how, seed=1, note=noted.append)
     outages = await measurement.run()
     assert outages == noted and len(outages) == 2
     for outage in outages:

@@ -31,8 +31,6 @@ from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError
 
-FAST = {"timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
-
 
 def test_each_kind_is_known_to_scenarios_the_trace_and_the_process() -> None:
     assert set(get_args(HostileKind)) == set(HOSTILE) == set(KINDS)
@@ -147,7 +145,6 @@ async def test_good_clients_are_served_beside_hostile_ones(tmp_path: Path) -> No
         name="short-hostile",
         title="x",
         seconds=7,
-        settings=FAST,
         load=load,
         hostile=steps,
         most_server_mib=700,

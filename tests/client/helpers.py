@@ -18,7 +18,7 @@ async def cluster_and_client(size: int = 3, **options: Any) -> AsyncIterator[tup
         yield cluster, client
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Let others run until `condition` holds."""
     async with asyncio.timeout(seconds):
         while not condition():

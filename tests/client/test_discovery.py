@@ -74,7 +74,7 @@ async def test_no_leader_in_time_is_not_leader() -> None:
     async with cluster_and_client(3) as (cluster, client):
         cluster.lead(None)
         with pytest.raises(NotLeader):
-            await client.leader(timeout=0.05)
+            await client.leader(timeout=1.0)
 
 
 async def test_leadership_is_handed_over_and_followed() -> None:

@@ -56,7 +56,7 @@ async def test_a_refusal_that_lasts_is_raised_as_what_it_is() -> None:
     async with cluster_and_client(1, session=False) as (cluster, client):
         server = cluster.servers[0]
         server.answers.append(refuse(Code.LEADER_TRANSFERRING))
-        append = asyncio.create_task(client.append(b"a", timeout=0.2))
+        append = asyncio.create_task(client.append(b"a", timeout=1.0))
         await until(lambda: bool(server.requests))
         cluster.lead(None)
         with pytest.raises(NotLeader) as failed:
@@ -100,7 +100,7 @@ async def test_a_call_that_shared_a_rejected_batch_is_stored() -> None:
 
 
 async def test_a_silent_leader_that_was_replaced_leaves_its_batches_undecided() -> None:
-    async with cluster_and_client(3, session=False, stall_timeout=0.05) as (cluster, client):
+    async with cluster_and_client(3, session=False, stall_timeout=1.0) as (cluster, client):
         old, new, _ = cluster.servers
         await client.append(b"a")
         old.gate.clear()
@@ -118,7 +118,7 @@ async def test_a_server_that_is_down_refuses_for_certain() -> None:
     async with cluster_and_client(1, session=False) as (cluster, client):
         await cluster.servers[0].kill()
         with pytest.raises(NotLeader):
-            await client.append(b"a", timeout=0.1)
+            await client.append(b"a", timeout=1.0)
 
 
 async def test_a_cancelled_append_that_still_waits_is_not_sent() -> None:

@@ -88,7 +88,7 @@ async def test_a_read_that_no_server_can_confirm_fails_in_time() -> None:
         for server in cluster.servers:
             server.read_error = Code.READ_NOT_CONFIRMED
         with pytest.raises(ReadFailed) as failed:
-            async with aclosing(client.read(timeout=0.1)) as entries:
+            async with aclosing(client.read(timeout=1.0)) as entries:
                 await anext(entries)
         assert failed.value.code == Code.READ_NOT_CONFIRMED
 
@@ -124,7 +124,7 @@ async def test_damage_on_every_server_is_an_error() -> None:
         fill(cluster, 10)
         cluster.servers[0].corrupt_reads = True
         with pytest.raises(StorageError):
-            async with aclosing(client.read(timeout=0.1)) as entries:
+            async with aclosing(client.read(timeout=1.0)) as entries:
                 await anext(entries)
 
 
@@ -156,7 +156,7 @@ async def test_follow_survives_the_death_of_nodes_without_gap_or_repeat() -> Non
 
 
 async def test_follow_leaves_a_paused_server() -> None:
-    async with cluster_and_client(3, stall_timeout=0.05) as (cluster, client):
+    async with cluster_and_client(3, stall_timeout=1.0) as (cluster, client):
         fill(cluster, 3)
         async with aclosing(client.follow(0)) as entries:
             got = [(await anext(entries)).body for _ in range(3)]
@@ -173,7 +173,7 @@ async def test_follow_stays_with_a_healthy_server_that_has_nothing_new() -> None
         async with aclosing(client.follow(0)) as entries:
             await anext(entries)
             coming = asyncio.ensure_future(anext(entries))
-            done, _ = await asyncio.wait([coming], timeout=0.1)
+            done, _ = await asyncio.wait([coming], timeout=1.0)
             assert not done
             cluster.log.add(1, b"x")
             assert (await coming).body == b"x"
@@ -223,4 +223,4 @@ async def test_read_index_follows_the_leader() -> None:
         assert await client.read_index() == 3
         cluster.lead(None)
         with pytest.raises(ReadFailed):
-            await client.read_index(timeout=0.05)
+            await client.read_index(timeout=1.0)

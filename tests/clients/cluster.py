@@ -42,7 +42,7 @@ class ClientCluster:
     def last(self) -> str:
         return max(self.local.node_ids, key=self.address)
 
-    def master(self, *, other_than: str = "", seconds: float = 60.0) -> str:
+    def master(self, *, other_than: str = "", seconds: float = 120.0) -> str:
         """The node whose broker takes messages; waits for it."""
 
         def found(nodes: object) -> LocalNode | None:

@@ -20,7 +20,7 @@ from dledger.node.owner_status import OwnerStatus
 from dledger.platform import GrpcService
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.transport.channels import open_channel
-from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
+from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports
 
 ECHO = "test.v1.Echo"
@@ -133,7 +133,7 @@ def owners_seen(leader: NodeServer) -> list[tuple[int, bool]]:
 
 
 async def test_leadership_is_left_to_the_owner_that_lags_least(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         leader = leader_of(servers)
         one, other = (s for s in servers if s is not leader)
         await until(lambda: all(f.push_state == "APPEND" for f in leader.node_status().followers))
@@ -150,7 +150,7 @@ async def test_leadership_is_left_to_the_owner_that_lags_least(tmp_path: Path) -
 
 
 async def test_a_leader_that_lags_no_more_than_the_others_keeps_leadership(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         leader = leader_of(servers)
         await until(lambda: all(f.push_state == "APPEND" for f in leader.node_status().followers))
         for server in servers:

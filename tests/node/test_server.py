@@ -14,7 +14,7 @@ from dledger.errors import Code, DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.transport.channels import open_channel
 from dledger.store.disk_store import DiskLogStore
-from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
+from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports
 
 
@@ -89,7 +89,7 @@ async def test_health_and_reflection(tmp_path: Path) -> None:
 
 
 async def test_linearizable_reads_on_every_node(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         await until(lambda: all(s.node_status().leader_id for s in servers))
         leader = leader_of(servers)
         clients = [LogClient(s.address, GROUP) for s in servers]
@@ -108,7 +108,7 @@ async def test_linearizable_reads_on_every_node(tmp_path: Path) -> None:
 
 
 async def test_a_leader_that_stops_hands_over_first(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         await until(lambda: all(f.connected for f in leader_of(servers).node_status().followers))
         leader = leader_of(servers)
         others = [s for s in servers if s is not leader]

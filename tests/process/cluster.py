@@ -146,7 +146,7 @@ class ProcessCluster:
             self.signal(node, signal.SIGKILL)
         await asyncio.gather(*(self._ends[node] for node in nodes))
 
-    async def stop(self, node: str, within_s: float = 60.0) -> int:
+    async def stop(self, node: str, within_s: float = 120.0) -> int:
         """SIGTERM; the exit code."""
         if not self._ends[node].done():
             self.signal(node, signal.SIGTERM)
@@ -156,7 +156,7 @@ class ProcessCluster:
         """From now on the end of this node is no surprise."""
         self._expected_down.add(node)
 
-    async def ended(self, node: str, within_s: float = 60.0) -> int:
+    async def ended(self, node: str, within_s: float = 120.0) -> int:
         """The exit code, once the node has ended."""
         async with asyncio.timeout(within_s):
             return await asyncio.shield(self._ends[node])
@@ -195,7 +195,7 @@ class ProcessCluster:
         condition: Callable[[dict[str, NodeStatus]], T | None],
         *,
         nodes: Sequence[str] | None = None,
-        within_s: float = 60.0,
+        within_s: float = 120.0,
     ) -> T:
         """The first true result of `condition(statuses of the nodes that answer)`. A condition that looks
         for a node that does not answer just now is not met."""
@@ -215,7 +215,7 @@ class ProcessCluster:
         except TimeoutError:
             raise AssertionError(f"not reached within {within_s} s; last seen: {seen}") from None
 
-    async def leader(self, *, nodes: Sequence[str] | None = None, within_s: float = 60.0) -> str:
+    async def leader(self, *, nodes: Sequence[str] | None = None, within_s: float = 120.0) -> str:
         """The node that leads in the highest term known, followed by a majority."""
         need = len(self.members) // 2 + 1
 
@@ -228,7 +228,7 @@ class ProcessCluster:
 
         return await self.wait_for(agreed, nodes=nodes, within_s=within_s)
 
-    async def settle(self, within_s: float = 60.0) -> int:
+    async def settle(self, within_s: float = 120.0) -> int:
         """Until all nodes have committed the same log and have it on their disks. Its last index."""
 
         def equal(seen: dict[str, NodeStatus]) -> NodeStatus | None:

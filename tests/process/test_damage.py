@@ -13,6 +13,7 @@ from dledger.status.model import NodeStatus
 from dledger.store.disk import OsDisk
 from dledger.store.format.layout import NodePaths
 from dledger.store.state_files import read_hard_state
+from tests.node.local import PATIENT
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-damage")]
 
 FILE = 256 << 10
 SETTINGS: dict[str, Any] = {
-    "timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000},
+    "timing": PATIENT,
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10},
 }
 

@@ -13,6 +13,7 @@ from dledger.status.model import NodeStatus
 from dledger.store.disk import OsDisk
 from dledger.store.format.layout import NodePaths
 from dledger.store.state_files import read_base
+from tests.node.local import PATIENT
 from tests.process.cluster import ProcessCluster
 from tests.process.workload import Workload, others
 
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-kills")]
 FILE = 64 << 10
 #: Purges all the time: files are small, and the leader looks for something to purge ten times a second.
 PURGING: dict[str, Any] = {
-    "timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000},
+    "timing": PATIENT,
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10},
     "retention": {"max_bytes": 2 * FILE, "hold_bytes": 0, "check_interval": "100ms"},
 }
@@ -51,7 +52,7 @@ def purging(folder: Path) -> ProcessCluster:
 async def killed(cluster: ProcessCluster, node: str, load: Workload, point: str) -> None:
     """`node` dies at this point, and clients go on."""
     assert await cluster.ended(node, 60) == -signal.SIGKILL, point
-    await load.progress(50, within_s=30)
+    await load.progress(50)
     cluster.inject(node)
 
 
@@ -67,7 +68,7 @@ async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
                 cluster.inject(victim, die_at=point)
                 await killed(cluster, victim, load, point)
                 await cluster.start([victim])
-                await load.progress(100, within_s=30)
+                await load.progress(100)
         await load.assert_kept()
         assert min(cluster.data_begin(node) for node in cluster.members) > 0
 
@@ -79,7 +80,7 @@ async def test_kills_in_the_middle_of_a_new_base(tmp_path: Path) -> None:
         victim = others(cluster, await cluster.leader())[0]
         async with Workload(cluster, at_once=16, size=500) as load:
             for point in OF_BASES:
-                await load.progress(100, within_s=30)
+                await load.progress(100)
                 status = await cluster.wait_for(lambda seen: seen.get(victim))
                 await cluster.kill(victim)
 

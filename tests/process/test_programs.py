@@ -24,7 +24,7 @@ async def test_a_program_begins_after_its_node_and_ends_before_it(tmp_path: Path
         await cluster.leader()
         async with AsyncClient(cluster.addresses, group=GROUP) as client:
             await client.append(put_command("colour", "blue"))
-        assert await cluster.stop("n1", within_s=20) == 0
+        assert await cluster.stop("n1") == 0
         log = cluster.log_of("n1")
         assert f"hello begins on {cluster.members['n1']}" in log
         assert "hello ends with blue" in log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ from tests.process.workload import Workload, others
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-stuck-disks")]
 
-ELECTION_MAX_MS = 2000
-#: As a node has them if nothing is configured; fsync_stall_ms is then two election_max_ms.
-DEFAULTS: dict[str, Any] = {}
-FAST: dict[str, Any] = {"timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}}
-
-#: Long time-outs, so that a busy machine costs no leadership, and a short patience with disks: a checkpoint,
-#: which is several syncs, takes longer than that, and there are many.
+#: fsync_stall_ms is two election_max_ms if nothing is configured.
+USUAL: dict[str, Any] = {"timing": PATIENT}
+#: Long time-outs, so that a busy machine costs no leadership, and a short patience with disks.
+BRISK: dict[str, Any] = {"timing": {**PATIENT, "fsync_stall_ms": 2000}}
+#: A checkpoint, which is several syncs, takes longer than the patience, and there are many.
 SHARED: dict[str, Any] = {
     "timing": {**PATIENT, "fsync_stall_ms": 1000, "checkpoint_ms": 500},
 }
@@ -53,19 +50,17 @@ async def bodies_at(cluster: ProcessCluster, node: str, load: Workload, *, linea
 
 
 async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=DEFAULTS, fault_injection=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=USUAL, fault_injection=True) as cluster:
         await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster, pause_s=0.02) as load:
             await load.progress(200)
             before = await cluster.wait_for(lambda seen: seen.get(old))
-            loop = asyncio.get_running_loop()
             cluster.inject(old, stuck=True)
-            began = loop.time()
             new = await cluster.leader(nodes=others(cluster, old))
             await load.progress(50)
-            took = loop.time() - began
-            assert took < 3 * ELECTION_MAX_MS / 1000, f"another leader served after {took:.1f} s"
+            status = await cluster.wait_for(lambda seen: seen.get(old))
+            assert 0 < stuck_for_s(status) < 30, "another leader serves while it is stuck"
 
             first = [load.body(load.acknowledged[min(load.acknowledged)])]
             assert await bodies_at(cluster, old, load, linearizable=False) == first
@@ -75,7 +70,7 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
             assert caught.value.code is Code.READ_NOT_CONFIRMED
             async with AsyncClient(cluster.addresses, group=GROUP, session=False) as client:
                 assert [e.body async for e in client.read(min(load.acknowledged), 1)] == first
-            await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 30, within_s=40)
+            await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 30)
             status = await cluster.wait_for(lambda seen: seen.get(old))
             assert (status.role, status.leader_id) == ("FOLLOWER", new)
             assert "disk-stalled" in [event.cause for event in status.elections]
@@ -90,14 +85,14 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
 
 
 async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=FAST, fault_injection=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=BRISK, fault_injection=True) as cluster:
         await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster) as load:
             await load.progress(100)
             cluster.inject(old, stuck=True)
             await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 1)
-            assert await cluster.stop(old, within_s=20) == 1
+            assert await cluster.stop(old) == 1
             assert "stopping without it" in cluster.log_of(old)
             await load.progress(100)
             cluster.inject(old)
@@ -109,7 +104,7 @@ async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tm
 
 @pytest.mark.long
 async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    async with ProcessCluster(tmp_path, settings=FAST, fault_injection=True) as cluster:
+    async with ProcessCluster(tmp_path, settings=BRISK, fault_injection=True) as cluster:
         await cluster.settle()
         (node, *_) = others(cluster, await cluster.leader())
         await cluster.kill(node)
@@ -117,7 +112,7 @@ async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: 
         await cluster.start([node])
         held = cluster.folder / node / "lock"
         await cluster.wait_for(lambda seen: held.read_text() == f"{cluster.processes[node].pid}\n")
-        assert await cluster.stop(node, within_s=20) == 1
+        assert await cluster.stop(node) == 1
         assert "stopping without it" in cluster.log_of(node)
         cluster.inject(node)
         await cluster.start([node])

@@ -18,7 +18,7 @@ from dledger.status.model import NodeStatus
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import decode_entries
 from examples.kv import KeyValueStore, get, put_command
-from tests.node.local import until
+from tests.node.local import PATIENT, until
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-upkeep")]
 
 FILE = 64 << 10
 SMALL: dict[str, Any] = {
-    "timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000},
+    "timing": PATIENT,
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10},
 }
 
@@ -83,7 +83,7 @@ async def test_entries_older_than_max_age_go_and_readers_learn_the_new_begin(tmp
             def aged(seen: Seen) -> bool:
                 return len(seen) == 3 and all(s.ledger_begin_index > early for s in seen.values())
 
-            await cluster.wait_for(aged, within_s=40)
+            await cluster.wait_for(aged)
             status = await cluster.wait_for(lambda seen: next(iter(seen.values())))
             assert status.ledger_end_index - status.ledger_begin_index > 200, "what is young stays"
             async with client_of(cluster, session=False) as client:

@@ -111,13 +111,13 @@ class Workload:
             async with asyncio.timeout(self._pause_s):
                 await self._stopped.wait()
 
-    async def progress(self, more: int, within_s: float = 60.0) -> None:
+    async def progress(self, more: int, within_s: float = 120.0) -> None:
         """Until `more` further entries have been acknowledged."""
         goal = len(self.acknowledged) + more
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(lambda: len(self.acknowledged) >= goal)
 
-    async def refusals(self, more: int, code: Code, within_s: float = 60.0) -> None:
+    async def refusals(self, more: int, code: Code, within_s: float = 120.0) -> None:
         """Until `more` further entries have been refused for this reason."""
         goal = self._refused_for(code) + more
         async with asyncio.timeout(within_s), self._changed:

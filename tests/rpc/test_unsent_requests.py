@@ -64,7 +64,7 @@ async def answers(address: str) -> None:
 @pytest.mark.parametrize("sent", [b"", half_of(1000), half_of(4 << 20)])
 async def test_a_call_whose_request_does_not_come_in_time_is_ended(path: str, sent: bytes) -> None:
     hits: list[int] = []
-    async with served(UnsentRequests(lambda: hits.append(1), timeout_s=0.3)) as address:
+    async with served(UnsentRequests(lambda: hits.append(1), timeout_s=1.0)) as address:
         client = await RawClient.connect(address)
         streams = [client.begin(path) for _ in range(3)]
         await asyncio.gather(*[client.send(stream, sent) for stream in streams])
@@ -114,7 +114,7 @@ async def test_young_calls_are_no_reason_to_end_one_however_many_come_together()
 
 
 async def test_streams_of_requests_may_be_silent() -> None:
-    unsent = UnsentRequests(most=1, timeout_s=0.05, long_s=0)
+    unsent = UnsentRequests(most=1, timeout_s=1.0, long_s=0)
     async with served(unsent) as address, open_channel(address) as channel:
         call = channel.stream_stream(OPEN)()
         assert await channel.unary_unary(UNARY)(b"x") == b"x"
@@ -144,13 +144,13 @@ async def test_clients_that_hang_up_before_their_request_leave_no_trace() -> Non
 
 
 async def test_ports_for_clients_alone_end_such_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "UnsentRequests", partial(UnsentRequests, timeout_s=0.05))
+    monkeypatch.setattr(host, "UnsentRequests", partial(UnsentRequests, timeout_s=1.0))
     served_here = GrpcHost({}, others=[GrpcService("test.Echo", echo())])
     await served_here.start("127.0.0.1:0")
     try:
         client = await RawClient.connect(served_here.address)
         streams = [client.begin(UNARY), client.begin("/grpc.health.v1.Health/Check")]
-        await until(lambda: client.ended == set(streams), 20)
+        await until(lambda: client.ended == set(streams))
         await answers(served_here.address)
         await client.close()
     finally:

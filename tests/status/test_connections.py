@@ -102,7 +102,7 @@ async def test_a_connection_that_is_kept_alive_is_closed_after_the_idle_time() -
 
 
 async def test_the_next_request_of_a_connection_has_the_time_of_a_head() -> None:
-    async with serving(limits=ConnectionLimits(head_s=0.05, idle_s=3600)) as port:
+    async with serving(limits=ConnectionLimits(head_s=1.0, idle_s=3600)) as port:
         reader, writer = await port.connect()
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b'{"ok":true}\n')

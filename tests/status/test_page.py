@@ -16,7 +16,7 @@ from tests.status.fakes import FakeSource, make_election, make_follower, make_st
 pytestmark = [pytest.mark.browser, needs_browser]
 
 # Generous: a page that polls each second, on a machine that does other things too.
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")

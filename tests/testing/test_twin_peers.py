@@ -45,7 +45,7 @@ from dledger.testing import QUIET, Simulation
 from dledger.testing.peer_transport import SimTransport
 from tests.node.local import until
 
-PATIENT_S = 5.0
+PATIENT_S = 60.0
 SHORT_S = 0.2
 STREAM = 7
 MEMBERS = ("n0", "n1", "n2")

@@ -70,7 +70,7 @@ async def test_an_old_certificate_expires_and_nobody_notices(
         replace(app_old, world.files("app", hosts=(), folder="new"))
         await until(lambda: caplog.text.count("TLS files reloaded") >= len(NODES))
         await client.append(b"between")
-        await until(lambda: time.time() > expiry + 1, within_s=short + 5)
+        await until(lambda: time.time() > expiry + 1)
         await client.append(b"after")
         assert terms(servers) == before, "no election"
         for server in servers:
@@ -88,7 +88,7 @@ async def test_an_old_certificate_expires_and_nobody_notices(
         await back.start()
         servers.append(back)
         leader = next(s for s in servers if s.node_status().is_leader)
-        await until(lambda: link_is_up(leader, node), within_s=20)
+        await until(lambda: link_is_up(leader, node))
         # The client's own connection to it is gone; only its new certificate gets it another one.
         local = client.read(mode="local", server=back.address)
         assert [entry.body async for entry in local][:1] == [b"before"]

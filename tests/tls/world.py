@@ -82,8 +82,8 @@ async def running(*servers: NodeServer) -> AsyncIterator[list[NodeServer]]:
         for server in servers:
             await server.start()
             started.append(server)
-        await until(lambda: all(s.node_status().leader_id for s in servers), within_s=30)
-        await until(lambda: len(terms(servers)) == 1, within_s=30)
+        await until(lambda: all(s.node_status().leader_id for s in servers))
+        await until(lambda: len(terms(servers)) == 1)
         yield started
     finally:
         for server in started:

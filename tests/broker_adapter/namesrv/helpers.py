@@ -57,7 +57,7 @@ async def name_server(folder: Path, **settings: Any) -> AsyncIterator[NameServer
         await process.stop()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
     """Let the event loop run until the condition holds."""
     async with asyncio.timeout(within_s):
         while not condition():

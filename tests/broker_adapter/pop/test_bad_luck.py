@@ -176,7 +176,7 @@ async def test_what_never_reached_its_client_comes_again_though_the_client_lives
 
 
 async def test_what_has_reached_its_client_is_renewed_while_it_lives(tmp_path: Path) -> None:
-    async with brokers(tmp_path, 1, {"delivery": {"invisible_ms": 400}}) as cluster:
+    async with brokers(tmp_path, 1, {"delivery": {"invisible_ms": 2_000}}) as cluster:
         program = await cluster.master()
         delivery = program.delivery
         await send(program, "a")

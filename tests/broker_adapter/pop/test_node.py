@@ -148,10 +148,10 @@ async def test_a_receive_that_ends_without_messages_leaves_times_to_the_next_one
         await delivery.send("t", message("a"), message_id="a")
         (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
         receive = partial(delivery.receive, "g", "t", client_id="c")
-        first = asyncio.create_task(receive(wait_ms=500))
+        first = asyncio.create_task(receive(wait_ms=2_000))
         second = asyncio.create_task(receive(wait_ms=50_000))
         await until(lambda: delivery.figures().waiting_receives == 2)
-        await delivery.change_invisible("g", "t", one.handle, 4_000)
+        await delivery.change_invisible("g", "t", one.handle, 8_000)
         assert await first == []
         async with asyncio.timeout(20):
             assert bodies(await second) == ["a"]
@@ -289,10 +289,10 @@ async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path)
         await program.broker.put_group(GroupConfig("g", retry_max_times=1))
         await delivery.send("t", message("x", colour="red"), message_id="x")
         for attempt in (1, 2):
-            (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=20, wait_ms=5000)
+            (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=20, wait_ms=60_000)
             assert one.attempt == attempt
         assert await delivery.receive("g", "t", client_id="c", invisible_ms=20, wait_ms=300) == []
-        (dead,) = await delivery.receive("other", "%DLQ%g", client_id="c", wait_ms=5000)
+        (dead,) = await delivery.receive("other", "%DLQ%g", client_id="c", wait_ms=60_000)
         properties = split_properties(decode(dead.record).properties)
         assert properties["DLQ_ORIGIN_TOPIC"] == "t"
         assert properties["DLQ_ORIGIN_MESSAGE_ID"] == "x"
@@ -341,8 +341,11 @@ async def test_a_move_to_the_dead_letters_that_ends_early_keeps_nothing_back(
             await delivery.send("t", message(f"{queue_id}"), message_id=f"{queue_id}", queue_id=queue_id)
         given: list[Delivery] = []
         while len(given) < 3:
-            given += await delivery.receive("g", "t", client_id="c", invisible_ms=50, wait_ms=5000)
-        await until(lambda: program.node.cluster_time_ms() > max(one.invisible_until_ms for one in given))
+            given += await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=60_000)
+        for one in given:
+            await delivery.change_invisible("g", "t", one.handle, 1)
+        changed_ms = program.node.cluster_time_ms()
+        await until(lambda: program.node.cluster_time_ms() > changed_ms + 1)
 
         letters._make_topic = refuse_or_wait
         burying = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=1))
@@ -645,7 +648,7 @@ async def test_an_append_that_ends_with_the_leadership_does_not_count_in_the_nex
         await asyncio.gather(*stopped)
         await program.adapter.change_to_master(term, role_epoch)
         program.adapter.accept_writes(term, role_epoch)
-        found = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=5000)
+        found = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=60_000)
         assert bodies(found) == ["a"]
 
 

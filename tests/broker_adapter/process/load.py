@@ -162,13 +162,13 @@ class Load:
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def progress(self, more: int, within_s: float = 60.0) -> None:
+    async def progress(self, more: int, within_s: float = 120.0) -> None:
         """Until `more` further messages have been acknowledged."""
         goal = len(self.notes.acknowledged) + more
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(lambda: len(self.notes.acknowledged) >= goal)
 
-    async def refusals(self, more: int, status: Status, within_s: float = 60.0) -> None:
+    async def refusals(self, more: int, status: Status, within_s: float = 120.0) -> None:
         """Until `more` further messages have been refused for this reason."""
 
         def refused() -> int:

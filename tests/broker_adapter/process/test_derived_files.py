@@ -126,4 +126,4 @@ async def has_checkpoint(brokers: BrokerProcesses, node: str) -> None:
         owner = seen[node].owner
         return bool(owner) and owner["checkpoint_index"] > 100 and owner["dispatched_index"] > 100
 
-    await brokers.nodes.wait_for(written, within_s=40)
+    await brokers.nodes.wait_for(written)

@@ -46,7 +46,7 @@ async def test_all_nodes_are_killed_at_once_and_then_restarted_one_by_one(tmp_pa
             # Two are enough for progress: the third may not even listen to signals yet.
             await nodes.wait_for(lambda seen: len(seen) == len(nodes.members))
             for node in nodes.members:
-                assert await nodes.stop(node, within_s=30) == 0
+                assert await nodes.stop(node) == 0
                 await load.progress(100)
                 await nodes.start([node])
                 await nodes.wait_for(lambda seen, node=node: step_of(seen[node]) in ("SLAVE", "MASTER"))  # type: ignore[misc]
@@ -103,7 +103,7 @@ async def test_a_master_that_was_paused_acknowledges_nothing_and_is_not_shown_ag
                     leads = seen[new].role == "LEADER"
                     return step_of(seen[old]) == "SLAVE" and (seen[old].leader_id == new or not leads)
 
-                await nodes.wait_for(is_slave, within_s=40)
+                await nodes.wait_for(is_slave)
                 await load.progress(200)
         await check(brokers, load)
         watching.cancel()

@@ -26,12 +26,11 @@ from tests.node.local import until
 OK, ILLEGAL, BUSY = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_BUSY
 LARGE = 3_900_000
 #: On a busy machine no leader loses its office while it handles megabytes.
-_PATIENT = {"heartbeat_ms": 100, "election_min_ms": 2_000, "election_max_ms": 4_000}
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
-    async with brokers(tmp_path, 2, LISTEN, timing=_PATIENT) as cluster:
+    async with brokers(tmp_path, 2, LISTEN) as cluster:
         await cluster.master()
         yield cluster
 

@@ -300,7 +300,7 @@ async def test_who_says_nothing_more_is_closed(world: World, limits: ConnectionL
 
 
 async def test_who_waits_for_an_answer_is_not_idle(world: World) -> None:
-    async with world.serving(ServerLimits(connection=replace(ROOMY, idle_s=0.02))) as server:
+    async with world.serving(ServerLimits(connection=replace(ROOMY, idle_s=0.5))) as server:
         reader, writer = await asyncio.open_connection(*_open(server))
         writer.write(encode(RemotingCommand(WAIT)))
         await until(lambda: world.seen)

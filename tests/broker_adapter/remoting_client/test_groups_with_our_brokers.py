@@ -32,7 +32,7 @@ CONSUMING = ConsumeSettings(
     is_ordered=True,
     suspend_s=0.05,
     lock_interval_s=0.2,
-    lock_live_s=0.5,
+    lock_live_s=1.5,
     pull_retry_s=0.05,
     commit_interval_s=0.02,
 )
@@ -40,9 +40,9 @@ CONSUMING = ConsumeSettings(
 
 @pytest.fixture
 async def names(tmp_path: Path) -> AsyncIterator[str]:
-    """Address of a NameServer that knows a broker, which keeps locks of members for a second."""
+    """Address of a NameServer that knows a broker, which keeps locks of members for three seconds."""
     async with name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0") as server:
-        door = {"listen": "127.0.0.1:0", "lock_live_ms": 1_000}
+        door = {"listen": "127.0.0.1:0", "lock_live_ms": 3_000}
         async with brokers(tmp_path, 1, {"remoting": door, "namesrv": [server.address]}):
             yield server.remoting_address
 

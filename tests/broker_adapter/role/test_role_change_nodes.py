@@ -125,7 +125,7 @@ async def test_leadership_moves_on_from_a_node_whose_adapter_always_raises(tmp_p
         first = leader_of(nodes).config.node_id
         made.runners[first].fails = True
         made.start(nodes)
-        await until(lambda: len(made.writable) == 1, within_s=20)
+        await until(lambda: len(made.writable) == 1)
         assert made.writable != [first]
         await made.run(3)
         assert made.runs == [0, 1, 2]

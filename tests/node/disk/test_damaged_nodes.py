@@ -78,7 +78,7 @@ def rot_record(node: NodeServer, disk: FaultyDisk, index: int) -> None:
 
 
 async def repaired(node: NodeServer) -> None:
-    await until(lambda: node.node_status().repaired > 0 and not node.node_status().damaged, 20)
+    await until(lambda: node.node_status().repaired > 0 and not node.node_status().damaged)
 
 
 async def test_rule_10_a_reader_that_meets_a_bad_sector_gets_640_and_the_node_mends_it(
@@ -105,7 +105,7 @@ async def test_rule_10_a_scrub_finds_bad_sectors_of_data_and_index(tmp_path: Pat
         client = LogClient(node.address, GROUP)
         for _ in range(3):  # records are written again one range at a time
             found = [damage async for step in client.scrub(0) for damage in step.found]
-            await until(lambda: not node.node_status().damaged, 20)
+            await until(lambda: not node.node_status().damaged)
             if not found:
                 break
         await client.close()
@@ -127,7 +127,7 @@ async def test_rule_10_a_leader_that_cannot_read_what_a_late_follower_lacks_is_r
         back = make_server(tmp_path, node_id, members, QUIET, disk=disks[node_id])
         await back.start()
         servers.append(back)
-        await until(lambda: equal_and_committed(servers), 30)
+        await until(lambda: equal_and_committed(servers))
         assert len(await read_all(back)) == 400
 
 
@@ -159,7 +159,7 @@ async def test_rule_10_a_state_machine_waits_for_the_repair_of_what_it_is_to_app
         )
         await back.start()
         servers.append(back)
-        await until(lambda: machine.count == 100, 20)
+        await until(lambda: machine.count == 100)
         assert not back.node_status().damaged
 
 
@@ -175,5 +175,5 @@ async def test_rule_10_a_start_reads_around_a_bad_sector_at_the_end_and_rejoins(
         back = make_server(tmp_path, node_id, node.config.members, QUIET, disk=disks[node_id])
         await back.start()
         servers.append(back)
-        await until(lambda: back.node_status().rejoining == "" and equal_and_committed(servers), 30)
+        await until(lambda: back.node_status().rejoining == "" and equal_and_committed(servers))
         assert len(await read_all(back)) == 100

@@ -110,7 +110,7 @@ async def crashed_cluster(folder: Path, count: int = 3) -> AsyncIterator[Crashed
 
 async def must_work(servers: list[NodeServer], count: int = COUNT) -> None:
     """One leads, takes appends, and all have the same."""
-    await until(lambda: any(s.node_status().is_leader for s in servers), 20)
+    await until(lambda: any(s.node_status().is_leader for s in servers))
     await fill(servers, 5)
     await until(
         lambda: equal_and_committed(servers) and not any(s.node_status().damaged for s in servers), 20
@@ -169,7 +169,7 @@ async def test_rule_10_a_wiped_node_rejoins_while_the_others_repair_each_other(t
         await cluster.start("n1", "n2")
         await starting
         await must_work(list(cluster.running.values()))
-        await until(lambda: cluster.running["n3"].node_status().rejoining == "", 20)
+        await until(lambda: cluster.running["n3"].node_status().rejoining == "")
 
 
 async def test_rule_10_three_of_five_nodes_each_with_damage_of_its_own_get_a_leader(tmp_path: Path) -> None:
@@ -192,16 +192,16 @@ async def test_rule_10_what_only_the_damaged_node_had_gives_way_to_the_log_of_th
         cut_log(tmp_path / "n2", cluster.heads[10].last_index)
         await cluster.start("n1", "n2")
         status = cluster.running["n1"].node_status
-        await until(lambda: any(d.first_index <= damaged <= d.last_index for d in status().damaged), 20)
-        await until(lambda: f"entry {damaged}" in status().rebuilding, 20)
+        await until(lambda: any(d.first_index <= damaged <= d.last_index for d in status().damaged))
+        await until(lambda: f"entry {damaged}" in status().rebuilding)
         assert "waits for the repair" in status().health
         assert not any(s.node_status().is_leader for s in cluster.running.values())
         servers = await cluster.start("n3")
-        await until(lambda: any(s.node_status().is_leader for s in servers), 20)
+        await until(lambda: any(s.node_status().is_leader for s in servers))
         leader = leader_of(servers)
         assert leader.config.node_id == "n3", "n1 may not lead, and n2 has less"
-        await until(lambda: not status().damaged and not status().rebuilding, 20)
-        await until(lambda: equal_and_committed(servers), 20)
+        await until(lambda: not status().damaged and not status().rebuilding)
+        await until(lambda: equal_and_committed(servers))
         bodies = [await read_all(server) for server in servers]
         assert bodies[0] == bodies[1] == bodies[2]
         assert len(bodies[0]) == 21
@@ -209,7 +209,7 @@ async def test_rule_10_what_only_the_damaged_node_had_gives_way_to_the_log_of_th
         await leader.stop()
         del cluster.running["n3"]
         rest = list(cluster.running.values())
-        await until(lambda: any(s.node_status().is_leader for s in rest), 20)
+        await until(lambda: any(s.node_status().is_leader for s in rest))
         await fill(rest, 5)
 
 

@@ -211,5 +211,5 @@ async def test_damage_met_by_position_is_repaired(tmp_path: Path) -> None:
         with pytest.raises(StorageError) as error:
             await asyncio.to_thread(node.read_bodies, [(pos, size)])
         assert error.value.code is Code.DATA_DAMAGED
-        await until(lambda: node.status.node_status().repaired > 0, 20)
+        await until(lambda: node.status.node_status().repaired > 0)
         assert node.read_bodies([(pos, size)]) == [body]

@@ -12,7 +12,7 @@ import pytest
 from dledger.core.values import Base, OwnerFitness
 from dledger.node.loop.ticker import LOOK_MS, Ticker, next_tick_ms
 from dledger.replica.replica import Replica
-from tests.node.local import PATIENT, leader_of, running_nodes, until
+from tests.node.local import leader_of, running_nodes, until
 from tests.replica.replica_world import World
 
 
@@ -201,7 +201,7 @@ async def test_three_idle_nodes_are_ticked_about_as_often_as_they_hear_of_each_o
         ticks[node] = ticks.get(node, 0) + 1
         tick(replica, now_ms)
 
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         leader = leader_of(servers)
         core = leader._replica.core
         assert core.leadership is not None

@@ -37,7 +37,7 @@ from dledger.platform import LoopWatchdog
 async def main():
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, asked.set)
-    watchdog = LoopWatchdog(0.4, grace_s=0.2)
+    watchdog = LoopWatchdog(20, grace_s=20)
     watchdog.watch(loop, [signal.SIGTERM])
     print("free", flush=True)
     await asked.wait()

@@ -13,7 +13,7 @@ from dledger.core.messages import Message, VoteRequest
 from dledger.node.members.peers import PeerLink
 from dledger.rpc import convert_peer, peer_client
 from dledger.rpc.envelope import Identity
-from tests.node.local import GROUP, PATIENT, running_nodes, until
+from tests.node.local import GROUP, running_nodes, until
 
 QUESTION = VoteRequest(2, "n1", 7, 1, pre_vote=False, transfer=False, round=1)
 
@@ -44,7 +44,7 @@ async def test_a_mistake_costs_a_push_stream_and_not_a_follower(
         return work(*arguments)
 
     monkeypatch.setattr(module, name, fail_sometimes)
-    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+    async with running_nodes(tmp_path, 3) as servers:
         await until(lambda: all(s.node_status().leader_id for s in servers))
         async with AsyncClient([s.address for s in servers], group=GROUP) as client:
             await client.append(b"before")

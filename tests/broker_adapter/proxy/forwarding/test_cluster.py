@@ -193,9 +193,9 @@ async def test_calls_wait_for_a_master_up_to_their_deadline(tmp_path: Path) -> N
         assert (await clients["n1"].send("id-1")).status.code == Code.OK
         await cluster.stop("n2", "n3")
         await until(lambda: not cluster.masters)
-        answer = await clients["n1"].send("id-2", timeout=1.0)
+        answer = await clients["n1"].send("id-2", timeout=4.0)
         assert answer.status.code == Code.HA_NOT_AVAILABLE
-        late = asyncio.create_task(clients["n1"].send("id-3", timeout=20.0))
+        late = asyncio.create_task(clients["n1"].send("id-3", timeout=60.0))
         held = cluster.programs["n1"].forwarder.figures
         assert held.held >= 1 and held.held_s > 0
         await cluster.start("n2", "n3")
