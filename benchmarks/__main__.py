@@ -13,14 +13,9 @@ import click
 
 from benchmarks import (
     appends,
-    broker_consume,
-    broker_failover,
-    broker_produce,
-    broker_restart,
     catchup,
     chaos_tracing,
     checker,
-    clients,
     failover,
     memory,
     reads,
@@ -28,6 +23,11 @@ from benchmarks import (
     unary,
     yardsticks,
 )
+from benchmarks.broker import clients
+from benchmarks.broker import consume as broker_consume
+from benchmarks.broker import failover as broker_failover
+from benchmarks.broker import produce as broker_produce
+from benchmarks.broker import restart as broker_restart
 from benchmarks.common import BODY, BenchError, Row, end_on_signals, say, show, write_json
 
 Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]

@@ -6,7 +6,8 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-from benchmarks import brokers, ours
+from benchmarks import ours
+from benchmarks.broker import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from benchmarks.reads import read_all
 from broker_adapter.remoting_client import Message, PullConsumer, QueueNumber

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from benchmarks import brokers, ours
+from benchmarks import ours
+from benchmarks.broker import brokers
 from benchmarks.common import Load, Operation, Row, interleaved, rounds_for, scratch
 
 LEAST_SHARE = 0.6

@@ -6,7 +6,7 @@ import asyncio
 import time
 from itertools import count
 
-from benchmarks import brokers
+from benchmarks.broker import brokers
 from benchmarks.common import BODY_SIZE, BenchError, Row, percentile, say, scratch
 from broker_adapter.errors import BrokerError
 from broker_adapter.remoting_client import Message, Producer, QueueNumber

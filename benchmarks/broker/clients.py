@@ -20,8 +20,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from benchmarks import brokers, ours, yardsticks
-from benchmarks.broker_produce import Cpu
+from benchmarks import ours, yardsticks
+from benchmarks.broker import brokers
+from benchmarks.broker.produce import Cpu
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
 from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.proxy.v2 import definition_pb2 as pb

@@ -1,6 +1,6 @@
 """What dispatching costs: microseconds per message in `Dispatcher.apply`, and the start after it.
 
-    python -m benchmarks.reput [messages]
+    python -m benchmarks.broker.reput [messages]
 
 Batches of 1 KiB messages as a node hands them over, on a real disk: with a tag alone, and with a tag, a
 unique key and one key. The index is a job queue of its own; the second figure has waited for it.

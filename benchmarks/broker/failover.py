@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from benchmarks import brokers
+from benchmarks.broker import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from broker_adapter.errors import BrokerError
 from broker_adapter.remoting_client import Message
