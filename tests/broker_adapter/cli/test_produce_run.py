@@ -116,8 +116,10 @@ async def test_what_was_under_way_at_an_interruption_is_in_doubt() -> None:
 
 def test_the_first_failure_by_line_is_the_one_that_is_shown() -> None:
     tally = Tally()
-    tally.fail(LineBatch(7, [b"x"]), Busy(Status.TOO_MANY_CALLS, "later"))
-    tally.fail(LineBatch(3, [b"x", b"y"]), PutIndeterminate(Status.OUTCOME_UNKNOWN, "?"))
+    tally.fail(LineBatch(7, [b"x"]), Busy(Status.TOO_MANY_CALLS, "later"), is_indeterminate=False)
+    tally.fail(
+        LineBatch(3, [b"x", b"y"]), PutIndeterminate(Status.OUTCOME_UNKNOWN, "?"), is_indeterminate=True
+    )
     assert tally.error_line == 3 and isinstance(tally.error, PutIndeterminate)
     assert (tally.failed, tally.indeterminate) == (1, 2)
 
