@@ -51,7 +51,19 @@ if TYPE_CHECKING:
         static,
     )
     from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors, raise_limit
-    from dledger.store.disk import Disk, OsDisk, read_around, read_file, replace_file, write_all
+    from dledger.store.disk import (
+        Buffer,
+        Disk,
+        OsDisk,
+        list_directory,
+        make_directories,
+        read_around,
+        read_file,
+        replace_file,
+        sync_file,
+        write_all,
+    )
+    from dledger.store.handle_cache import HandleCache
     from dledger.store.offline.inspect import OfflineLog, StoredEntry
     from dledger.turns import LARGE_BYTES, WakeQueue, large_turns, settle, wake_queue
 
@@ -67,6 +79,7 @@ __all__ = [
     "AdminNames",
     "AdmittedConnection",
     "Advice",
+    "Buffer",
     "ChannelSecurity",
     "ClientTls",
     "ClusterSecret",
@@ -75,6 +88,7 @@ __all__ = [
     "GrpcHost",
     "GrpcMethod",
     "GrpcService",
+    "HandleCache",
     "Histogram",
     "HttpServer",
     "Listener",
@@ -108,7 +122,9 @@ __all__ = [
     "is_loopback",
     "json_answer",
     "large_turns",
+    "list_directory",
     "load_secret",
+    "make_directories",
     "metrics_answer",
     "normal_name",
     "open_channel",
@@ -127,6 +143,7 @@ __all__ = [
     "settle",
     "silence_grpc",
     "static",
+    "sync_file",
     "tls_files",
     "validate",
     "wake_queue",
@@ -141,6 +158,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "AdminNames": "dledger.rpc.peer_names",
             "AdmittedConnection": "dledger.status.listener",
             "Advice": "dledger.error_advice",
+            "Buffer": "dledger.store.disk",
             "ChannelSecurity": "dledger.rpc.transport.channels",
             "ClusterSecret": "dledger.rpc.cluster_secret",
             "ClientTls": "dledger.rpc.transport.tls",
@@ -150,6 +168,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "GrpcHost": "dledger.rpc.transport.host",
             "GrpcMethod": "dledger.rpc.transport.host",
             "GrpcService": "dledger.rpc.transport.host",
+            "HandleCache": "dledger.store.handle_cache",
             "Histogram": "dledger.metrics",
             "HttpServer": "dledger.status.web",
             "LARGE_BYTES": "dledger.turns",
@@ -190,7 +209,9 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "is_loopback": "dledger.node.setup.config",
             "json_answer": "dledger.status.web",
             "large_turns": "dledger.turns",
+            "list_directory": "dledger.store.disk",
             "load_secret": "dledger.node.setup.secret_file",
+            "make_directories": "dledger.store.disk",
             "metrics_answer": "dledger.status.web",
             "normal_name": "dledger.rpc.peer_names",
             "open_channel": "dledger.rpc.transport.channels",
@@ -209,6 +230,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "settle": "dledger.turns",
             "silence_grpc": "dledger.node.setup.libraries",
             "static": "dledger.status.web",
+            "sync_file": "dledger.store.disk",
             "tls_files": "dledger.cli.client_options",
             "validate": "dledger.node.setup.config_faults",
             "wake_queue": "dledger.turns",

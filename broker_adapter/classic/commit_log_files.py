@@ -22,15 +22,15 @@ from broker_adapter.classic.layout import (
     check_file_size,
     places_of,
 )
-from broker_adapter.classic.log_handles import LogHandles
 from broker_adapter.classic.log_retention import OldFile
 from broker_adapter.classic.log_zeros import zero
 from broker_adapter.classic.record_check import HEAD_SIZE, MAX_HEAD_SIZE, is_blank, store_timestamp
 from broker_adapter.classic.store_checkpoint import StoreCheckpoint, save_checkpoint
 from broker_adapter.errors import BrokerError, Status, error_for
-from dledger.platform import Disk, get_logger, write_all
+from dledger.platform import Disk, HandleCache, get_logger, write_all
 
 _log = get_logger("commitlog")
+_MOST_OPEN = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SIZE_AND_MAGIC = struct.Struct(">II")
 _PHYSICAL_OFFSET = struct.Struct(">q")
@@ -100,7 +100,9 @@ class CommitLogFiles:
         self._paths = paths
         self._disk = disk
         self._reserve_bytes = options.reserve_bytes
-        self._handles = LogHandles(disk, paths)
+        self._handles: HandleCache[int] = HandleCache(
+            lambda begin: disk.open(paths.file(begin)), disk.close, _MOST_OPEN
+        )
         self._begins = list(begins)
         self._names_lock = Lock()  # held while files come or go
         self._flush_lock = Lock()

@@ -25,9 +25,9 @@ from broker_adapter.format.index_layout import IndexHeader, IndexShape
 from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.store.consume_queue import QueueState
 from broker_adapter.store.consume_queues import QueuePosition
-from broker_adapter.store.files import Files, read_file, replace_file
 from broker_adapter.store.index_file import IndexState
 from dledger import Applied
+from dledger.platform import Disk, read_file, replace_file
 
 FILE_NAME = "derived_checkpoint"
 
@@ -126,24 +126,24 @@ def _position(topic: str, queue_id: int, next_offset: int, floor: int) -> QueueP
     return QueuePosition(topic, int(queue_id), int(next_offset), int(floor))
 
 
-def write_checkpoint(files: Files, root: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(disk: Disk, root: Path, checkpoint: Checkpoint) -> None:
     """Durable on return."""
-    replace_file(files, root / FILE_NAME, encode_checkpoint(checkpoint))
+    replace_file(disk, root / FILE_NAME, encode_checkpoint(checkpoint))
 
 
-def read_checkpoint(files: Files, root: Path) -> Checkpoint | None:
+def read_checkpoint(disk: Disk, root: Path) -> Checkpoint | None:
     """None if there is none. StoredDataDamaged (IMAGE_DAMAGED), OSError."""
     try:
-        return decode_checkpoint(read_file(files, root / FILE_NAME))
+        return decode_checkpoint(read_file(disk, root / FILE_NAME))
     except FileNotFoundError:
         return None
 
 
-def remove_checkpoint(files: Files, root: Path) -> None:
+def remove_checkpoint(disk: Disk, root: Path) -> None:
     """Durable on return, and before anything that it speaks of is changed."""
-    if files.exists(root / FILE_NAME):
-        files.unlink(root / FILE_NAME)
-        files.sync_directory(root)
+    if disk.exists(root / FILE_NAME):
+        disk.unlink(root / FILE_NAME)
+        disk.sync_directory(root)
 
 
 def _framed(magic: bytes, table: dict[str, Any], metadata: bytes) -> bytes:

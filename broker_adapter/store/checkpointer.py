@@ -14,10 +14,10 @@ from pathlib import Path
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Checkpoint, remove_checkpoint, write_checkpoint
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuesSnapshot
-from broker_adapter.store.files import Files
 from broker_adapter.store.index_files import IndexFiles, IndexSnapshot
 from broker_adapter.store.job_queue import JobQueue
 from dledger import Applied
+from dledger.platform import Disk
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Checkpointer:
     def __init__(
         self,
         root: Path,
-        files: Files,
+        disk: Disk,
         queues: ConsumeQueues,
         index: IndexFiles,
         *,
@@ -44,7 +44,7 @@ class Checkpointer:
         durable_index: Callable[[], int],
     ) -> None:
         self._root = root
-        self._files = files
+        self._disk = disk
         self._queues = queues
         self._index = index
         self._index_jobs = index_jobs
@@ -89,16 +89,16 @@ class Checkpointer:
         self.drain()
         self._begun = None
         self.written = NOTHING
-        remove_checkpoint(self._files, self._root)
+        remove_checkpoint(self._disk, self._root)
 
     def _write(self, begun: _Begun) -> None:
         """On the sync job queue."""
         queues, index = begun.queues, begun.index
         assert index is not None
-        queues.changes.sync(self._files)
-        index.changes.sync(self._files)
+        queues.changes.sync(self._disk)
+        index.changes.sync(self._disk)
         write_checkpoint(
-            self._files,
+            self._disk,
             self._root,
             Checkpoint(
                 begun.applied,

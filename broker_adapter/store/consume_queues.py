@@ -15,8 +15,8 @@ import structlog
 
 from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE, ConsumeQueueUnit
 from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
-from broker_adapter.store.files import Files, list_directory
 from broker_adapter.store.open_files import Changes, OpenFiles
+from dledger.platform import Disk, list_directory
 
 _log = structlog.get_logger(part="reput")
 
@@ -49,7 +49,7 @@ class ConsumeQueues:
     def __init__(
         self,
         root: Path,
-        files: Files,
+        disk: Disk,
         *,
         units_per_file: int = UNITS_PER_FILE,
         max_open_files: int = 256,
@@ -57,8 +57,8 @@ class ConsumeQueues:
         """In `root`/consumequeue; nothing is there until `restore` or a first unit."""
         self.units_per_file = units_per_file
         self._directory = root / DIRECTORY
-        self._files = files
-        self._open_files = OpenFiles(files, root, limit=max_open_files)
+        self._disk = disk
+        self._open_files = OpenFiles(disk, root, limit=max_open_files)
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._doomed: list[Path] = []
         #: Files may go with the next checkpoint.
@@ -195,8 +195,8 @@ class ConsumeQueues:
         for path in self._own_files():
             if path not in kept:
                 self._open_files.remove(path)
-        for topic in list_directory(self._files, self._directory):
-            queues = list_directory(self._files, self._directory / topic)
+        for topic in list_directory(self._disk, self._directory):
+            queues = list_directory(self._disk, self._directory / topic)
             for queue in filter(_QUEUE_NAME.match, queues):
                 self._open_files.remove_empty(self._directory / topic / queue)
             if not queues:
@@ -204,10 +204,10 @@ class ConsumeQueues:
 
     def _own_files(self) -> list[Path]:
         found = []
-        for topic in list_directory(self._files, self._directory):
-            for queue in list_directory(self._files, self._directory / topic):
+        for topic in list_directory(self._disk, self._directory):
+            for queue in list_directory(self._disk, self._directory / topic):
                 directory = self._directory / topic / queue
-                for name in list_directory(self._files, directory):
+                for name in list_directory(self._disk, directory):
                     if _QUEUE_NAME.match(queue) and _FILE_NAME.match(name):
                         found.append(directory / name)
                     else:

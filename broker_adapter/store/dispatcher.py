@@ -26,10 +26,10 @@ from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.dispatching import Delivery, Dispatching, SetAside
-from broker_adapter.store.files import Files, OsFiles, make_directories
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.job_queue import JobQueue, ThreadJobQueue
 from dledger import Applied, AppliedEntry, ImageRefused
+from dledger.platform import Disk, OsDisk, make_directories
 
 _log = structlog.get_logger(part="reput")
 
@@ -88,7 +88,7 @@ class Dispatcher:
         delivery: Delivery = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
         options: StoreOptions | None = None,
-        files: Files | None = None,
+        disk: Disk | None = None,
         clock: Callable[[], float] = monotonic,
         job_queue: Callable[[str, int], JobQueue] = ThreadJobQueue,
     ) -> None:
@@ -102,17 +102,17 @@ class Dispatcher:
         self._metadata = metadata
         self._on_arrival = on_arrival
         self._options = options = options or StoreOptions()
-        self._files = files = files or OsFiles()
+        self._disk = disk = disk or OsDisk()
         self._clock = clock
         self.queues = ConsumeQueues(
-            root, files, units_per_file=options.units_per_file, max_open_files=options.max_open_files
+            root, disk, units_per_file=options.units_per_file, max_open_files=options.max_open_files
         )
-        self.index = IndexFiles(root, files, shape=options.index_shape)
+        self.index = IndexFiles(root, disk, shape=options.index_shape)
         self._index_jobs = job_queue("index", options.index_backlog)
         self._sync_jobs = job_queue("checkpoint", 0)
         self._checkpointer = Checkpointer(
             root,
-            files,
+            disk,
             self.queues,
             self.index,
             index_jobs=self._index_jobs,
@@ -177,8 +177,8 @@ class Dispatcher:
         """
         with self._lock:
             try:
-                make_directories(self._files, self._root)
-                checkpoint = read_checkpoint(self._files, self._root)
+                make_directories(self._disk, self._root)
+                checkpoint = read_checkpoint(self._disk, self._root)
                 if checkpoint is None:
                     _log.info("no checkpoint of derived files: they are made of the log")
                     return None
@@ -209,7 +209,7 @@ class Dispatcher:
                 self._metadata.load(image.metadata)
             except StoredDataDamaged as error:
                 raise ImageRefused(str(error)) from error
-            make_directories(self._files, self._root)
+            make_directories(self._disk, self._root)
             self._checkpointer.discard()
             self.queues.wipe()
             self.index.wipe()

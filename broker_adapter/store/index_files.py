@@ -14,9 +14,9 @@ import structlog
 from broker_adapter.format.index_layout import IndexShape, index_key, index_keys, key_hash
 from broker_adapter.format.key_hashes import key_hashes
 from broker_adapter.store.consume_queue import Disagreement
-from broker_adapter.store.files import Files, list_directory
 from broker_adapter.store.index_file import IndexFile, IndexState, Keys
 from broker_adapter.store.open_files import Changes, OpenFiles
+from dledger.platform import Disk, list_directory
 
 _log = structlog.get_logger(part="reput")
 
@@ -43,13 +43,13 @@ class IndexFiles:
     later: each has a greater name than the one before."""
 
     def __init__(
-        self, root: Path, files: Files, *, shape: IndexShape | None = None, max_open_files: int = 16
+        self, root: Path, disk: Disk, *, shape: IndexShape | None = None, max_open_files: int = 16
     ) -> None:
         """In `root`/index; nothing is there until `restore` or a first key."""
         self.shape = shape or IndexShape()
         self._directory = root / DIRECTORY
-        self._files = files
-        self._open_files = OpenFiles(files, root, limit=max_open_files)
+        self._disk = disk
+        self._open_files = OpenFiles(disk, root, limit=max_open_files)
         self._all: tuple[IndexFile, ...] = ()  # replaced whole: others read it
         self._doomed: list[Path] = []
 
@@ -164,7 +164,7 @@ class IndexFiles:
 
     def _own_files(self) -> list[Path]:
         found = []
-        for name in list_directory(self._files, self._directory):
+        for name in list_directory(self._disk, self._directory):
             if _NAME.match(name):
                 found.append(self._directory / name)
             else:

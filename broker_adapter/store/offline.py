@@ -20,9 +20,9 @@ from broker_adapter.format.consume_queue_unit import (
 from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
 from broker_adapter.store.checkpoint import read_checkpoint
 from broker_adapter.store.consume_queues import DIRECTORY
-from broker_adapter.store.files import Files, OsFiles, list_directory
 from broker_adapter.store.index_file import ITEMS
 from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
+from dledger.platform import Disk, OsDisk, list_directory
 
 #: Units read at once.
 _BLOCK = 16_384
@@ -43,16 +43,16 @@ class OfflineQueues:
     """`root`: the directory of the broker's derived files. `problems`: what could not be read, in words; it
     is complete once `units` has come to its end. Raises for nothing that the files hold or lack."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self._directory = root / DIRECTORY
-        self._files = files or OsFiles()
+        self._disk = disk or OsDisk()
         self.problems: list[str] = []
 
     def units(self) -> Iterator[StoredUnit]:
         """All units of messages, queue by queue, in their order, up to what was never written. After a crash
         that may be more than the checkpoint beside them covers: the broker makes these again."""
-        for topic in sorted(list_directory(self._files, self._directory)):
-            queues = list_directory(self._files, self._directory / topic)
+        for topic in sorted(list_directory(self._disk, self._directory)):
+            queues = list_directory(self._disk, self._directory / topic)
             for queue in sorted(queues, key=lambda name: (len(name), name)):
                 if queue.isdecimal():
                     yield from self._units_of(topic, int(queue))
@@ -62,7 +62,7 @@ class OfflineQueues:
     def _units_of(self, topic: str, queue_id: int) -> Iterator[StoredUnit]:
         folder = self._directory / topic / str(queue_id)
         next_start: int | None = None
-        for name in sorted(list_directory(self._files, folder)):
+        for name in sorted(list_directory(self._disk, folder)):
             path = folder / name
             if not _FILE_NAME.match(name) or int(name) % UNIT_SIZE:
                 self.problems.append(f"{path} is no file of a queue")
@@ -79,13 +79,13 @@ class OfflineQueues:
     def _units_in(self, path: Path, first: int) -> Iterator[tuple[int, ConsumeQueueUnit]]:
         """With their offsets, up to the first that was never written."""
         try:
-            handle = self._files.open(path, write=False)
+            handle = self._disk.open(path, write=False)
         except OSError as error:
             self.problems.append(f"{path}: {error}")
             return
         at = 0
         try:
-            while block := self._files.pread(handle, _BLOCK * UNIT_SIZE, at):
+            while block := self._disk.pread(handle, _BLOCK * UNIT_SIZE, at):
                 for unit in decode_units(block[: len(block) - len(block) % UNIT_SIZE]):
                     if unit == _UNWRITTEN:
                         return
@@ -95,19 +95,19 @@ class OfflineQueues:
         except OSError as error:
             self.problems.append(f"{path}: {error}")
         finally:
-            self._files.close(handle)
+            self._disk.close(handle)
 
 
 class OfflineIndex:
     """Which messages the IndexFiles of a node have under which keys. `root`: as of `OfflineQueues`. Read at
     once: 16 bytes for each key of each message. `problems`: what could not be read, in words."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
-        self._files = files or OsFiles()
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self._disk = disk or OsDisk()
         self.problems: list[str] = []
         self._shape = self._shape_in(root)
         folder = root / INDEX_DIRECTORY
-        parts = [self._items_in(folder / name) for name in sorted(list_directory(self._files, folder))]
+        parts = [self._items_in(folder / name) for name in sorted(list_directory(self._disk, folder))]
         items = np.concatenate([np.empty(0, dtype=ITEMS), *parts])
         order = np.argsort(items["offset"], kind="stable")
         self._offsets = items["offset"][order].astype(np.int64)
@@ -121,7 +121,7 @@ class OfflineIndex:
 
     def _shape_in(self, root: Path) -> IndexShape:
         try:
-            checkpoint = read_checkpoint(self._files, root)
+            checkpoint = read_checkpoint(self._disk, root)
         except (OSError, BrokerError) as error:
             self.problems.append(f"checkpoint: {error}")
             checkpoint = None
@@ -132,12 +132,12 @@ class OfflineIndex:
         found = [np.empty(0, dtype=ITEMS)]
         at = HEADER_SIZE + self._shape.slots * SLOT_SIZE + ITEM_SIZE
         try:
-            handle = self._files.open(path, write=False)
+            handle = self._disk.open(path, write=False)
         except OSError as error:
             self.problems.append(f"{path}: {error}")
             return found[0]
         try:
-            while block := self._files.pread(handle, _BLOCK * ITEM_SIZE, at):
+            while block := self._disk.pread(handle, _BLOCK * ITEM_SIZE, at):
                 items = np.frombuffer(block[: len(block) - len(block) % ITEM_SIZE], dtype=ITEMS)
                 (unwritten,) = np.nonzero(items["offset"] == 0)
                 found.append(items[: unwritten[0]] if len(unwritten) else items)
@@ -147,5 +147,5 @@ class OfflineIndex:
         except OSError as error:
             self.problems.append(f"{path}: {error}")
         finally:
-            self._files.close(handle)
+            self._disk.close(handle)
         return np.concatenate(found)

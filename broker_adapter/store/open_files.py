@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from broker_adapter.store.files import (
-    Buffer,
-    Files,
-    list_directory,
-    make_directories,
-    sync_file,
-    write_all,
-)
-
-
-@dataclass(slots=True)
-class _Open:
-    handle: int
-    users: int = 0
-    evicted: bool = False
+from dledger.platform import Buffer, Disk, HandleCache, list_directory, make_directories, sync_file, write_all
 
 
 @dataclass(slots=True)
@@ -34,24 +17,22 @@ class Changes:
     files: set[Path] = field(default_factory=set)
     directories: set[Path] = field(default_factory=set)
 
-    def sync(self, files: Files) -> None:
+    def sync(self, disk: Disk) -> None:
         """Durable on return. OSError: nobody knows what is."""
         for path in sorted(self.files):
-            sync_file(files, path)
+            sync_file(disk, path)
         for path in sorted(self.directories):
-            files.sync_directory(path)
+            disk.sync_directory(path)
 
 
 class OpenFiles:
     """One thread writes, any may read. More than `limit` files are open only while as many are in use."""
 
-    def __init__(self, files: Files, root: Path, *, limit: int = 256) -> None:
+    def __init__(self, disk: Disk, root: Path, *, limit: int = 256) -> None:
         """`root` and what is above it are somebody else's to make durable, and stay."""
-        self._files = files
+        self._disk = disk
         self._root = root
-        self._limit = limit
-        self._open: OrderedDict[Path, _Open] = OrderedDict()
-        self._lock = Lock()
+        self._handles = HandleCache(disk.open, disk.close, limit)
         self._names_lock = Lock()  # held while names of files and directories come or go
         self._retired: set[Path] = set()
         self._changes = Changes()
@@ -60,39 +41,39 @@ class OpenFiles:
         """A file of zeros in place of what was there, and the directories above it."""
         # Those that were there, too: an earlier life may have made them, and died before it synced.
         self._changes.directories.update(self._directories_of(path), (self._root,))
-        self._forget(path)
+        self._handles.forget(path)
         with self._names_lock:
             self._retired.discard(path)
-            make_directories(self._files, path.parent)
-            handle = self._files.open(path, create=True)
+            make_directories(self._disk, path.parent)
+            handle = self._disk.open(path, create=True)
         try:
-            self._files.truncate(handle, 0)
-            self._files.truncate(handle, size)
+            self._disk.truncate(handle, 0)
+            self._disk.truncate(handle, size)
         finally:
-            self._files.close(handle)
+            self._disk.close(handle)
         self._changes.files.add(path)
 
     def write(self, path: Path, data: Buffer, offset: int) -> None:
-        with self._using(path) as handle:
-            write_all(self._files, handle, data, offset)
+        with self._handles.using(path) as handle:
+            write_all(self._disk, handle, [data], offset)
         self._changes.files.add(path)
 
     def cut(self, path: Path, end: int) -> None:
         """Zeros from `end` on; the size stays."""
-        with self._using(path) as handle:
-            size = self._files.size(handle)
-            self._files.truncate(handle, end)
-            self._files.truncate(handle, size)
+        with self._handles.using(path) as handle:
+            size = self._disk.size(handle)
+            self._disk.truncate(handle, end)
+            self._disk.truncate(handle, size)
         self._changes.files.add(path)
 
     def read(self, path: Path, size: int, offset: int) -> bytes:
         """Up to `size` bytes. FileNotFoundError if the file is gone."""
-        with self._using(path) as handle:
-            return self._files.pread(handle, size, offset)
+        with self._handles.using(path) as handle:
+            return self._disk.pread(handle, size, offset)
 
     def size(self, path: Path) -> int:
-        with self._using(path) as handle:
-            return self._files.size(handle)
+        with self._handles.using(path) as handle:
+            return self._disk.size(handle)
 
     def remove(self, path: Path) -> None:
         """Whether it is there or not, and the directories that are empty without it."""
@@ -142,31 +123,11 @@ class OpenFiles:
         return changes
 
     def close(self) -> None:
-        for path in list(self._open):
-            self._forget(path)
+        self._handles.close()
         with self._names_lock:
             self._retired.clear()
 
     # -- inside -----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _using(self, path: Path) -> Iterator[int]:
-        with self._lock:
-            found = self._open.get(path)
-            if found is None:
-                found = self._open[path] = _Open(self._files.open(path))
-                if len(self._open) > self._limit:
-                    self._evict(next(iter(self._open)))
-            else:
-                self._open.move_to_end(path)
-            found.users += 1
-        try:
-            yield found.handle
-        finally:
-            with self._lock:
-                found.users -= 1
-                if found.evicted and not found.users:
-                    self._files.close(found.handle)
 
     def _directories_of(self, path: Path) -> list[Path]:
         """Those above a file, the lowest first, below the root."""
@@ -178,29 +139,17 @@ class OpenFiles:
         self._prune(path)
 
     def _unlink(self, path: Path) -> None:
-        self._forget(path)
-        if self._files.exists(path):
-            self._files.unlink(path)
+        self._handles.forget(path)
+        if self._disk.exists(path):
+            self._disk.unlink(path)
 
     def _prune(self, path: Path) -> None:
         for directory in self._directories_of(path):
-            if not self._files.exists(directory) or list_directory(self._files, directory):
+            if not self._disk.exists(directory) or list_directory(self._disk, directory):
                 return
             try:
-                self._files.rmdir(directory)
+                self._disk.rmdir(directory)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                     raise  # somebody else has put something there, or taken it away
                 return
-
-    def _forget(self, path: Path) -> None:
-        with self._lock:
-            if path in self._open:
-                self._evict(path)
-
-    def _evict(self, path: Path) -> None:
-        """Closed at once, or by the last of those that still read from it."""
-        found = self._open.pop(path)
-        found.evicted = True
-        if not found.users:
-            self._files.close(found.handle)

@@ -140,7 +140,7 @@ class SimBroker:
             log=ENTRIES,
             on_arrival=self._on_arrival,
             options=STORE,
-            files=self._files.disk,
+            disk=self._files.disk,
             clock=lambda: process.now_ms() / 1000,
             job_queue=job_queue,
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
-from broker_adapter.store.files import list_directory
 from broker_adapter.store.job_queue import Job
+from dledger.platform import list_directory
 from dledger.testing import CrashKind
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
 

@@ -85,6 +85,9 @@ class Disk(Protocol):
 
     def mkdir(self, path: Path) -> None: ...
 
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory. OSError if it is not empty."""
+
     def exists(self, path: Path) -> bool: ...
 
     def lock(self, handle: int) -> bool:
@@ -196,6 +199,9 @@ class OsDisk:
     def mkdir(self, path: Path) -> None:
         path.mkdir(PRIVATE_DIRECTORY)
 
+    def rmdir(self, path: Path) -> None:
+        path.rmdir()
+
     def exists(self, path: Path) -> bool:
         return path.exists()
 
@@ -304,3 +310,27 @@ def replace_file(disk: Disk, path: Path, content: bytes) -> None:
         disk.close(handle)
     disk.rename(temporary, path)
     disk.sync_directory(path.parent)
+
+
+def sync_file(disk: Disk, path: Path) -> None:
+    """fdatasync of a file by name: it covers what was written through any handle."""
+    handle = disk.open(path)
+    try:
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
+
+
+def make_directories(disk: Disk, path: Path) -> None:
+    """Make a directory and those above it, unless they are there. Their names are not durable by that."""
+    if not disk.exists(path):
+        make_directories(disk, path.parent)
+        disk.mkdir(path)
+
+
+def list_directory(disk: Disk, path: Path) -> list[str]:
+    """The names in it; none if there is no such directory."""
+    try:
+        return disk.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -13,7 +13,7 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
-from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+from dledger.store.disk import Disk, OsDisk, make_directories, read_file, replace_file
 from dledger.store.format.layout import (
     DATA,
     DEFAULT_DATA_FILE_SIZE,
@@ -96,7 +96,7 @@ def init_directory(
     disk = disk or OsDisk()
     paths = NodePaths(Path(directory))
     try:
-        _make_directories(disk, paths.root)
+        _make_durable_directories(disk, paths.root)
         _require_empty(disk, paths, rejoining=rejoining)
         for path in (paths.data, paths.index_files):
             if not disk.exists(path):
@@ -165,15 +165,10 @@ def settle_members(
     return identity
 
 
-def _make_directories(disk: Disk, path: Path) -> None:
+def _make_durable_directories(disk: Disk, path: Path) -> None:
     """The directory and its parents, each name durable, also if an earlier attempt had only created it."""
-    missing = []
-    at = path
-    while not disk.exists(at):
-        missing.append(at)
-        at = at.parent
-    for made in reversed(missing):
-        disk.mkdir(made)
+    missing = [above for above in path.parents if not disk.exists(above)]
+    make_directories(disk, path)
     for parent in {made.parent for made in (*missing, path)}:
         disk.sync_directory(parent)
 

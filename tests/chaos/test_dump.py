@@ -14,7 +14,6 @@ from broker_adapter.format.message import Message, encode
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.consume_queues import ConsumeQueues
-from broker_adapter.store.files import OsFiles
 from chaos.cluster.cluster import Kind
 from chaos.dump import dump_node
 from chaos.hostile.orders import PREFIX
@@ -22,6 +21,7 @@ from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
 from dledger.core.values import EMPTY_TAIL, ENTRY_HEADER_SIZE
+from dledger.platform import OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.format.layout import file_name
@@ -140,7 +140,7 @@ def test_records_of_a_broker_name_their_place_and_units_their_entry(tmp_path: Pa
         for record in records[batch.first_index - 1 : batch.last_index]:
             positions.append(at)
             at += ENTRY_HEADER_SIZE + len(record)
-    queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
+    queues = ConsumeQueues(tmp_path / "store-broker", OsDisk(), units_per_file=10)
     for n, (pos, record) in enumerate(zip(positions[1:], records[1:], strict=True)):
         unit = encode_units([(pos + ENTRY_HEADER_SIZE, len(record), 77)])
         queues.obtain("t", n % 2).append(n // 2, unit)
@@ -160,11 +160,11 @@ def test_records_of_a_broker_name_their_place_and_units_their_entry(tmp_path: Pa
 
 def test_topics_of_hostile_clients_have_no_units_but_count_in_the_digest(tmp_path: Path) -> None:
     write_store(tmp_path / "store", records_of(1))
-    queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
+    queues = ConsumeQueues(tmp_path / "store-broker", OsDisk(), units_per_file=10)
     queues.obtain("t", 0).append(0, encode_units([(100, 9, 0)]))
     queues.close()
     _, without = dumped(tmp_path, "broker")["dumped"]
-    queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
+    queues = ConsumeQueues(tmp_path / "store-broker", OsDisk(), units_per_file=10)
     for topic in (f"{PREFIX}made-up", f"%DLQ%{PREFIX}group"):
         queues.obtain(topic, 0).append(0, encode_units([(200, 9, 0)]))
     queues.close()

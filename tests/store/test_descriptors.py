@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.store.files import OsFiles
 from dledger import ConfigError
 from dledger.store import descriptors as module
 from dledger.store.descriptors import LEAST, DescriptorReserve, raise_limit
@@ -61,9 +60,8 @@ def test_a_file_gets_a_descriptor_of_the_reserve(
     assert process.free == 0, "it is full again"
 
 
-@pytest.mark.parametrize("files", [OsDisk(), OsFiles()], ids=["of the log", "of the broker"])
 def test_a_file_that_is_closed_gives_the_reserve_back_what_it_took(
-    files: OsDisk | OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the second shortage would find none."""
     process = Exhausted(monkeypatch, 3)
@@ -71,9 +69,9 @@ def test_a_file_that_is_closed_gives_the_reserve_back_what_it_took(
     module.descriptors.hold(3)
     try:
         for _ in range(5):
-            handles = [files.open(tmp_path / f"{n}", create=True) for n in range(2)]
+            handles = [OsDisk().open(tmp_path / f"{n}", create=True) for n in range(2)]
             for handle in handles:
-                files.close(handle)
+                OsDisk().close(handle)
             assert process.free == 0
     finally:
         module.descriptors.let_go()

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.store.files import OsFiles, make_directories
-from broker_adapter.store.files import replace_file as replace_derived_file
 from chaos.trace.files import BufferedFile, MappedFile
 from dledger.cli.local.local_cluster import LocalCluster
 from dledger.errors import StorageError
-from dledger.store.disk import OsDisk, readable_by_others, replace_file
+from dledger.store.disk import OsDisk, make_directories, readable_by_others, replace_file
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
 from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
@@ -57,8 +55,8 @@ def test_backups_and_what_is_restored_from_them_are_for_their_owner_only(tmp_pat
 
 
 def test_derived_files_and_traces_are_for_their_owner_only(tmp_path: Path) -> None:
-    make_directories(OsFiles(), tmp_path / "derived" / "queue")
-    replace_derived_file(OsFiles(), tmp_path / "derived" / "queue" / "a", b"x")
+    make_directories(OsDisk(), tmp_path / "derived" / "queue")
+    replace_file(OsDisk(), tmp_path / "derived" / "queue" / "a", b"x")
     BufferedFile(tmp_path / "derived" / "lines").close()
     MappedFile(tmp_path / "derived" / "mapped").close()
     assert exposed(tmp_path / "derived") == []
@@ -98,8 +96,6 @@ def test_files_are_not_made_through_links(tmp_path: Path) -> None:
     (tmp_path / "settings.tmp").symlink_to(victim)
     with pytest.raises(OSError):
         replace_file(OsDisk(), tmp_path / "settings", b"new")
-    with pytest.raises(OSError):
-        replace_derived_file(OsFiles(), tmp_path / "settings", b"new")
     assert victim.read_text() == "precious"
 
 

@@ -179,7 +179,7 @@ class Node:
             log=ENTRIES,
             on_arrival=self.arrivals.append,
             options=options,
-            files=disk,
+            disk=disk,
             clock=lambda: self.now,
             job_queue=InlineJobQueue,
         )

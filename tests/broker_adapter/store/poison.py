@@ -84,7 +84,7 @@ class Replica:
             log=ENTRIES,
             delivery=state.apply_delivery,
             options=SMALL,
-            files=self.disk,
+            disk=self.disk,
             clock=lambda: 0.0,
             job_queue=InlineJobQueue,
         )

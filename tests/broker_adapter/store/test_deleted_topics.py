@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues
-from broker_adapter.store.files import OsFiles
 from broker_adapter.store.open_files import OpenFiles
+from dledger.platform import OsDisk
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.store.helpers import ROOT, Entry, Log, Node, dumb_look, look
 
@@ -228,7 +228,7 @@ def test_files_of_an_earlier_version_go_at_the_first_checkpoint() -> None:
 
 def test_a_reader_who_has_the_file_open_is_told_that_the_messages_are_gone(tmp_path: Path) -> None:
     """On the real file system: a handle outlives the name, and directories go around it."""
-    queues = ConsumeQueues(tmp_path, OsFiles(), units_per_file=4)
+    queues = ConsumeQueues(tmp_path, OsDisk(), units_per_file=4)
     queue = queues.obtain("T", 0)
     units = b"".join(map(unit_of, range(3)))
     queue.append(0, units)
@@ -245,7 +245,7 @@ def test_a_reader_who_has_the_file_open_is_told_that_the_messages_are_gone(tmp_p
 
 
 def test_a_read_that_meets_the_file_made_anew_says_that_the_messages_are_gone(tmp_path: Path) -> None:
-    queues = ConsumeQueues(tmp_path, OsFiles(), units_per_file=4)
+    queues = ConsumeQueues(tmp_path, OsDisk(), units_per_file=4)
     queue = queues.obtain("T", 0)
     queue.append(0, unit_of(0))
     stored = queue._stored
@@ -264,7 +264,7 @@ def test_a_read_that_meets_the_file_made_anew_says_that_the_messages_are_gone(tm
 
 
 def test_a_directory_with_somebody_elses_file_stays(tmp_path: Path) -> None:
-    files = OpenFiles(OsFiles(), tmp_path)
+    files = OpenFiles(OsDisk(), tmp_path)
     path = tmp_path / "consumequeue/T/0/00000000000000000000"
     files.create(path, 80)
     (path.parent.parent / "notes").write_text("mine")
@@ -277,7 +277,7 @@ def unit_of(number: int) -> bytes:
 
 
 def test_a_file_that_goes_after_it_was_used_and_let_go_again_need_not_be_synced(tmp_path: Path) -> None:
-    files = OsFiles()
+    files = OsDisk()
     path = tmp_path / "t" / "0" / "file"
     opened = OpenFiles(files, tmp_path)
     opened.create(path, 100)
@@ -292,7 +292,7 @@ def test_a_file_that_goes_after_it_was_used_and_let_go_again_need_not_be_synced(
 
 
 def test_a_file_that_was_taken_back_is_synced_with_all_that_is_in_it(tmp_path: Path) -> None:
-    files = OsFiles()
+    files = OsDisk()
     path = tmp_path / "t" / "0" / "file"
     opened = OpenFiles(files, tmp_path)
     opened.create(path, 100)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from broker_adapter.format.index_layout import IndexItem, IndexShape, decode_header, decode_items, key_hash
 from broker_adapter.format.key_hashes import key_hashes
 from broker_adapter.store.consume_queue import Disagreement
-from broker_adapter.store.files import OsFiles
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
+from dledger.platform import OsDisk
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import EVER, ROOT
 
@@ -45,7 +45,7 @@ def test_rocketmq_has_files_of_420_000_040_bytes_that_take_no_space(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     root = tmp_path_factory.mktemp("index")
-    index = IndexFiles(root, OsFiles())
+    index = IndexFiles(root, OsDisk())
     index.add([("T", "a", None, 48, START)])
     (path,) = (root / "index").iterdir()
     assert path.stat().st_size == 420_000_040 and path.stat().st_blocks * 512 < 1 << 20
