@@ -232,7 +232,8 @@ def test_an_unreadable_disk_is_no_reason_to_crash() -> None:
         disk = closed()
         disk.fail("pread", nth=nth)
         node = Node(disk)
-        assert node.dispatcher.recover() is None
+        # The first read is that of the checkpoint, which is read a second time, page by page.
+        assert (node.dispatcher.recover() is None) == (nth > 1)
         disk.repair()
         check(disk, f"read {nth} failed")
 
