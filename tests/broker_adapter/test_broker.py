@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -75,6 +76,28 @@ async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> N
         result = await waiting
         assert (result.status, result.next_offset) == (PullStatus.FOUND, 3)
         assert [decode(record).body for record in result.records] == [b"yes"]
+
+
+async def test_pulls_of_an_address_take_turns_with_those_of_others(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("orders", messages("a"), queue_id=0)
+        await in_step(program)
+        gate, done = Event(), list[str]()
+
+        async def pull(remote: str) -> None:
+            assert (await program.broker.pull("orders", 0, 0, remote=remote)).records
+            done.append(remote)
+
+        busy = [asyncio.create_task(program._readers.run(gate.wait)) for _ in range(2)]
+        await asyncio.sleep(0)
+        remotes = [*(f"10.0.0.1:{port}" for port in range(50)), "10.0.0.2:1"]
+        pulls = [asyncio.create_task(pull(remote)) for remote in remotes]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*busy, *pulls)
+        assert len(done) == 51
+        assert done.index("10.0.0.2:1") <= 5, "two threads, and a few of the other may be done before"
 
 
 async def test_messages_are_found_by_key_tag_and_time(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from threading import Event
+from typing import Any
 
 import pytest
 
 from broker_adapter.server.reader_threads import ReaderThreads, reader_threads
+from tests.node.local import until
 
 
 @pytest.fixture
@@ -77,6 +80,59 @@ async def test_a_caller_that_gives_up_leaves_the_turn_to_the_next(threads: Reade
     await after
     assert done == ["b"]
     threads.stop()
+
+
+class ByHand(Executor):
+    """A thread whose work ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.jobs.append(Future())
+        return self.jobs[-1]
+
+
+@pytest.mark.parametrize("turns_of_loop", range(7))
+async def test_a_turn_is_not_lost_with_a_caller_that_gives_up_as_it_comes(turns_of_loop: int) -> None:
+    """Before, while and after it gets its turn: a turn that is lost is lost for good."""
+    thread = ByHand()
+    threads = ReaderThreads(filters=thread)
+    first, second, third = (asyncio.create_task(threads.run_filter(lambda: 1, name)) for name in "abc")
+    await until(lambda: len(thread.jobs) == 1)
+    thread.jobs[0].set_result(1)
+    for _ in range(turns_of_loop):
+        await asyncio.sleep(0)
+    second.cancel()
+    for ended in range(1, 3):
+        await until(lambda ended=ended: len(thread.jobs) > ended or third.done(), 20)
+        if third.done():
+            break
+        assert len(thread.jobs) == ended + 1, "one after the other"
+        thread.jobs[ended].set_result(1)
+    assert await asyncio.gather(first, third) == [1, 1]
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    after = asyncio.create_task(threads.run_filter(lambda: 1, "d"))
+    await until(lambda: not thread.jobs[-1].done(), 20)
+    thread.jobs[-1].set_result(1)
+    assert await after == 1
+
+
+async def test_a_caller_that_gives_up_while_it_waits_gives_no_turn_to_another() -> None:
+    thread = ByHand()
+    threads = ReaderThreads(filters=thread)
+    first, second, third = (asyncio.create_task(threads.run_filter(lambda: 1, name)) for name in "abc")
+    await until(lambda: len(thread.jobs) == 1)
+    second.cancel()
+    await until(second.done)
+    for _ in range(7):
+        await asyncio.sleep(0)
+    assert len(thread.jobs) == 1, "the thread is busy still"
+    thread.jobs[0].set_result(1)
+    await until(lambda: len(thread.jobs) == 2)
+    thread.jobs[1].set_result(1)
+    assert await asyncio.gather(first, third) == [1, 1]
 
 
 async def test_a_filter_that_fails_tells_its_caller_and_no_other(threads: ReaderThreads) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from threading import current_thread
 
 import pytest
 
@@ -51,3 +52,20 @@ async def test_a_large_message_takes_more_of_the_steps_than_a_small_one(tmp_path
         receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=9, wait_ms=20_000)
         found = [len(await receive(invisible_ms=60_000, wanted=wanted)) for _ in range(2)]
         assert found == [2, 2], "the large one ends the first look"
+
+
+async def test_filters_take_neither_the_loop_nor_the_threads_that_read(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("t", messages("a"), queue_id=0)
+        await in_step(program)
+        where: list[str] = []
+
+        def matches(properties: Mapping[str, str]) -> bool:
+            where.append(current_thread().name.partition("_")[0])
+            return True
+
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=9, wait_ms=20_000)
+        for _ in range(2):  # fresh, and given before
+            assert len(await receive(invisible_ms=1, wanted=Filter(matches=matches, steps=1))) == 1
+        assert where == ["filter"] * 2
