@@ -49,7 +49,11 @@ def _classic(
     ports = [first, first + 1] if base_port else free_ports(2)
     settings = {
         "store": "classic",
-        "remoting": {"listen": REMOTING_ADDRESS, "namesrv": [name_server]},
+        "remoting": {
+            "listen": REMOTING_ADDRESS,
+            "namesrv": [name_server],
+            **({"client_tls": True} if choices.get("tls") else {}),
+        },
     }
     master = "SYNC_MASTER" if choices.get("role") == "sync" else "ASYNC_MASTER"
     of_node = [

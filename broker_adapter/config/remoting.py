@@ -27,7 +27,10 @@ class RemotingSettings(BaseModel):
     """With a `[tls]` section: `permissive` serves TLS and plain text, as RocketMQ does by default. Clients
     may show a certificate, and operators have to, where nodes want one."""
     namesrv: tuple[_Address, ...] = ()
-    """host:port of NameServers of RocketMQ's own, at which the node registers in plain text."""
+    """host:port of NameServers of RocketMQ's own, at which the node registers by this protocol."""
+    client_tls: bool = False
+    """With a `[tls]` section: what the node itself asks by this protocol, of NameServers and of a master, it
+    asks over TLS, and shows its certificate."""
     max_connections: Positive = 4_096
     """Connections of clients."""
     max_connections_per_address: Positive = 1_024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -54,9 +55,17 @@ class Frontier(NamedTuple):
 class Master:
     """Use it with `async with`. Nothing is tried twice: BrokerErrors."""
 
-    def __init__(self, name_servers: Sequence[str], *, name: str = "", address: str = "") -> None:
-        """`name`: of the broker at the NameServers. `address`: its remoting port, if they do not know it."""
-        self._client = ClientInstance(name_servers, ClientOptions(request_timeout_s=_CALL_S))
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        *,
+        name: str = "",
+        address: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`name`: of the broker at the NameServers. `address`: its remoting port, if they do not know it.
+        `tls` None: plain text."""
+        self._client = ClientInstance(name_servers, ClientOptions(request_timeout_s=_CALL_S), tls)
         self.name = name
         self.address = address
 

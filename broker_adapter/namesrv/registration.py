@@ -79,12 +79,13 @@ class Registrar:
         tls: TlsFiles | None = None,
         *,
         by_remoting: Sequence[str] = (),
+        remoting_tls: bool = False,
         every_s: float = EVERY_S,
         unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`tls` None: plain text. `by_remoting`: NameServers of RocketMQ's own, in plain text. No address:
-        nothing is registered. `jitter`: from 0 to 1.
+        """`tls` None: plain text. `by_remoting`: NameServers of RocketMQ's own; `remoting_tls`: over
+        TLS, too. No address: nothing is registered. `jitter`: from 0 to 1.
 
         ConfigError if the files of `tls` are no good.
         """
@@ -93,8 +94,12 @@ class Registrar:
         def by_grpc(address: str) -> NameServerLink:
             return NameServerLink(address, security() if security is not None else None)
 
+        def by_remote_calls(address: str) -> RemotingNameServerLink:
+            context = security.stream_context if security is not None and remoting_tls else None
+            return RemotingNameServerLink(address, tls=context)
+
         links: dict[str, Callable[[str], _Link]] = {
-            **dict.fromkeys(by_remoting, RemotingNameServerLink),
+            **dict.fromkeys(by_remoting, by_remote_calls),
             **dict.fromkeys(addresses, by_grpc),
         }
         self._clerks = [

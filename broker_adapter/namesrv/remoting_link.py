@@ -8,7 +8,8 @@ registration at our NameServer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -67,14 +68,18 @@ def rows_of(given: Registration) -> tuple[_Row, ...]:
 
 
 class RemotingNameServerLink:
-    """The same as NameServerLink, as far as the registrar needs it. Plain text."""
+    """The same as NameServerLink, as far as the registrar needs it."""
 
-    def __init__(self, address: str, *, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self, address: str, *, tls: Callable[[], ssl.SSLContext] | None = None, beat_s: float = BEAT_S
+    ) -> None:
+        """`tls`: called for each connection; None: plain text."""
         self.address = address
+        self._tls = tls
         self._beat_s = beat_s
 
     def open_session(self) -> RemotingRegistrationSession:
-        return RemotingRegistrationSession(self.address, self._beat_s)
+        return RemotingRegistrationSession(self.address, self._beat_s, self._tls)
 
     async def close(self) -> None:
         """Each session has a connection of its own."""
@@ -83,8 +88,8 @@ class RemotingNameServerLink:
 class RemotingRegistrationSession:
     """One connection, over which one node registers; used by one task."""
 
-    def __init__(self, address: str, beat_s: float) -> None:
-        self._address, self._beat_s = address, beat_s
+    def __init__(self, address: str, beat_s: float, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._address, self._beat_s, self._tls = address, beat_s, tls
         self._connection: RemotingConnection | None = None
         self._registered: Registration | None = None
         self._answer = RegistrationAnswer()
@@ -142,7 +147,8 @@ class RemotingRegistrationSession:
             self._closed.set()
 
         try:
-            return await connect(self._address, timeout_s=_ANSWER_S, on_closed=closed)
+            tls = self._tls() if self._tls is not None else None
+            return await connect(self._address, timeout_s=_ANSWER_S, on_closed=closed, tls=tls)
         except AnswerMissing as error:
             raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, error.message) from None
 

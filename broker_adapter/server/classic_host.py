@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,8 +31,8 @@ from broker_adapter.server.classic_tables import TableWriter, adopt_tables
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
 from broker_adapter.store.dispatcher import Dispatcher
-from dledger import NodeConfig
-from dledger.platform import NodeTrace, get_logger
+from dledger import NodeConfig, TlsFiles
+from dledger.platform import ClientTls, NodeTrace, get_logger
 
 _log = get_logger("classic")
 #: A NameServer that is asked at the start has so long (seconds).
@@ -97,7 +98,7 @@ class ClassicHost:
         return is_master == self._node.roles.leads
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
-        return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts))
+        return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts, self._client_tls))
 
     def suggested_reader(self, physical_offset: int) -> int:
         """RocketMQ's rule: what is further behind than a part of the memory is read from the disk."""
@@ -148,7 +149,9 @@ class ClassicHost:
         remoting = self._settings.remoting
         if not remoting.namesrv:
             return ""
-        client = ClientInstance(list(remoting.namesrv), ClientOptions(request_timeout_s=_NAMESRV_S))
+        client = ClientInstance(
+            list(remoting.namesrv), ClientOptions(request_timeout_s=_NAMESRV_S), self._client_tls()
+        )
         try:
             answer = await client.call_name_server(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
             clusters = parse_clusters(answer.body)
@@ -161,6 +164,13 @@ class ClassicHost:
         masters = [one.master for one in brokers if one.name == self._settings.name and one.master]
         own = remoting.told_address(self._config.address)
         return next((master for master in masters if master != own), "")
+
+    def _client_tls(self) -> ssl.SSLContext | None:
+        """Of what this broker asks by remoting; None: plain text. Reads files."""
+        section = self._config.tls
+        if section is None or not self._settings.remoting.client_tls:
+            return None
+        return ClientTls(TlsFiles(section.ca, section.certificate, section.key)).stream_context()
 
     async def _delete_expired(
         self, connection: RemotingConnection, request: RemotingCommand

@@ -285,6 +285,7 @@ class BrokerProgram:
                 self.settings.namesrv,
                 self._tls_files(),
                 by_remoting=self.settings.remoting.namesrv,
+                remoting_tls=self.settings.remoting.client_tls,
                 every_s=self.host.register_every_s,
             )
         self.delivery.on_orphan(

@@ -6,7 +6,8 @@ What brokers of this project change in these is in their logs; of a master of Ro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Sequence
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.classic.system_names import is_system_group, is_system_topic
@@ -32,8 +33,12 @@ _LOOK_S = 0.5
 class SlaveSync:
     """Implements Beside."""
 
-    def __init__(self, node: ClassicNode, parts: BrokerParts) -> None:
+    def __init__(
+        self, node: ClassicNode, parts: BrokerParts, tls: Callable[[], ssl.SSLContext | None]
+    ) -> None:
+        """`tls`: of a call to the master; None: plain text."""
         self._node = node
+        self._tls = tls
         self._parts = parts
         self._tasks: list[asyncio.Task[None]] = []
         self._problem = ""
@@ -77,7 +82,7 @@ class SlaveSync:
         return next(filter(None, found), "")
 
     async def _sync(self, address: str) -> None:
-        async with Master([address], address=address) as master:  # no NameServer is asked
+        async with Master([address], address=address, tls=self._tls()) as master:  # no NameServer is asked
             topics = (await master.topics()).values()
             groups = (await master.groups()).values()
             offsets = await master.offsets()

@@ -167,7 +167,10 @@ def _open_or_create(
     if not LocalCluster.exists(directory):
         first_port = DEFAULT_BASE_PORT if base_port is None else base_port
         additions = [
-            kind.prepare(first_port, {one.name: str(chosen[one.name]) for one in kind.choices})
+            kind.prepare(
+                first_port,
+                {one.name: str(chosen[one.name]) for one in kind.choices} | ({"tls": "tls"} if tls else {}),
+            )
             for kind in kinds
         ]
         of_node = next((addition.of_node for addition in additions if addition.of_node), ())

@@ -37,10 +37,10 @@ class KindChoice(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
     """`--name` of `cluster up`. `prepare` is given the base port, 0: any free ones, and what was chosen of
-    `choices`. `variables`: what users of a running cluster export; none if it is not of this kind. `columns`
-    and `cells`: what `cluster status` shows besides, `facts`: what of a program's own it has with each node
-    in JSON. `is_ready`: whether a node says that its program does its work; `cluster up` waits until one
-    does, which it calls `ready_name`."""
+    `choices`, and "tls" where the cluster speaks it. `variables`: what users of a running cluster export;
+    none if it is not of this kind. `columns` and `cells`: what `cluster status` shows besides, `facts`: what
+    of a program's own it has with each node in JSON. `is_ready`: whether a node says that its program does
+    its work; `cluster up` waits until one does, which it calls `ready_name`."""
 
     name: str
     help: str

@@ -18,6 +18,7 @@ from broker_adapter.remoting_client import (
     change_role,
 )
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from dledger.platform import ClientTls
 from tests.node.local import until
 
 pytestmark = [pytest.mark.process]
@@ -26,8 +27,9 @@ _WITHIN_S = 60
 _QUEUES = 4
 
 
-def created(folder: Path) -> LocalCluster:
-    additions = BROKER_KIND.prepare(0, {"store": "classic", "role": "sync"})
+def created(folder: Path, *, tls: bool = False) -> LocalCluster:
+    choices = {"store": "classic", "role": "sync"} | ({"tls": "tls"} if tls else {})
+    additions = BROKER_KIND.prepare(0, choices)
     return LocalCluster.create(
         folder,
         nodes=additions.nodes,
@@ -37,6 +39,7 @@ def created(folder: Path) -> LocalCluster:
         remoting=True,
         of_node=additions.of_node,
         has_log=False,
+        tls=tls,
     )
 
 
@@ -117,3 +120,31 @@ async def test_consumers_go_on_at_the_slave_while_the_master_is_gone(tmp_path: P
             while sorted(await received(names)) != sorted(acknowledged):
                 await asyncio.sleep(0)
         assert cluster.status()[1].owner.get("broker_role") == "SLAVE"
+
+
+async def test_with_tls_they_find_each_other_and_change_places(tmp_path: Path) -> None:
+    cluster = created(tmp_path / "cluster", tls=True)
+    files = cluster.tls_files
+    assert files is not None
+    with cluster:
+        await asyncio.to_thread(cluster.start)
+        await asyncio.to_thread(writable, cluster, "n1")
+        for node_id, to_master in (("n1", False), ("n2", True)):
+            address = cluster.plan.node(node_id).remoting_address
+            await until(lambda: not cluster.status()[1].owner.get("ha", {}).get("lacking_bytes"))
+            await changed_over_tls(address, ClientTls(files), to_master=to_master)
+        await asyncio.to_thread(writable, cluster, "n2")
+        facts = [one.owner for one in cluster.status()]
+        assert [owner["broker_role"] for owner in facts] == ["SLAVE", "SYNC_MASTER"]
+        assert all(owner["ha_address"] for owner in facts)
+        assert all(owner["remoting_address"] for owner in facts)
+
+
+async def changed_over_tls(address: str, tls: ClientTls, *, to_master: bool) -> None:
+    """A slave is refused until it has noticed that its master has ended the connection."""
+    async with asyncio.timeout(_WITHIN_S):
+        while True:
+            try:
+                return await change_role(address, to_master=to_master, tls=tls.stream_context())
+            except BrokerError as error:
+                assert "its master is alive" in str(error)
