@@ -25,11 +25,12 @@ from chaos.plans.scenario import (
 )
 from chaos.plans.soak import to_file
 from chaos.quick.trace import QuickReport
-from chaos.run import Run
 from chaos.trace.schema import HOSTILE, Ev, problems
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError
+from tests.chaos.valid_runs import valid_run
+from tests.node.local import PATIENT
 
 
 def test_each_kind_is_known_to_scenarios_the_trace_and_the_process() -> None:
@@ -145,15 +146,15 @@ async def test_good_clients_are_served_beside_hostile_ones(tmp_path: Path) -> No
         name="short-hostile",
         title="x",
         seconds=7,
+        settings={"timing": PATIENT},
         load=load,
         hostile=steps,
         most_server_mib=700,
     )
-    result = await Run(scenario, tmp_path, seed=1).run()
-    assert result.verdict is Verdict.VALID, (result.reasons, result.hostiles)
+    result, folder, _ = await valid_run(scenario, tmp_path)
     assert result.report.acknowledged > 100 and len(result.hostiles) == len(kinds)
     lines = [
-        json.loads(line) for path in (tmp_path / "raw").iterdir() for line in path.read_text().splitlines()
+        json.loads(line) for path in (folder / "raw").iterdir() for line in path.read_text().splitlines()
     ]
     assert not [found for line in lines for found in problems(line)]
     assert _of(lines, Ev.META, e="run_begin")[0]["window_ms"] == 5_000

@@ -15,14 +15,14 @@ from chaos.checker.needs import NEEDS, Need
 from chaos.checker.synthetic import Line, Trace
 from chaos.checker.tables import make_tables
 from chaos.plans.scenario import Scenario
-from chaos.run import Run
 from chaos.trace.schema import RAW_DIR
-from chaos.verdict import Verdict
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.real_role_changes import ROLE_CHANGES
 from tests.chaos.checker.real_traces import drop, drop_operations, load_trace
+from tests.chaos.valid_runs import valid_run
+from tests.node.local import PATIENT
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("chaos-real-runs"), pytest.mark.timeout(900)]
 
 KINDS = ("log", "broker")
 #: What was done to a trace, what the run is then, and the need that is unmet, or the check that is violated.
@@ -290,8 +290,9 @@ def the_clock_of_a_client_jumps_ahead_within_the_bound(trace: Trace) -> None:
 
 def scenario(workload: str) -> Scenario:
     fault = {"kind": "kill", "target": "leader", "at": 1, "lasts": 1.5}
-    load = {"rate": 60, "readers": 1}
+    load = {"rate": 30, "readers": 1}
     about = {"name": f"short-{workload}", "title": "A kill", "workload": workload, "seconds": 4}
+    about |= {"settings": {"timing": PATIENT}}  # the kill alone costs a leadership
     return Scenario.model_validate({**about, "load": load, "fault": [fault]})
 
 
@@ -303,16 +304,15 @@ def names(one: Change, kind: str) -> str:
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunResult]]:
     folder = tmp_path_factory.mktemp("runs")
     for kind in KINDS:
-        result = asyncio.run(Run(scenario(kind), folder / f"run-{kind}", seed=5).run())
-        assert result.verdict is Verdict.VALID, result.reasons
-        load_trace(folder / f"run-{kind}", kind).write(folder / kind)
+        run = asyncio.run(valid_run(scenario(kind), folder / f"runs-{kind}")).folder
+        load_trace(run, kind).write(folder / kind)
         for one, *_, kinds in CHANGES:
             if kind in kinds:
-                trace = load_trace(folder / f"run-{kind}", names(one, kind))
+                trace = load_trace(run, names(one, kind))
                 one(trace)
                 trace.write(folder / trace.run)
     engine = DuckEngine()
-    engine.load(sorted(path.parent for path in folder.glob(f"*/{RAW_DIR}") if "run-" not in path.parent.name))
+    engine.load(sorted(path.parent for path in folder.glob(f"*/{RAW_DIR}")))
     make_tables(engine)
     yield {result.run: result for result in judge(engine, CHECKS)}
 
