@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dledger.imported_names import imported_names
 
 if TYPE_CHECKING:
+    from dledger.addresses import host_of, join_address, split_address
     from dledger.cli.client_options import parse_servers, tls_files
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
@@ -119,7 +120,9 @@ __all__ = [
     "get_logger",
     "handlers",
     "has_too_many_fields",
+    "host_of",
     "is_loopback",
+    "join_address",
     "json_answer",
     "large_turns",
     "list_directory",
@@ -142,6 +145,7 @@ __all__ = [
     "serve_web",
     "settle",
     "silence_grpc",
+    "split_address",
     "static",
     "sync_file",
     "tls_files",
@@ -155,6 +159,9 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
     __getattr__ = imported_names(
         __name__,
         {
+            "host_of": "dledger.addresses",
+            "join_address": "dledger.addresses",
+            "split_address": "dledger.addresses",
             "AdminNames": "dledger.rpc.peer_names",
             "AdmittedConnection": "dledger.status.listener",
             "Advice": "dledger.error_advice",

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from urllib.parse import unquote
 
+from dledger.addresses import host_of
+
 
 class SharedPlaces:
     """A bounded number of streams or calls that last as long as their client likes.
@@ -68,7 +70,7 @@ def peer_host(peer: str) -> str:
 def client_of(remote: str) -> str:
     """What limits go by: the address in host:port, "" for "". What clients say of themselves proves
     nothing."""
-    return client_address(remote.rpartition(":")[0].removeprefix("[").removesuffix("]")) if remote else ""
+    return client_address(host_of(remote)) if remote else ""
 
 
 @lru_cache(maxsize=4096)

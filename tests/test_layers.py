@@ -41,7 +41,14 @@ RPC_OF = {
 }
 
 #: What stands below everything, and what everything of the log may use.
-_GROUND = {"dledger.errors", "dledger.logs", "dledger.metrics", "dledger.shares", "dledger.turns"}
+_GROUND = {
+    "dledger.addresses",
+    "dledger.errors",
+    "dledger.logs",
+    "dledger.metrics",
+    "dledger.shares",
+    "dledger.turns",
+}
 _STATUS_TYPES = "dledger.status.model"
 _BASE = {*_GROUND, "dledger.core", _STATUS_TYPES}
 _STORE = {"dledger.store", "dledger.store.format"}
@@ -78,10 +85,11 @@ _PRODUCT = {
 #: One row for each package, and for the few modules that others may use without the package around them.
 ALLOWED: dict[str, set[str]] = {
     "dledger.errors": set(),
+    "dledger.addresses": set(),
     "dledger.error_advice": {"dledger.errors"},
     "dledger.logs": set(),
     "dledger.metrics": set(),
-    "dledger.shares": set(),
+    "dledger.shares": {"dledger.addresses"},
     "dledger.turns": set(),
     _STATUS_TYPES: set(),
     GENERATED: set(),

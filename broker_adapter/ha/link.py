@@ -28,7 +28,7 @@ from broker_adapter.ha.handshake import (
 )
 from broker_adapter.ha.options import Handshake
 from broker_adapter.ha.transfers import Transfer, TransferReader, encode_report
-from dledger.platform import ClusterSecret
+from dledger.platform import ClusterSecret, split_address
 
 #: Of RocketMQ: how often either side says something (haSendHeartbeatInterval), and how long the other one
 #: waits for it (haHousekeepingInterval).
@@ -82,8 +82,7 @@ class Link:
     ) -> Link:
         """Ask for the log from a physical offset on. `begins_anywhere`: from wherever the master begins.
         `hello`: by handshake. AnswerMissing (ANSWER_MISSING), HaRefused."""
-        host, _, port = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
+        host, port = split_address(address)
         try:
             async with asyncio.timeout(timeout_s):
                 opened = await asyncio.open_connection(

@@ -12,7 +12,6 @@ from broker_adapter.ha.group_transfer import GroupTransfer, SlaveAck
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.ha.log import ShippedLog
 from broker_adapter.ha.options import HaOptions
-from dledger import Code, ConfigError
 from dledger.platform import ClusterSecret, Listener, TlsMode, client_address, get_logger
 
 _log = get_logger("ha")
@@ -71,14 +70,7 @@ class HaService:
 
     async def start(self, listen: str) -> None:
         """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
-        host, _, port = listen.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        try:
-            bound = await self._listener.start(host, int(port))
-        except OSError as error:
-            problem = f"HA: cannot listen on {listen}: {error.strerror}"
-            raise ConfigError(problem, code=Code.PORT_IN_USE) from error
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = await self._listener.listen("HA", listen)
 
     async def stop(self) -> None:
         """Slaves lose their connections; whoever waits for one gets FLUSH_SLAVE_TIMEOUT. Repeatable."""

@@ -26,6 +26,7 @@ from broker_adapter.remoting_client.core import requests
 from broker_adapter.remoting_client.core.route_data import BrokerAddresses, parse_clusters
 from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
+from dledger.platform import host_of, split_address
 
 _CALL_S = 10.0
 #: The group in whose name the broker looks at half messages.
@@ -77,7 +78,7 @@ class Master:
 
     async def find(self, ha_address: str) -> None:
         """Which master it is whose port for slaves is there. TopicRefused (QUEUE_UNKNOWN)."""
-        host, _, port = ha_address.rpartition(":")
+        host, port = split_address(ha_address)
         if self.address:
             await self._check_port(self.address, port)
             return
@@ -95,7 +96,7 @@ class Master:
 
     @staticmethod
     def _on(host: str, known: Sequence[BrokerAddresses]) -> list[BrokerAddresses]:
-        return [one for one in known if str(one.master).rpartition(":")[0] == host]
+        return [one for one in known if host_of(str(one.master)) == host]
 
     async def _check_port(self, address: str, ha_port: str) -> None:
         settings = await self._settings(address)

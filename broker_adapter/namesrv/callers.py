@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from broker_adapter.errors import NameServerRefused, Status
-from dledger.platform import certificate_names, get_logger, normal_name
+from dledger.platform import certificate_names, get_logger, host_of, normal_name
 
 _log = get_logger("namesrv")
 
@@ -33,7 +33,7 @@ class Callers:
         node_id, address = node_id[:_SHOWN], address[:_SHOWN]  # nothing was checked yet
         if not names & self._brokers:
             self._refuse(names, f"register {node_id}", "one of tls.broker_names")
-        host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        host = host_of(address)
         if not names & {normal_name(node_id), normal_name(host)}:
             self._refuse(names, f"register {node_id} at {address}", f"{node_id} or {host} in it")
 

@@ -11,6 +11,7 @@ from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
+from dledger.platform import split_address
 
 
 class _ClientSide:
@@ -52,8 +53,7 @@ async def connect(
     `dispatch` answers what the server asks. A client closes a connection on which nothing comes for longer
     than `limits.idle_s`.
     """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host, port = split_address(address)
     limits = limits or ConnectionLimits()
     connection = RemotingConnection(
         _ClientSide(dispatch or Dispatch(), on_closed), limits, ByteBudget(limits.max_frame)

@@ -13,7 +13,6 @@ from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
-from dledger import Code, ConfigError
 from dledger.platform import Listener, TlsMode, client_address, get_logger
 
 _log = get_logger("remoting")
@@ -69,14 +68,7 @@ class RemotingServer:
 
     async def start(self, listen: str) -> None:
         """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
-        host, _, port = listen.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        try:
-            bound = await self._listener.start(host, int(port))
-        except OSError as error:
-            problem = f"remoting: cannot listen on {listen}: {error.strerror}"
-            raise ConfigError(problem, code=Code.PORT_IN_USE) from error
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = await self._listener.listen("remoting", listen)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take nothing new, let what is under way be answered within the time, close. Repeatable."""

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from dledger.addresses import host_of
 from dledger.errors import Code, InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def names_of(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
 
 
 def _host(address: str) -> str:
-    return _normal(address.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+    return _normal(host_of(address))
 
 
 def _normal(name: str) -> str:

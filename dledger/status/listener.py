@@ -16,6 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
+from dledger.addresses import join_address, split_address
+from dledger.errors import Code, ConfigError
+
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 100
@@ -90,6 +93,15 @@ class Listener:
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
         return int(self._sockets[0].getsockname()[1])
 
+    async def listen(self, service: str, address: str) -> str:
+        """Listen on host:port, port 0 for any free one. Returns the address. ConfigError, with PORT_IN_USE if
+        somebody else has the port."""
+        host, port = split_address(address)
+        try:
+            return join_address(host, await self.start(host, int(port)))
+        except OSError as error:
+            raise _listen_error(f"{service} address {address}", error) from error
+
     async def stop(self) -> None:
         """Take no further connections; those whose TLS handshake is under way end. Repeatable."""
         tasks = [*self._accepting, *self._opening]
@@ -160,3 +172,11 @@ async def _readable(connected: socket.socket) -> None:
         await came.wait()
     finally:
         loop.remove_reader(connected)
+
+
+def _listen_error(address: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"{address}: the port is in use by another process", code=Code.PORT_IN_USE)
+    if isinstance(error, socket.gaierror):
+        return ConfigError(f"{address}: the host name is not known ({error})")
+    return ConfigError(f"{address}: cannot listen: {error}")

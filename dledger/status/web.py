@@ -5,7 +5,6 @@ Paths below /page/ are files of a page and not told to whoever asks for a path t
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from dledger.errors import Code, ConfigError
+from dledger.errors import ConfigError
 from dledger.status.connections import ConnectionLimits, ConnectionTable
 from dledger.status.hosts import AllowedHosts
 from dledger.status.listener import Listener
@@ -101,7 +100,7 @@ async def serve_web(
 
     ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
     """
-    host, port = _split(listen)
+    host = _host(listen)
     table = ConnectionTable(limits or ConnectionLimits())
     hosts = AllowedHosts({host, socket.gethostname(), *allowed_hosts})
     app = _application(handlers, _within_limits(table, frozenset(probes)), _of_hosts(hosts))
@@ -116,12 +115,11 @@ async def serve_web(
     assert runner.server is not None, "the runner was set up"
     listener = Listener(partial(table.admit, runner.server), tls, refusal=_REFUSAL)
     try:
-        bound = await listener.start(host, port)
-    except OSError as error:
+        address = await listener.listen("status", listen)
+    except ConfigError:
         await runner.cleanup()
-        raise _listen_error(listen, error) from error
-    shown = f"[{host}]" if ":" in host else host
-    return HttpServer(runner, listener, f"{shown}:{bound}", on_stop)
+        raise
+    return HttpServer(runner, listener, address, on_stop)
 
 
 def _application(handlers: Mapping[str, WebHandler], limits: Any, hosts: Any) -> web.Application:
@@ -169,7 +167,7 @@ def _answer(
     return web.Response(status=http_status, headers={"Allow": "GET, HEAD, OPTIONS"})
 
 
-def _split(listen: str) -> tuple[str, int]:
+def _host(listen: str) -> str:
     host, colon, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
@@ -177,17 +175,7 @@ def _split(listen: str) -> tuple[str, int]:
     wrong_host = ":" in host and not bracketed
     if not colon or wrong_host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ConfigError(f"status address {listen!r}: expected host:port, [v6]:port or :port")
-    return host, int(port)
-
-
-def _listen_error(listen: str, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(
-            f"status address {listen}: the port is in use by another process", code=Code.PORT_IN_USE
-        )
-    if isinstance(error, socket.gaierror):
-        return ConfigError(f"status address {listen}: the host name is not known ({error})")
-    return ConfigError(f"status address {listen}: cannot listen: {error}")
+    return host
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

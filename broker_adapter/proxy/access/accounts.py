@@ -22,7 +22,7 @@ from pydantic import (
 
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from dledger import Code, ConfigError
-from dledger.platform import check_secret_file
+from dledger.platform import check_secret_file, host_of
 
 _Network = IPv4Network | IPv6Network
 
@@ -94,7 +94,7 @@ class Account(BaseModel):
         if not self.source_addresses:
             return True
         try:
-            found = ip_address(remote.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+            found = ip_address(host_of(remote))
         except ValueError:
             return False
         mapped = getattr(found, "ipv4_mapped", None)

@@ -20,6 +20,7 @@ from broker_adapter.api import TopicConfig
 from broker_adapter.proxy.messages.context import GO, JAVA, NODE_JS, PYTHON, CallContext
 from broker_adapter.proxy.messages.directory import message_type_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
+from dledger.platform import split_address
 
 #: Clients look for "the" queue of a broker by this id, and use no broker but a master's.
 _MASTER_ID = 0
@@ -161,8 +162,8 @@ def _broker(name: str, addresses: list[tuple[str, int]]) -> pb.Broker:
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host, port = split_address(address)
+    return host, int(port)
 
 
 def _scheme(host: str) -> pb.AddressScheme:

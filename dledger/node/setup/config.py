@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dledger.addresses import host_of
 from dledger.core.values import Timing
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.node.setup.config_faults import read_toml, validate
@@ -432,7 +433,7 @@ def duration_ms(text: str) -> int:
 
 def is_loopback(address: str) -> bool:
     """Whether host:port surely stays on this machine. Names are not looked up: what they mean may change."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    host = host_of(address)
     if host == "localhost":
         return True
     try:
