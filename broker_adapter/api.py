@@ -228,7 +228,8 @@ class BrokerApi(Protocol):
 
     async def delete_topic(self, name: str) -> None: ...
 
-    def topics(self) -> list[TopicConfig]: ...
+    def topics(self) -> list[TopicConfig]:
+        """In no order."""
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
         """Of every queue. Linearizable: what was acknowledged before the call is counted."""
@@ -240,7 +241,8 @@ class BrokerApi(Protocol):
 
     async def delete_group(self, name: str) -> None: ...
 
-    def groups(self) -> list[GroupConfig]: ...
+    def groups(self) -> list[GroupConfig]:
+        """In no order."""
 
     async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
         """Committed in the log on return. A generation that is not the group's newest is refused; -1 is for

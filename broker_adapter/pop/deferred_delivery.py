@@ -33,6 +33,7 @@ from broker_adapter.pop.sender import Sender, with_id, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
 from broker_adapter.shares import fits
+from dledger.platform import LARGE_BYTES, large_turns, wake_queue
 
 _log = structlog.get_logger(part="delivery")
 
@@ -459,7 +460,7 @@ class DeferredDelivery:
             )
             self._committer.submit(request)
             self._checking.add(deferred_id)
-            request.done.add_done_callback(partial(self._ask_for, deferred_id, message))
+            request.done.add_done_callback(partial(self._ask_in_turn, deferred_id, message))
 
     def _checked(self, deferred_id: int) -> None:
         self._checking.discard(deferred_id)
@@ -468,9 +469,14 @@ class DeferredDelivery:
         if message is not None and self._is_leading:
             self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
 
-    def _ask_for(self, deferred_id: int, message: DeferredMessage, done: asyncio.Future[Done]) -> None:
+    def _ask_in_turn(self, deferred_id: int, message: DeferredMessage, done: asyncio.Future[Done]) -> None:
+        """The log has many checks at a time. Each question copies its message, and looks for a producer."""
         if done.cancelled() or done.exception() is not None or not done.result().outcomes[0]:
             return
+        turns = large_turns() if message.size >= LARGE_BYTES else wake_queue()
+        turns.add("orphans", partial(self._ask_for, deferred_id, message))
+
+    def _ask_for(self, deferred_id: int, message: DeferredMessage) -> None:
         defer = message.defer()
         outgoing, host = self._moved(deferred_id, defer)
         record = encode(

@@ -63,9 +63,10 @@ def topic_to_json(config: TopicConfig) -> dict[str, Any]:
 
 
 def all_topics(configs: Iterable[TopicConfig], version: int) -> bytes:
-    """Slaves of RocketMQ take them over when the version is another one than before. Slow; see
+    """By name. Slaves of RocketMQ take them over when the version is another one than before. Slow; see
     `dump_rows`."""
-    return _table("topicConfigTable", ((config.name, topic_to_json(config)) for config in configs), version)
+    rows = ((config.name, topic_to_json(config)) for config in sorted(configs))
+    return _table("topicConfigTable", rows, version)
 
 
 def all_offsets(offsets: Mapping[str, Sequence[QueueOffset]]) -> bytes:
@@ -117,7 +118,7 @@ def group_to_json(config: GroupConfig) -> dict[str, Any]:
 
 def all_groups(configs: Iterable[GroupConfig], version: int) -> bytes:
     """As `all_topics`."""
-    rows = ((config.name, group_to_json(config)) for config in configs)
+    rows = ((config.name, group_to_json(config)) for config in sorted(configs))
     return _table("subscriptionGroupTable", rows, version)
 
 

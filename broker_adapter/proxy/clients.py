@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
 
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2 import definition_pb2 as pb
@@ -12,6 +13,10 @@ from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.shares import Shares, fits
 from dledger.platform import wake_queue
 
+K = TypeVar("K")
+
+#: Producers of a topic that are tried for one question: there may be ten thousand, and a hundred questions.
+_MOST_TRIED = 256
 #: Of settings of all clients that are connected to a node, as they came.
 MAX_SETTINGS_BYTES = 64 << 20
 #: Of commands that wait until these clients read them; some have a message in them.
@@ -37,6 +42,13 @@ class ClientInfo(NamedTuple):
     group: str = ""
     topics: frozenset[str] = frozenset()
     account: str | None = ""
+
+
+def in_turn(producers: dict[K, None]) -> Iterator[K]:
+    """Some of them, the others first next time."""
+    for one in list(islice(producers, _MOST_TRIED)):
+        producers[one] = producers.pop(one)
+        yield one
 
 
 class ClientStreams:
@@ -126,13 +138,9 @@ class ClientStreams:
         return any(stream.tell(command) for stream in reversed(self._streams.get(client_id, {})))
 
     def tell_any(self, topic: str, command: calls.TelemetryCommand) -> bool:
-        """One of the topic's producers, in turns. False: none is connected here."""
-        producers = self._producers.get(topic, {})
-        for other in list(producers):
-            if other.tell(command):
-                producers[other] = producers.pop(other)  # the others first, next time
-                return True
-        return False
+        """One of the topic's producers, in turns. False: none is connected here, or none of those that were
+        tried takes it."""
+        return any(other.tell(command) for other in in_turn(self._producers.get(topic, {})))
 
     def group_changed(self, group: str) -> None:
         """Its settings are those of its consumers."""

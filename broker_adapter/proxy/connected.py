@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from broker_adapter.proxy.clients import ClientInfo, ClientStreams
+from broker_adapter.proxy.clients import ClientInfo, ClientStreams, in_turn
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
 #: A client that has sent to a topic counts so long as a producer of it, whatever its settings say (seconds).
@@ -23,12 +23,33 @@ class RemoteClients:
     def __init__(self, tell: TellNode) -> None:
         self.tell = tell
         self.infos: dict[str, Sequence[ClientInfo]] = {}
+        self._producers: dict[str, dict[str, None]] = {}  # ids by topic, in order of turns
 
     def said(self, clients: Mapping[str, Sequence[ClientInfo]], gone: Sequence[str]) -> None:
         """`clients`: by id, what each account says that has streams under it."""
         for client_id in gone:
-            self.infos.pop(client_id, None)
-        self.infos.update(clients)
+            self._list(client_id, self.infos.pop(client_id, ()), ())
+        for client_id, infos in clients.items():
+            self._list(client_id, self.infos.get(client_id, ()), infos)
+            self.infos[client_id] = infos
+
+    def producers(self, topic: str) -> Iterator[tuple[str, Sequence[ClientInfo]]]:
+        """Some that send to the topic, in turns: ids, and what each says."""
+        return ((client_id, self.infos[client_id]) for client_id in in_turn(self._producers.get(topic, {})))
+
+    def _list(self, client_id: str, before: Sequence[ClientInfo], infos: Sequence[ClientInfo]) -> None:
+        known, topics = _topics_of(before), _topics_of(infos)
+        for topic in known - topics:
+            producers = self._producers[topic]
+            del producers[client_id]
+            if not producers:
+                del self._producers[topic]
+        for topic in topics - known:
+            self._producers.setdefault(topic, {})[client_id] = None
+
+
+def _topics_of(infos: Sequence[ClientInfo]) -> frozenset[str]:
+    return frozenset().union(*(info.topics for info in infos))
 
 
 class RecentSenders:
@@ -107,9 +128,8 @@ class ConnectedClients:
 
     def _tell_any_remote(self, topic: str, command: calls.TelemetryCommand) -> bool:
         for node in self._nodes:
-            for client_id, infos in list(node.infos.items()):
-                found = [info for info in infos if topic in info.topics and self._may_be_asked(info, topic)]
-                if found and node.tell(client_id, command):
-                    node.infos[client_id] = node.infos.pop(client_id)  # the others first, next time
+            for client_id, infos in node.producers(topic):
+                may_be = any(topic in info.topics and self._may_be_asked(info, topic) for info in infos)
+                if may_be and node.tell(client_id, command):
                     return True
         return False

@@ -231,7 +231,7 @@ class Broker:
         (await self._proposals.propose(DeleteTopic(name))).check()
 
     def topics(self) -> list[TopicConfig]:
-        return sorted(self._metadata.topics.values())
+        return list(self._metadata.topics.values())
 
     async def topic_stats(self, topic: str) -> list[QueueStats]:
         await self._confirm()
@@ -278,7 +278,7 @@ class Broker:
         (await self._proposals.propose(DeleteGroup(name))).check()
 
     def groups(self) -> list[GroupConfig]:
-        return sorted(group.config for group in self._metadata.groups())
+        return [group.config for group in self._metadata.groups()]
 
     async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
         self._use_all(one.topic for one in offsets)

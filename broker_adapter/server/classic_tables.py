@@ -148,8 +148,8 @@ class TableWriter:
     def _contents(self) -> dict[str, bytes]:
         metadata = self._parts.metadata
         version = max(metadata.applied_index, 0)
-        topics = sorted(metadata.topics.values())
-        groups = sorted(group.config for group in metadata.groups())
+        topics = list(metadata.topics.values())
+        groups = [group.config for group in metadata.groups()]
         if not topics and not groups:
             return {}
         return {

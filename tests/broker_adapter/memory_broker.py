@@ -320,7 +320,7 @@ class MemoryBroker:
             self.cluster.first[key] = len(self.cluster.queues[key])
 
     def topics(self) -> list[TopicConfig]:
-        return sorted(self.cluster.topics.values())
+        return list(self.cluster.topics.values())
 
     async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
         return (await self.topic_stats(topic))[queue_id]
@@ -350,7 +350,7 @@ class MemoryBroker:
         self.cluster.groups[name].generation += 1
 
     def groups(self) -> list[GroupConfig]:
-        return sorted(self.cluster.group_configs.values())
+        return list(self.cluster.group_configs.values())
 
     # -- offsets and members
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import pytest
 
@@ -98,6 +98,33 @@ async def test_pulls_of_an_address_take_turns_with_those_of_others(tmp_path: Pat
         await asyncio.gather(*busy, *pulls)
         assert len(done) == 51
         assert done.index("10.0.0.2:1") <= 5, "two threads, and a few of the other may be done before"
+
+
+async def test_offsets_of_groups_are_read_beside_the_event_loop(tmp_path: Path) -> None:
+    """A group may have tens of thousands, and there may be thousands of groups."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("orders", messages("a"), queue_id=0)
+        for group in ("g1", "g2"):
+            await program.broker.commit_offsets(group, -1, [QueueOffset("orders", 0, 1)])
+        where: list[str] = []
+
+        class Noting:
+            def offsets_of(self, group: str) -> dict[tuple[str, int], int]:
+                where.append(current_thread().name.partition("_")[0])
+                return program.delivery_state.offsets_of(group)
+
+            def topics_of(self, group: str) -> set[str]:
+                where.append(current_thread().name.partition("_")[0])
+                return program.delivery_state.topics_of(group)
+
+        program.broker._given = Noting()
+        assert await program.broker.all_offsets() == {
+            group: [QueueOffset("orders", 0, 1)] for group in ("g1", "g2")
+        }
+        assert (await program.broker.offsets("g1"))[1] == [QueueOffset("orders", 0, 1)]
+        assert await program.broker.groups_of("orders") == ["g1", "g2"]
+        assert where == ["pull"] * 5
 
 
 async def test_messages_are_found_by_key_tag_and_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,8 @@ from broker_adapter.pop.commands import Checked, Defer, DeferredKind, End, Endin
 from broker_adapter.pop.committer import Request
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.timetable import Timetable
+from dledger.platform import LARGE_BYTES
+from dledger.turns import MOST_WOKEN
 from tests.broker_adapter.pop.deferred_world import ID, START, TOPIC, World, delayed
 from tests.node.local import until
 
@@ -33,6 +36,29 @@ async def test_refused_ends_do_not_multiply_the_checks_of_a_half_message() -> No
         for _ in range(3):
             await world.look()
         assert [one.checks for one in world.asked] == list(range(1, number + 1))
+    world.deferred.stop()
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, MOST_WOKEN), (LARGE_BYTES, 1)])
+async def test_questions_about_many_half_messages_leave_turns_of_the_loop_to_others(
+    size: int, most: int
+) -> None:
+    """The log has a hundred checks at once, and each question copies its message."""
+    world, turns, loop = World(), [0], asyncio.get_running_loop()
+    asked_in = Counter[int]()
+    world.deferred.on_orphan(lambda half: asked_in.update([turns[0]]))
+    for _ in range(50):
+        await world.deferred.half(TOPIC, OutgoingMessage(bytes(size)), "", "p", 0, -1, "", 1000)
+
+    def next_turn() -> None:
+        turns[0] += 1
+        loop.call_soon(next_turn)
+
+    next_turn()
+    world.now_ms += 1000
+    await world.look()
+    await until(lambda: asked_in.total() == 50)
+    assert max(asked_in.values()) <= most
     world.deferred.stop()
 
 

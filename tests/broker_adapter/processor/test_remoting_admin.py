@@ -290,7 +290,7 @@ async def test_at_a_broker_that_names_no_operators_only_members_change(
             assert (program.metadata.topic(f"of-{who}") is not None) is may, who
 
 
-_LONG = ("all_topics", "all_groups", "topic_stats", "consume_stats")
+_LONG = ("all_topics", "all_groups", "topic_stats", "consume_stats", "all_consume_stats", "all_offsets")
 
 
 async def test_texts_of_long_answers_are_made_beside_the_event_loop(
@@ -318,6 +318,8 @@ async def test_texts_of_long_answers_are_made_beside_the_event_loop(
         await asker.body(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         await asker.ask(RequestCode.GET_TOPIC_STATS_INFO, topic="t")
         await asker.ask(RequestCode.GET_CONSUME_STATS, consumerGroup="g")
+        await asker.ask(RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+        await asker.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
     assert made == dict.fromkeys(_LONG, False)
 
 

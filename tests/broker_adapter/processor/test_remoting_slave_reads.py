@@ -42,6 +42,22 @@ async def test_a_slave_gives_committed_messages_without_a_majority(tmp_path: Pat
             assert [message.body for message in decode_all(answer.body)] == [b"one"]
 
 
+def test_a_slave_answers_itself_only_what_changes_nothing() -> None:
+    """A pop that it answered would be refused there: only the log of the master gives messages out."""
+    own = {code for code in RequestCode if RemotingRequest(RemotingCommand(code)).is_read}
+    assert own == {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+    }
+
+
 class Queue:
     """Answers each pull with this."""
 

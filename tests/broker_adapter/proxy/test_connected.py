@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
@@ -101,3 +103,78 @@ def test_the_clients_of_a_node_that_names_no_accounts_are_told_and_not_taken_for
     node.said({"gone": [ClientInfo(account=None)]}, [])
     without_accounts.add(node)
     assert without_accounts.tell_producer("orders", "gone", COMMAND)
+
+
+class CountedTopics(frozenset[str]):
+    """That count how often somebody looks for one."""
+
+    looks = 0
+
+    def __contains__(self, topic: object) -> bool:
+        CountedTopics.looks += 1
+        return super().__contains__(topic)
+
+
+def many(count: int, topic: str) -> dict[str, list[ClientInfo]]:
+    return {f"{topic}-{number}": [ClientInfo(topics=CountedTopics({topic}))] for number in range(count)}
+
+
+def test_a_question_looks_at_few_of_the_clients_of_other_nodes() -> None:
+    """A hundred halves may be without their producer, and each looked at all clients of the cluster."""
+    connected = ConnectedClients(ClientStreams(10), lambda: 0.0)
+    told = Counter[str]()
+
+    def tell(client_id: str, command: calls.TelemetryCommand) -> bool:
+        told[client_id] += 1
+        return client_id == "orders-2999"
+
+    node = RemoteClients(tell)
+    node.said({**many(3_000, "other"), **many(3_000, "orders")}, [])
+    connected.add(node)
+    CountedTopics.looks = 0
+    assert not connected.tell_producer("nothing", "gone", COMMAND)
+    assert CountedTopics.looks == 0 and not told
+    asked = 0
+    while not connected.tell_producer("orders", "gone", COMMAND):
+        asked += 1
+        assert CountedTopics.looks <= 300 * asked
+    assert 0 < asked < 30, "each question tries others"
+    assert set(told.values()) == {1} and len(told) == 3_000
+
+
+def test_producers_of_other_nodes_come_and_go_with_what_their_nodes_say() -> None:
+    nodes = Nodes()
+    owner = ClientInfo(topics=ORDERS, account="owner")
+    nodes.add("b", {"p1": [owner], "p2": [stranger(), owner], "p3": [owner]})
+    assert [nodes.ask() for _ in range(4)] == [[("b", one)] for one in ("p1", "p2", "p3", "p1")]
+    node = nodes.clients._nodes[0]
+    node.said({"p2": [stranger()], "p4": [owner]}, ["p3", "p9"])
+    assert [nodes.ask() for _ in range(3)] == [[("b", one)] for one in ("p1", "p4", "p1")]
+    node.said({"p2": [owner]}, ["p1", "p4"])
+    assert [nodes.ask() for _ in range(2)] == [[("b", "p2")]] * 2
+    node.said({}, ["p2"])
+    assert nodes.ask() == [] and not node.infos and not node._producers
+
+
+def test_a_question_tries_few_of_the_producers_of_this_node() -> None:
+    """They may all be full, and there may be ten thousand."""
+
+    class Full:
+        def __init__(self) -> None:
+            self.tried = 0
+
+        def tell(self, command: calls.TelemetryCommand) -> bool:
+            self.tried += 1
+            return self.tried > 1
+
+        def renew(self) -> None: ...
+
+    streams, all_of_them = ClientStreams(2_000), [Full() for _ in range(1_000)]
+    for number, stream in enumerate(all_of_them):
+        streams.add(f"p{number}", stream)
+        streams.describe(f"p{number}", stream, ClientInfo(topics=ORDERS))
+    questions = 0
+    while not streams.tell_any("orders", COMMAND):
+        questions += 1
+        assert sum(stream.tried for stream in all_of_them) <= 300 * questions
+    assert questions < 10 and all(stream.tried for stream in all_of_them)
