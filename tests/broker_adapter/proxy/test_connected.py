@@ -105,6 +105,23 @@ def test_the_clients_of_a_node_that_names_no_accounts_are_told_and_not_taken_for
     assert without_accounts.tell_producer("orders", "gone", COMMAND)
 
 
+def test_who_has_sent_lately_is_asked_and_nobody_later() -> None:
+    now_s = [0.0]
+    connected = ConnectedClients(ClientStreams(10), lambda: now_s[0])
+    told: list[str] = []
+    node = RemoteClients(lambda client_id, command: told.append(client_id) is None)
+    node.said({"early": [ClientInfo()], "late": [ClientInfo()]}, [])
+    connected.add(node)
+    for client_id in ("early", "late"):
+        now_s[0] += 100
+        connected.sent(client_id, "orders")
+    for at_s, asked in ((200, "late"), (350, "late"), (499, "late"), (501, None)):
+        now_s[0] = at_s
+        told.clear()
+        assert connected.tell_producer("orders", "gone", COMMAND) == (asked is not None)
+        assert told == ([] if asked is None else [asked])
+
+
 class CountedTopics(frozenset[str]):
     """That count how often somebody looks for one."""
 

@@ -346,6 +346,8 @@ async def test_answers_that_are_not_read_take_so_much_memory_together(world: Wor
         assert len(server.connections) == 1
         for writer in (large, small):
             writer.transport.abort()
+        await until(lambda: not server.connections)
+        assert not server._unsent and server._unsent_bytes == 0, "nothing is kept for who has gone"
 
 
 async def test_large_frames_are_read_as_memory_allows(world: World) -> None:
@@ -398,6 +400,35 @@ async def test_the_oldest_idle_connection_makes_room(world: World) -> None:
         await until(lambda: idle.is_closed)
         world.go_on.set()
         assert (await waiting).code == 0
+
+
+async def test_an_address_that_has_too_many_loses_the_one_of_its_own_that_was_silent_for_longest(
+    world: World,
+) -> None:
+    async def echo(local_address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        streams = await asyncio.open_connection(*_open(server), local_addr=(local_address, 0))
+        await say(*streams)
+        return streams
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen = len(world.seen)
+        writer.write(encode(RemotingCommand(ECHO)))
+        await until(lambda: len(world.seen) > seen)
+        await until(lambda: all(one.is_idle for one in server.connections))
+
+    async with world.serving(ServerLimits(connections=4, per_address=2)) as server:
+        stranger = await echo("127.0.0.2")
+        first, second = [await echo("127.0.0.1") for _ in range(2)]
+        await say(*first)
+        third = await echo("127.0.0.1")
+        peers = {_peer(streams[1]) for streams in (stranger, first, third)}
+        await until(lambda: {one.peer for one in server.connections} == peers)
+        # With room for nobody more, the one that was silent for longest of all.
+        fourth, fifth = await echo("127.0.0.3"), await echo("127.0.0.3")
+        peers = {_peer(streams[1]) for streams in (first, third, fourth, fifth)}
+        await until(lambda: {one.peer for one in server.connections} == peers)
+        for _, writer in (stranger, first, second, third, fourth, fifth):
+            writer.transport.abort()
 
 
 async def test_where_all_are_busy_a_new_connection_is_closed(world: World) -> None:
