@@ -242,6 +242,30 @@ async def test_what_was_taken_in_or_refused_leaves_room_for_the_next() -> None:
     world.deferred.stop()
 
 
+async def test_what_is_on_its_way_into_the_state_takes_room_too() -> None:
+    """Else as many as come at once, of whatever size, would be taken."""
+    world = World(max_held_bytes=8000)
+    taken = await asyncio.gather(*(world.half() for _ in range(100)), return_exceptions=True)
+    refused = [one for one in taken if isinstance(one, Busy)]
+    assert {one.status for one in refused} == {Status.TOO_MANY_HELD_MESSAGES}
+    assert 0 < world.state.deferred.bytes <= 4000, "an address alone has half"
+    assert len(refused) == 100 - len(world.state.deferred)
+    world.deferred.stop()
+
+
+async def test_names_of_topics_and_clients_take_memory_as_long_as_messages_wait_for_them() -> None:
+    world = World()
+    for number in range(50):
+        due_ms = world.now_ms + 1000
+        topic = TopicConfig(f"t{number}", 1, 1)
+        message, host = OutgoingMessage(b"x"), f"10.0.0.{number}:1"
+        delayed = await world.deferred.delay(topic, message, "", due_ms, -1, host, 1000)
+        await world.deferred.recall(topic.name, delayed.recall_handle, 1000)
+    deferred = world.state.deferred
+    assert not deferred and (len(deferred._topics.names), len(deferred._clients.names)) == (1, 1)
+    world.deferred.stop()
+
+
 #: Their checksums, which stand in transaction ids, are the same.
 ALIKE = ("orders-29685295", "orders-32060020")
 
