@@ -68,3 +68,14 @@ async def test_a_port_that_gets_no_descriptor_waits_and_one_that_lost_a_connecti
         await asyncio.sleep(0)
     await port.stop()
     assert (len(tries) == 1) is waits and tries
+
+
+async def test_a_connection_that_ends_before_anything_was_done_for_it_leaves_no_socket_open() -> None:
+    room = Room()
+    port = Listener(room.admit, None)
+    accepted, other = socket.socketpair()
+    port._take(accepted, "127.0.0.1")
+    assert room.on_close is not None
+    room.on_close()
+    await until(lambda: accepted.fileno() == -1)
+    other.close()
