@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from threading import current_thread
+from threading import Event, current_thread
+from typing import Any
 
 import pytest
 
@@ -69,3 +71,43 @@ async def test_filters_take_neither_the_loop_nor_the_threads_that_read(tmp_path:
         for _ in range(2):  # fresh, and given before
             assert len(await receive(invisible_ms=1, wanted=Filter(matches=matches, steps=1))) == 1
         assert where == ["filter"] * 2
+
+
+async def test_reads_and_filters_of_receives_count_for_the_address_of_their_client(tmp_path: Path) -> None:
+    """Addresses take turns with both: whoever is not named would keep all others waiting."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("t", messages("a"), queue_id=0)
+        await in_step(program)
+        receiver = program.delivery._receiver
+        seen: list[tuple[str, str]] = []
+
+        def noting(what: str, run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            def noted(work: Callable[[], Any], address: str) -> Awaitable[Any]:
+                seen.append((what, address))
+                return run(work, address)
+
+            return noted
+
+        receiver._run = noting("read", receiver._run)
+        receiver._run_filter = noting("filter", receiver._run_filter)
+        receive = partial(program.delivery.receive, topic="t", client_id="c", max_messages=9, wait_ms=20_000)
+        for _ in range(2):
+            await receive("g1", invisible_ms=60_000, attempt_id="a", remote="10.0.0.1:1")
+        wanted = Filter(matches=lambda _: True, steps=1)
+        await receive("g2", invisible_ms=60_000, wanted=wanted, remote="10.0.0.2:1")
+        assert seen == [("read", "10.0.0.1")] * 2 + [("filter", "10.0.0.2")]
+
+
+async def test_filters_of_pulls_count_for_the_address_of_their_client(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        broker = (await cluster.master()).broker
+        gate, done = Event(), list[str]()
+        remotes = [*(f"10.0.0.1:{port}" for port in range(20)), "10.0.0.2:1"]
+        busy = asyncio.create_task(broker.filter(gate.wait, ""))
+        await asyncio.sleep(0)
+        filters = [asyncio.create_task(broker.filter(partial(done.append, one), one)) for one in remotes]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(busy, *filters)
+        assert done == [remotes[0], remotes[-1], *remotes[1:-1]]
