@@ -23,6 +23,7 @@ GENERATED = (
 )
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 650
+LEAST_ELECTION_MAX_MS = 2000
 # Spelled in pieces, so that this file does not find itself.
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
 
@@ -88,6 +89,19 @@ def sleeps(source: str) -> list[str]:
     return found
 
 
+def hasty(source: str) -> list[str]:
+    """What fails on a busy machine: nodes that elect another leader because theirs stood still for a moment,
+    and assertions that something took less than a time."""
+    found = []
+    for number, line in enumerate(source.splitlines(), 1):
+        timeout = re.search(r'"election_max_ms": (\d[\d_]*)', line)
+        if timeout and int(timeout[1]) < LEAST_ELECTION_MAX_MS:
+            found.append(f"line {number}: an election time-out of {timeout[1]} ms at most")
+        if re.search(r"assert .*\b(time|monotonic|perf_counter)\(\) - \w+ <", line):
+            found.append(f"line {number}: {line.strip()}")
+    return found
+
+
 def unfinished(source: str) -> list[str]:
     """Marks of unfinished work in comments, and functions that only raise NotImplementedError."""
     found = []
@@ -142,7 +156,7 @@ ON_PRODUCT: list[Rule] = [
     unfinished,
     untyped_public_functions,
 ]
-ON_TESTS: list[Rule] = [sleeps, swallowed_errors, unfinished]
+ON_TESTS: list[Rule] = [hasty, sleeps, swallowed_errors, unfinished]
 
 
 def report(rule: Rule, files: list[Path]) -> str:
@@ -191,6 +205,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (sleeps, "import time\ntime.sleep(1)\n", "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n"),
     (sleeps, "async def f():\n    await asyncio.sleep(0.1)\n", "clock.sleep(3)\n"),
     (sleeps, "from time import sleep\n", "from time import monotonic\n"),
+    (hasty, 'T = {"election_max_' + 'ms": 600}\n', 'T = {"election_max_ms": 4000}\n'),
+    (hasty, "assert loop.time() " + "- began < 2\n", "assert loop.time() - began > 2\n"),
     (unfinished, f"x = 1  # {UNFINISHED[0]}: later\n", "x = 1  # done\n"),
     (unfinished, "def f():\n    raise NotImplementedError\n", "def f():\n    raise ValueError\n"),
     (unfinished, "def f():\n    raise NotImplementedError('x')\n", "def f():\n    raise ValueError('x')\n"),

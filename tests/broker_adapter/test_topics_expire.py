@@ -12,7 +12,7 @@ from tests.node.local import until
 async def test_a_topic_made_by_use_expires_unless_it_holds_a_message_or_is_an_administrators(
     tmp_path: Path,
 ) -> None:
-    async with brokers(tmp_path, 1, settings={"auto_create_expire_ms": 40}) as cluster:
+    async with brokers(tmp_path, 1, settings={"auto_create_expire_ms": 1_000}) as cluster:
         program = await cluster.master()
         broker, topics = program.broker, program.metadata
         await broker.put_topic(TopicConfig("ours"))

@@ -22,7 +22,7 @@ from dledger.node.setup.config import parse_config
 from dledger.node.setup.trace import NodeTrace
 from dledger.node.tracing import TracingShell
 from dledger.store.identity import Identity, init_directory
-from tests.node.local import CLUSTER, GROUP, until
+from tests.node.local import CLUSTER, GROUP, PATIENT, until
 from tests.process.cluster import free_ports
 
 
@@ -54,7 +54,7 @@ def make_node(folder: Path, trace: NodeTrace | None, machine: StateMachine | Non
         "cluster_id": CLUSTER,
         "group": GROUP,
         "members": {"n1": f"127.0.0.1:{free_ports(1)[0]}"},
-        "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
+        "timing": PATIENT,
     }
     return NodeServer(parse_config(content), machine, trace=trace, owned=machine is not None)
 

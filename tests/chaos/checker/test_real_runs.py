@@ -291,7 +291,7 @@ def the_clock_of_a_client_jumps_ahead_within_the_bound(trace: Trace) -> None:
 def scenario(workload: str) -> Scenario:
     fault = {"kind": "kill", "target": "leader", "at": 1, "lasts": 1.5}
     load = {"rate": 30, "readers": 1}
-    about = {"name": f"short-{workload}", "title": "A kill", "workload": workload, "seconds": 4}
+    about = {"name": f"short-{workload}", "title": "A kill", "workload": workload, "seconds": 5}
     about |= {"settings": {"timing": PATIENT}}  # the kill alone costs a leadership
     return Scenario.model_validate({**about, "load": load, "fault": [fault]})
 
