@@ -6,8 +6,16 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker_adapter.classic.record_check import MAX_RECORD_BYTES, Head, check_record, claimed_size, is_blank
-from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.classic.record_check import (
+    MAX_RECORD_BYTES,
+    SECTOR,
+    Head,
+    check_record,
+    claimed_size,
+    is_blank,
+    lacks_sector,
+)
+from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.format.message import MIN_RECORD_SIZE, Version
 from dledger.platform import Disk, read_around
 
@@ -20,7 +28,11 @@ _MAGICS = tuple(struct.pack(">I", version) for version in Version)
 class FileWalk:
     """One file. After `heads`: `at` is where it stopped, `problem` why, None if the rest is a blank."""
 
-    def __init__(self, disk: Disk, handle: int, begin: int, file_size: int) -> None:
+    def __init__(
+        self, disk: Disk, handle: int, begin: int, file_size: int, torn_from: int | None = None
+    ) -> None:
+        """`torn_from`: a loss of power may have left out sectors of records from this physical offset on."""
+        self._torn_from = torn_from
         self._disk = disk
         self._handle = handle
         self._begin = begin
@@ -43,8 +55,19 @@ class FileWalk:
                 if found is None:
                     return
                 head = found
+            if self._is_torn(head):
+                self.problem = StoredDataDamaged(
+                    Status.RECORD_FIELD, f"the record at {place} lacks a sector of its topic and properties"
+                )
+                return
             self.at += head.size
             yield head
+
+    def _is_torn(self, head: Head) -> bool:
+        if self._torn_from is None or head.physical_offset < self._torn_from:
+            return False
+        here = self._loaded(head.size + SECTOR)
+        return lacks_sector(self._data, here, head.size, self.at)
 
     def _looked_at_again(self, place: int, left: int) -> Head | None:
         """None: there is a blank, or a problem."""

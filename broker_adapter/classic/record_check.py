@@ -42,6 +42,8 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">H")
 _TIMESTAMP = struct.Struct(">q")
 _BORN_HOST_AT, _V6_MORE, _CRC_MASK = 48, 12, 0x7FFFFFFF
+#: A disk writes so many bytes whole or not at all.
+SECTOR = 512
 
 Buffer = bytes | bytearray | memoryview
 
@@ -109,6 +111,24 @@ def store_timestamp(record: Buffer) -> int:
     except struct.error:
         return 0
     return int(stamp)
+
+
+def lacks_sector(data: Buffer, at: int, size: int, within: int) -> bool:
+    """Whether a sector behind the body has nothing but zeros, though the record at `at` of `data` looks
+    whole: a loss of power has left it out, and no checksum covers topic and properties.
+
+    `within`: where the record lies in its file; `data` has it up to the end of its last sector."""
+    (sys_flag,) = _INT.unpack_from(data, at + _SYS_FLAG_AT)
+    fixed = _FIXED[sys_flag & HOST_BITS]
+    topic_at = fixed.size + fixed.unpack_from(data, at)[4]
+    # The size of no properties is zeros in any case.
+    end = size if any(data[at + size - 2 : at + size]) else size - 2
+    first = (within + topic_at) // SECTOR * SECTOR - within
+    for sector in range(first, end, SECTOR):
+        low = max(0, sector)
+        if not any(data[at + low : at + sector + SECTOR]):
+            return True
+    return False
 
 
 def _damaged(status: Status, problem: str) -> StoredDataDamaged:

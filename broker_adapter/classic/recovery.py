@@ -2,9 +2,10 @@
 
 As RocketMQ: after a clean stop (no file `abort`) the last three files are looked at; after any other, the
 files from the one on whose first message is not newer than the checkpoint. The log ends before the first
-bytes that are no record. RocketMQ cuts there whatever follows. Here the log is not opened (STORE_DAMAGED) if
-what is behind was durable: `judge_end` says when that is known. `CommitLogOptions.cut_damage` opens it all
-the same.
+bytes that are no record; behind what the checkpoint covers, also before a record that lacks a sector of its
+topic and properties, of which no checksum tells. RocketMQ cuts there whatever follows. Here the log is not
+opened (STORE_DAMAGED) if what is behind was durable: `judge_end` says when that is known.
+`CommitLogOptions.cut_damage` opens it all the same.
 
 What is cut is overwritten by zeros: else a later, shorter tail could be followed by records of an earlier
 life.
@@ -185,10 +186,12 @@ class _Opening:
         """As far as good records follow each other."""
         begin = end = self._begins[self._first] if self._begins else 0
         records = last_ms = 0
+        # Without a bound it is RocketMQ's directory, and what RocketMQ believes is believed.
+        torn_from = None if self._was_clean else self._checkpoint.flushed_offset
         reason = "the last file is full"
         for begin in self._begins[self._first :]:
             with self._opened(begin) as handle:
-                walk = FileWalk(self._disk, handle, begin, self._size)
+                walk = FileWalk(self._disk, handle, begin, self._size, torn_from)
                 for head in walk.heads():
                     records += 1
                     last_ms = head.store_timestamp

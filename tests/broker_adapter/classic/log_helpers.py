@@ -24,9 +24,17 @@ def opened(disk: Disk, *, file_size: int = FILE_SIZE, root: Path = ROOT, **optio
     return open_commit_log(root, disk, CommitLogOptions(file_size, **options))  # type: ignore[arg-type]
 
 
-def record(body: bytes, place: int, *, stamp: int = BEGIN_MS, topic: str = "t") -> bytearray:
+def record(
+    body: bytes, place: int, *, stamp: int = BEGIN_MS, topic: str = "t", properties: str = ""
+) -> bytearray:
     message = Message(
-        topic, body, physical_offset=place, store_timestamp=stamp, born_host=BORN, store_host=STORED
+        topic,
+        body,
+        physical_offset=place,
+        store_timestamp=stamp,
+        born_host=BORN,
+        store_host=STORED,
+        properties=properties,
     )
     return encode(message)
 

@@ -28,14 +28,16 @@ class Witness:
     logs: list[Records] = field(default_factory=lambda: [[]])
     begins: list[int] = field(default_factory=lambda: [0])
     number: int = 0
+    properties: str = ""
 
     def append(self, log: CommitLogFiles, *sizes: int) -> None:
-        places = log.place([len(record(bytes(size), 0)) for size in sizes])
+        places = log.place([len(record(bytes(size), 0, properties=self.properties)) for size in sizes])
         records = []
         for size, place in zip(sizes, places, strict=True):
             self.number += 1
             body = (b"%03d" % self.number * size)[:size]
-            records.append((place, bytes(record(body, place, stamp=1_000_000 + self.number * 1_000))))
+            stamp = 1_000_000 + self.number * 1_000
+            records.append((place, bytes(record(body, place, stamp=stamp, properties=self.properties))))
         self.written = [*self.written, *records]
         self.logs.append(self.written)
         log.append([raw for _, raw in records])
@@ -192,6 +194,40 @@ def test_a_prefix_of_unsynced_records_may_survive_and_no_other() -> None:
         assert again.end_offset == found[-1][0] + len(found[-1][1]) or again.end_offset % FILE_SIZE == 0
         lengths.add(len(found))
     assert lengths >= {1, 2, 4}
+
+
+def test_a_record_that_lacks_a_sector_of_its_properties_does_not_come_back() -> None:
+    """No checksum covers them: zeros in their place are no record that was ever written."""
+    properties = "".join(f"key{number}\x01value{number}\x02" for number in range(60))
+    cut = 0
+    for seed in range(60):
+        disk, witness = SimDisk(), Witness(properties=properties)
+        log = opened(disk, file_size=8 * FILE_SIZE)
+        for size in (5, 0, 300):
+            witness.append(log, size)
+        disk.crash(CrashKind.POWER, Random(seed), reorder=True)
+        again = opened(disk, file_size=8 * FILE_SIZE)
+        found, _ = records_of(on_disk(disk), 0, 8 * FILE_SIZE)
+        assert again.end_offset == sum(len(raw) for _, raw in found)
+        assert found == witness.written[: len(found)], seed
+        cut += len(found) < 3
+    assert cut
+
+
+def test_a_record_that_is_durable_may_have_any_properties() -> None:
+    """Zeros among them, which the checkpoint covers or a clean stop."""
+    for properties in ("\0" * 2_000, "a\x01" + "\0" * 600):
+        disk, witness = SimDisk(), Witness(properties=properties)
+        log = opened(disk, file_size=8 * FILE_SIZE)
+        witness.append(log, 10)
+        log.flush()
+        log.save_checkpoint()
+        disk.crash(CrashKind.POWER, Random(1))
+        log = opened(disk, file_size=8 * FILE_SIZE)
+        witness.append(log, 10)
+        log.close()
+        assert records_of(on_disk(disk), 0, 8 * FILE_SIZE)[0] == witness.written
+        assert opened(disk, file_size=8 * FILE_SIZE).end_offset == log.end_offset
 
 
 def test_a_full_disk_at_any_moment_refuses_and_loses_nothing() -> None:
