@@ -367,7 +367,7 @@ class ClassicNode:
             on_failure=self._failed,
         )
         self.replication = Replication(
-            self.log, settings, self._slave, secret, self._ha_tls(), self._grown_by_master
+            self.log, settings, self._slave, secret, self._ha_tls(), self._grown_by_master, self._failed
         )
         if self.waits_for_slaves:
             self.commit.acknowledged = self.replication.acknowledged

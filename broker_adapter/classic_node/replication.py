@@ -46,14 +46,17 @@ class Replication:
         secret: ClusterSecret | None,
         tls: HaTls | None,
         on_grown: Callable[[], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
-        """`slave`: who this broker is as one. `tls` None: plain text. `on_grown`: a slave's log has more."""
+        """`slave`: who this broker is as one. `tls` None: plain text. `on_grown`: a slave's log has more.
+        `on_failure`: a slave's log has failed."""
         self._log = log
         self._settings = settings
         self._slave = slave
         self._secret = secret
         self._tls = tls
         self._on_grown = on_grown
+        self._on_failure = on_failure
         self._service: HaService | None = None
         self._client: HaClient | None = None
         self._master: str | None = settings.ha_master or None
@@ -87,6 +90,7 @@ class Replication:
             secret=self._secret,
             tls=None if self._tls is None else self._tls.client,
             on_grown=self._grown,
+            on_failure=self._on_failure,
             run=asyncio.to_thread,
         )
         client.set_master(self._master)

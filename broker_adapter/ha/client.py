@@ -70,10 +70,12 @@ class HaClient:
         secret: ClusterSecret | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         on_grown: Callable[[], object] = lambda: None,
+        on_failure: Callable[[Exception], object] = lambda error: None,
         run: RunBlocking = asyncio.to_thread,
     ) -> None:
         """`own`: of this slave, for the handshake. `tls`: called for each connection. `on_grown`: called
-        after each append, on the event loop.
+        after each append, on the event loop. `on_failure`: the log has failed (LOG_FAILED); nothing is
+        followed any more.
         `run`: for blocking calls of the log, one at a time."""
         self.options = options or HaClientOptions()
         if own is None and self.options.handshake is not Handshake.OFF:
@@ -83,6 +85,7 @@ class HaClient:
         self._secret = secret
         self._tls = tls
         self._on_grown = on_grown
+        self._on_failure = on_failure
         self._run_blocking = run
         self._master: str | None = None
         self._master_changed = asyncio.Event()
@@ -158,13 +161,19 @@ class HaClient:
     async def _follow(self, master: str) -> None:
         try:
             await self._copy_from(master)
-        except (BrokerError, OSError) as error:
-            if str(error) != self._problem:
-                _log.error("no transfer from the master", master=master, error=str(error))
-            self._problem = str(error)
+        except Exception as error:  # whatever it is, it may be over: an address, a certificate, a bad master
+            if isinstance(error, BrokerError) and error.status is Status.LOG_FAILED:
+                raise
+            problem = str(error) if isinstance(error, BrokerError | OSError) else repr(error)
+            if problem != self._problem:
+                _log.error("no transfer from the master", master=master, error=problem)
+            self._problem = problem
 
     async def _copy_from(self, master: str) -> None:
-        options, position = self.options, self._log.end_offset
+        options = self.options
+        if options.report_durable:  # what is reported first, too
+            await self._run_blocking(self._log.flush)
+        position = self._log.end_offset
         whole_log = options.whole_log and self._begin_is_gone != master
         begins_anywhere = position == 0 and not whole_log
         link = await Link.open(
@@ -272,5 +281,8 @@ class HaClient:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        self._state, self._problem = HaClientState.SHUTDOWN, f"{task.exception()!r}"
+        error = task.exception()
+        self._state, self._problem = HaClientState.SHUTDOWN, f"{error!r}"
         _log.critical("the slave follows nobody any more", error=self._problem)
+        if isinstance(error, Exception):
+            self._on_failure(error)
