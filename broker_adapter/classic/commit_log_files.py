@@ -51,7 +51,7 @@ class Recovery(NamedTuple):
     """What was found when a log was opened. `scanned_from`: the first offset that was looked at. `records`:
     good ones from there on. `end_reason`: why the log ends where it does. `cut_bytes`: behind it, up to the
     last that was no zero. `cut_records`: whole records among them. `damage`: that durable bytes were cut, as
-    `cut_damage` allows."""
+    `cut_damage` allows. `last_record`: where the last good one begins; -1: none was seen."""
 
     was_clean: bool
     scanned_from: int
@@ -63,6 +63,7 @@ class Recovery(NamedTuple):
     cut_bytes: int = 0
     cut_records: int = 0
     damage: str = ""
+    last_record: int = -1
 
 
 class CommitLogFiles:
@@ -108,6 +109,7 @@ class CommitLogFiles:
         self._flush_lock = Lock()
         self._has_new_names = False
         self._last_stamp_ms = recovery.last_stamp_ms
+        self._last_record = recovery.last_record
         self._first_stamps: dict[int, int] = {}
         self._failure: BrokerError | None = None
         self._release = release
@@ -123,6 +125,11 @@ class CommitLogFiles:
     def last_stamp_ms(self) -> int:
         """Store timestamp of the newest record; 0: unknown."""
         return self._last_stamp_ms
+
+    @property
+    def last_record_offset(self) -> int:
+        """Where the newest record begins; -1: unknown."""
+        return self._last_record
 
     @property
     def unflushed_bytes(self) -> int:
@@ -201,8 +208,7 @@ class CommitLogFiles:
         with self._writing(self.end_offset, end):
             for begin, offset, buffers in self._pieces(records, places):
                 self._write(begin, offset, buffers)
-        self._last_stamp_ms = store_timestamp(records[-1])
-        self.end_offset = end
+        self._ends_at(end, store_timestamp(records[-1]), places[-1])
 
     def make_room(self, sizes: Sequence[int]) -> None:
         """For records of these sizes: an `append` of them does not fail for want of it. DISK_FULL (also with
@@ -228,7 +234,7 @@ class CommitLogFiles:
             return
         if offset + len(data) > MAX_OFFSET - self.file_size:
             raise error_for(Status.LOG_OFFSET, f"bytes for offset {offset}: no log is as long")
-        stamp = self._newest_stamp(offset, data)
+        stamp, last = self._newest_record(offset, data)
         if not is_here:
             self._begin_at(offset)
         end = offset + len(data)
@@ -240,8 +246,7 @@ class CommitLogFiles:
                 piece = data[at - offset : min(end, at - within + self.file_size) - offset]
                 self._write(at - within, within, [piece])
                 at += len(piece)
-        self._last_stamp_ms = stamp
-        self.end_offset = end
+        self._ends_at(end, stamp, last)
 
     # -- what is durable
 
@@ -250,7 +255,8 @@ class CommitLogFiles:
         `flushed_offset`. LOG_FAILED, and nothing is written any more."""
         with self._flush_lock:
             self._check_usable()
-            end, stamp = self.end_offset, self._last_stamp_ms
+            stamp = self._last_stamp_ms  # before the end: see `_ends_at`
+            end = self.end_offset
             begin = self.flushed_offset
             if begin == end and not self._has_new_names:
                 return end
@@ -305,7 +311,7 @@ class CommitLogFiles:
             with self._names_lock:
                 self._cut(offset)
             self.end_offset = offset
-        self._last_stamp_ms = 0
+        self._last_stamp_ms, self._last_record = 0, -1
 
     def purge_below(self, offset: int) -> None:
         """Remove whole files below `offset`, but not the one that is written. LOG_FAILED."""
@@ -347,6 +353,11 @@ class CommitLogFiles:
             self._release()
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _ends_at(self, end: int, stamp_ms: int, last_record: int) -> None:
+        """The end first: other threads that take the stamp before the end have none of later records."""
+        self.end_offset = end
+        self._last_stamp_ms, self._last_record = stamp_ms, last_record
 
     def _first_stamp(self, begin: int) -> int:
         """When the first record of a file was stored."""
@@ -496,9 +507,10 @@ class CommitLogFiles:
         with self._failing("the checkpoint"):
             save_checkpoint(self._disk, self._paths.checkpoint, self.checkpoint)
 
-    def _newest_stamp(self, offset: int, data: bytes) -> int:
-        """Of the last record in what a master shipped; of the log's last if there is none. ValueError."""
-        at, stamp = 0, self._last_stamp_ms
+    def _newest_record(self, offset: int, data: bytes) -> tuple[int, int]:
+        """Stamp and offset of the last record in what a master shipped; of the log's last if there is none.
+        ValueError."""
+        at, stamp, last = 0, self._last_stamp_ms, self._last_record
         while at < len(data):
             left = self.file_size - (offset + at) % self.file_size
             rest = len(data) - at
@@ -509,11 +521,11 @@ class CommitLogFiles:
             else:
                 self._check_place(data[at : at + HEAD_SIZE], offset + at)
                 size, _ = _SIZE_AND_MAGIC.unpack_from(data, at)
-                stamp = store_timestamp(data[at : at + size])
+                stamp, last = store_timestamp(data[at : at + size]), offset + at
             if size > rest:
                 raise ValueError(f"{rest} of {size} bytes at {offset + at}")
             at += size
-        return stamp
+        return stamp, last
 
     def _below(self, offset: int) -> BrokerError:
         text = f"the CommitLog begins at {self.begin_offset}, not at {offset}"

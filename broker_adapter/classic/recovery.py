@@ -185,7 +185,7 @@ class _Opening:
     def _scan(self) -> Recovery:
         """As far as good records follow each other."""
         begin = end = self._begins[self._first] if self._begins else 0
-        records = last_ms = 0
+        records, last_ms, last = 0, 0, -1
         # Without a bound it is RocketMQ's directory, and what RocketMQ believes is believed.
         torn_from = None if self._was_clean else self._checkpoint.flushed_offset
         reason = "the last file is full"
@@ -194,7 +194,7 @@ class _Opening:
                 walk = FileWalk(self._disk, handle, begin, self._size, torn_from)
                 for head in walk.heads():
                     records += 1
-                    last_ms = head.store_timestamp
+                    last_ms, last = head.store_timestamp, head.physical_offset
             end = begin + walk.at
             if walk.problem is not None:
                 reason = str(walk.problem)
@@ -202,7 +202,7 @@ class _Opening:
             end = begin + self._size
         first = self._begins[0] if self._begins else 0
         from_ = self._begins[self._first] if self._begins else 0
-        return Recovery(self._was_clean, from_, first, end, records, last_ms, reason)
+        return Recovery(self._was_clean, from_, first, end, records, last_ms, reason, last_record=last)
 
     def _behind(self, begin: int, scan: Recovery) -> Behind:
         with self._opened(begin) as handle:

@@ -26,7 +26,7 @@ from broker_adapter.ha.handshake import (
     to_prove_introduction,
     to_prove_welcome,
 )
-from broker_adapter.ha.log import ShippedLog, range_of, read_all
+from broker_adapter.ha.log import ShippedLog, digest_of, range_of
 from broker_adapter.ha.options import HaOptions
 from broker_adapter.ha.slave_progress import SlaveProgress, compare_tail, start_for
 from broker_adapter.ha.transfers import REPORT_BYTES, ReportReader, encode_report, encode_transfer
@@ -239,8 +239,8 @@ class HaConnection(AdmittedConnection):
         log = range_of(self._log)
         start = start_for(said, log, self._log.last_file_offset)
         if said.log.begin < said.log.end:
-            tail = await asyncio.to_thread(read_all, self._log, said.tail_begin, said.log.end)
-            compare_tail(said, tail)
+            digest = await asyncio.to_thread(digest_of, self._log, said.tail_begin, said.log.end)
+            compare_tail(said, digest)
         welcome = Welcome(self._own, log, start)
         if self._secret is not None:
             to_prove = to_prove_welcome(self._challenge, said, welcome)

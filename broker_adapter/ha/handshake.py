@@ -25,15 +25,19 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from broker_adapter.classic.commit_log import MAX_BODY_BYTES
 from broker_adapter.errors import BrokerError, HaRefused, Status, error_for
+from broker_adapter.format.message import max_record_size
 
 #: The report that asks for it.
 PROBE: Final = -1
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
-#: Of the end of a slave's log, so many bytes are compared.
+#: Of the end of a slave's log, so many bytes are compared, or all from the head of its last record on.
 TAIL_BYTES: Final = 64 << 10
+#: That record, and a blank behind it.
+MOST_TAIL_BYTES: Final = 2 * max_record_size(MAX_BODY_BYTES) + 8
 _MAGIC: Final = b"DLHA"
 _HEAD = struct.Struct(">4sBH")
 _MOST_BYTES: Final = 4096
@@ -133,9 +137,12 @@ def tail_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def tail_begin(log: LogRange) -> int:
-    """From where on a slave's log is compared with its master's."""
-    return max(log.begin, log.end - TAIL_BYTES)
+def tail_begin(log: LogRange, last_record: int) -> int:
+    """From where on a slave's log is compared with its master's. `last_record`: where the last one begins,
+    whose head has its time and its place: without that, two logs may end with the same body, or blank. -1:
+    unknown."""
+    begin = max(log.begin, log.end - TAIL_BYTES)
+    return min(begin, last_record) if last_record >= log.begin else begin
 
 
 def first_acked(log: LogRange, start: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
-from broker_adapter.ha.handshake import LogRange, tail_begin, tail_digest
+from broker_adapter.ha.handshake import LogRange, tail_begin
+
+_PIECE = 1 << 20
 
 
 class ShippedLog(Protocol):
@@ -32,6 +35,10 @@ class CopiedLog(ShippedLog, Protocol):
     @property
     def flushed_offset(self) -> int: ...
 
+    @property
+    def last_record_offset(self) -> int:
+        """Where the last record begins; -1: unknown."""
+
     def append_bytes(self, offset: int, data: bytes) -> None:
         """At `end_offset`; a log that has nothing takes the begin of any file. BrokerError."""
 
@@ -51,8 +58,17 @@ def read_all(log: ShippedLog, begin: int, end: int) -> bytes:
     return b"".join(pieces)
 
 
-def tail_of(log: ShippedLog) -> tuple[LogRange, int, bytes]:
+def tail_of(log: CopiedLog) -> tuple[LogRange, int, bytes]:
     """What it has, and from where on its end has which digest. Blocking."""
     found = range_of(log)
-    begin = tail_begin(found)
-    return found, begin, tail_digest(read_all(log, begin, found.end))
+    begin = tail_begin(found, log.last_record_offset)
+    return found, begin, digest_of(log, begin, found.end)
+
+
+def digest_of(log: ShippedLog, begin: int, end: int) -> bytes:
+    """Of what is there between them. Blocking; a piece at a time."""
+    digest = hashlib.sha256()
+    while begin < end and (piece := log.read(begin, min(_PIECE, end - begin))):
+        digest.update(piece)
+        begin += len(piece)
+    return digest.digest()

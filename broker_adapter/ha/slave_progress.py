@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker_adapter.errors import HaRefused, Status
-from broker_adapter.ha.handshake import Introduction, LogRange, tail_digest
+from broker_adapter.ha.handshake import MOST_TAIL_BYTES, Introduction, LogRange
 from broker_adapter.ha.transfers import first_report
 
 #: Reports beyond those that frames are answered with: at first, and for each second.
@@ -84,7 +84,7 @@ def start_for(said: Introduction, log: LogRange, last_file: int) -> int:
         return log.begin if said.whole_log else last_file
     if theirs.end > log.end:
         raise HaRefused(Status.HA_DIVERGED, f"it has the log up to {theirs.end}, the master up to {log.end}")
-    if not theirs.begin <= said.tail_begin < theirs.end:
+    if not max(theirs.begin, theirs.end - MOST_TAIL_BYTES) <= said.tail_begin < theirs.end:
         raise HaRefused(Status.HA_IDENTITY, f"the tail of its log begins at {said.tail_begin}")
     if said.tail_begin < log.begin:
         text = f"it has the log up to {theirs.end}, and the master from {log.begin} on"
@@ -92,9 +92,10 @@ def start_for(said: Introduction, log: LogRange, last_file: int) -> int:
     return theirs.end
 
 
-def compare_tail(said: Introduction, tail: bytes) -> None:
-    """`tail`: the master's bytes from `tail_begin` to the end of the slave's log. HaRefused (HA_DIVERGED)."""
-    if tail_digest(tail) != said.tail_digest:
+def compare_tail(said: Introduction, digest: bytes) -> None:
+    """`digest`: of the master's bytes from `tail_begin` to the end of the slave's log. HaRefused
+    (HA_DIVERGED)."""
+    if digest != said.tail_digest:
         text = f"between {said.tail_begin} and {said.log.end} its log differs from the master's"
         raise HaRefused(Status.HA_DIVERGED, text)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.classic.layout import places_of
 from broker_adapter.classic.store_directory import StoreDirectory
 from broker_adapter.errors import BrokerError, Status
 from dledger import StorageError
 from dledger.store.disk import OsDisk
-from dledger.testing.virtual.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.broker_adapter.classic.log_helpers import (
+    BEGIN_MS,
     FILE_SIZE,
     PATHS,
     ROOT,
@@ -399,3 +403,58 @@ def test_files_have_sizes_that_rocketmq_can_map(size: int) -> None:
     with pytest.raises(BrokerError) as caught:
         opened(SimDisk(), file_size=size)
     assert caught.value.status is Status.STORE_UNREADABLE
+
+
+def test_the_last_record_is_known_from_whatever_was_written() -> None:
+    disk, copy_disk = SimDisk(), SimDisk()
+    log, copy = opened(disk), opened(copy_disk)
+    assert log.last_record_offset == -1
+    put(log, b"a", b"b" * 300)
+    assert log.last_record_offset == log.end_offset - len(record(b"b" * 300, 0))
+    copy.append_bytes(0, log.read(0, log.end_offset))
+    assert copy.last_record_offset == log.last_record_offset
+    for disk_of in (disk, copy_disk):
+        disk_of.crash(CrashKind.PROCESS, Random(1))
+        assert opened(disk_of).last_record_offset == log.last_record_offset
+
+
+class Raced(CommitLogFiles):
+    """`race` runs once, between the first two accesses to the log's end and newest timestamp."""
+
+    race: Callable[[], object] | None = None
+
+    def _once(self, name: str) -> None:
+        race = self.race
+        if race is not None and name in ("end_offset", "_last_stamp_ms"):
+            self.race = None
+            race()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if self.is_writing:
+            self._once(name)
+
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        if name in ("end_offset", "_last_stamp_ms") and not self.is_writing:
+            self._once(name)
+        return value
+
+    is_writing = False
+
+
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_no_timestamp_is_durable_before_its_record(is_writing: bool) -> None:
+    """A record comes while another thread begins to flush; a flush comes while a record ends."""
+    log = opened(SimDisk())
+    put(log, b"before")
+    log.__class__ = Raced
+    assert isinstance(log, Raced)
+    if is_writing:
+        log.is_writing, log.race = True, log.flush
+        put(log, b"later", stamp=BEGIN_MS + 1)
+    else:
+        log.race = lambda: put(log, b"later", stamp=BEGIN_MS + 1)
+        log.flush()
+    assert log.race is None
+    assert log.flushed_offset == log.end_offset and log.checkpoint.physic_ms == BEGIN_MS

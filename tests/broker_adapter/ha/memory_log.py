@@ -33,6 +33,15 @@ class MemoryLog:
     def last_file_offset(self) -> int:
         return self.end_offset - self.end_offset % self.file_size
 
+    @property
+    def last_record_offset(self) -> int:
+        at, found = 0, -1
+        while at < len(self.data):
+            size, magic = struct.unpack_from(">II", self.data, at)
+            found = found if magic == BLANK_MAGIC else self.begin_offset + at
+            at += size
+        return found
+
     def read(self, offset: int, most: int) -> bytes:
         self.reads += 1
         if offset < self.begin_offset:

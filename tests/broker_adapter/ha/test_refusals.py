@@ -11,11 +11,12 @@ from itertools import pairwise
 import pytest
 
 from broker_adapter.errors import Status
+from broker_adapter.format.message import Message, encode
 from broker_adapter.ha.group_transfer import SlaveAck
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.ha.options import HaClientOptions, Handshake, HaOptions
 from dledger.platform import ClusterSecret
-from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog
+from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog, blank
 from tests.broker_adapter.ha.pair import (
     MASTER,
     QUICK,
@@ -67,6 +68,25 @@ async def refused(
         refusals = service.status().refusals
     assert copy.data == before
     return Status(number), refusals
+
+
+@pytest.mark.parametrize("ends_with_blank", [False, True])
+async def test_logs_that_differ_and_end_with_the_same_bytes(ends_with_blank: bool) -> None:
+    """A master that lost its end wrote as many bytes again; 64 KiB of a body, or a blank, are alike."""
+    size = 1 << 20
+    logs = MemoryLog(file_size=size), MemoryLog(file_size=size)
+    for stamp, log in enumerate(logs, 1):
+        for number in range(4):
+            message = Message(
+                "t", bytes(100_000), queue_offset=number, store_timestamp=stamp if number else 1
+            )
+            log.data += encode(message._replace(physical_offset=log.end_offset))
+        if ends_with_blank:
+            log.data += blank(size - log.end_offset)
+    log, copy = logs
+    log.put(b"more")
+    status, _ = await refused(log, copy)
+    assert status is Status.HA_DIVERGED
 
 
 async def test_logs_that_differ_where_the_slave_ends() -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.errors import HaRefused, Status
-from broker_adapter.ha.handshake import HaIdentity, Introduction, LogRange, tail_begin, tail_digest
+from broker_adapter.ha.handshake import (
+    MOST_TAIL_BYTES,
+    TAIL_BYTES,
+    HaIdentity,
+    Introduction,
+    LogRange,
+    tail_begin,
+    tail_digest,
+)
 from broker_adapter.ha.slave_progress import SlaveProgress, compare_tail, start_for
 
 LOG = LogRange(4096, 10_000, 4096)
@@ -77,7 +85,7 @@ def test_reports_without_end() -> None:
 
 def introduction(begin: int, end: int, *, file_size: int = 4096, whole_log: bool = False) -> Introduction:
     log = LogRange(begin, end, file_size)
-    return Introduction(b"", SLAVE, log, tail_begin(log), tail_digest(b"tail"), whole_log)
+    return Introduction(b"", SLAVE, log, tail_begin(log, -1), tail_digest(b"tail"), whole_log)
 
 
 def test_where_the_log_begins_by_handshake() -> None:
@@ -107,7 +115,24 @@ def test_slaves_that_cannot_go_on(said: Introduction, status: Status) -> None:
 
 
 def test_the_ends_of_both_logs_are_compared() -> None:
-    compare_tail(introduction(4096, 9000), b"tail")
+    compare_tail(introduction(4096, 9000), tail_digest(b"tail"))
     with pytest.raises(HaRefused) as caught:
-        compare_tail(introduction(4096, 9000), b"tall")
+        compare_tail(introduction(4096, 9000), tail_digest(b"tall"))
     assert caught.value.status is Status.HA_DIVERGED
+
+
+def test_no_slave_lets_its_master_read_all_of_a_log() -> None:
+    end = 1 << 40
+    whole = Introduction(b"", SLAVE, LogRange(0, end, 4096), 0, tail_digest(b""), True)
+    with pytest.raises(HaRefused) as caught:
+        start_for(whole, LogRange(0, end, 4096), 0)
+    assert caught.value.status is Status.HA_IDENTITY
+    most = whole._replace(tail_begin=end - MOST_TAIL_BYTES)
+    assert start_for(most, LogRange(0, end, 4096), 0) == end
+
+
+def test_a_tail_has_the_head_of_the_last_record() -> None:
+    assert tail_begin(LogRange(0, 1 << 20, 1 << 30), 1 << 19) == 1 << 19
+    assert tail_begin(LogRange(0, 1 << 20, 1 << 30), (1 << 20) - 100) == (1 << 20) - TAIL_BYTES
+    assert tail_begin(LogRange(4096, 1 << 20, 1 << 30), -1) == (1 << 20) - TAIL_BYTES
+    assert tail_begin(LogRange(0, 0, 1 << 30), -1) == 0
