@@ -51,6 +51,7 @@ class DispatchFeed:
         self._on_failure = on_failure
         self._limit = 0
         self._more = asyncio.Event()
+        self._adopt: Callable[[bool], None] = lambda is_new: None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self.is_failed = False
@@ -59,7 +60,8 @@ class DispatchFeed:
         """Recover the machine, or begin anew where the log begins; `adopt` is told which, on the machine's
         thread."""
         loop = asyncio.get_running_loop()
-        self.position = await loop.run_in_executor(self._thread, self._recover, adopt)
+        self._adopt = adopt
+        self.position = await loop.run_in_executor(self._thread, self._recover)
         self._task = loop.create_task(self._run(), name="dispatch")
 
     def advance(self, limit: int) -> None:
@@ -101,14 +103,17 @@ class DispatchFeed:
 
     # -- inside
 
-    def _recover(self, adopt: Callable[[bool], None]) -> int:
+    def _recover(self) -> int:
         log, found = self._log, self._machine.recover()
         if found is not None and log.begin_offset <= found.end_pos <= log.end_offset:
-            adopt(False)
+            self._adopt(False)
             return found.end_pos
+        return self._begin_anew()
+
+    def _begin_anew(self) -> int:
         self._machine.load(())
-        adopt(True)
-        return log.begin_offset
+        self._adopt(True)
+        return self._log.begin_offset
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -131,6 +136,8 @@ class DispatchFeed:
     def _apply(self, begin: int, limit: int) -> int:
         """Where the next piece begins."""
         log = self._log
+        if begin < log.begin_offset:  # an empty slave begins where its master does
+            return self._begin_anew()
         most = min(_PIECE_BYTES, limit - begin)
         data = log.read(begin, most)
         whole = whole_records(data, begin, log.file_size)

@@ -47,6 +47,8 @@ _log = get_logger("classic")
 _EXIT_FATAL = 74
 _READ_POINT_MS = 5_000
 _TEND_S = 1.0
+#: For slaves to get what their master has stored, before another one takes its place, and before it stops.
+_DRAIN_S = 5.0
 
 
 def exit_process(error: Exception) -> None:
@@ -99,6 +101,7 @@ class ClassicNode:
         self._machine_thread = ThreadPoolExecutor(1, thread_name_prefix="dispatch")
         self._flush_thread = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._record = RoleRecord(False, 0, 0)
+        self._is_taken = False
         self._changing = asyncio.Lock()
         self._tending: asyncio.Task[None] | None = None
         self.health = "ok"
@@ -177,6 +180,8 @@ class ClassicNode:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
         self.appends.is_stopping = True
+        if lacking := await self.replication.drain(_DRAIN_S):
+            _log.warning("a slave does not have all that this master has stored", lacking_bytes=lacking)
         await self.replication.stop()
         await self.ports.stop()
         await self.commit.stop()
@@ -219,13 +224,14 @@ class ClassicNode:
 
     async def change_role(self, is_master: bool, *, force: bool) -> None:
         """As somebody decides. ROLE_CHANGE_BLOCKED: it is a slave that lacks something, or whose master
-        lives; `force` gives up what it lacks. ConfigError (PORT_IN_USE)."""
+        lives, or a master whose slave lacks something; `force` gives up what is lacking. ConfigError
+        (PORT_IN_USE), and any other error: it has the role that it had; the same call may be made again."""
         async with self._changing:
-            if is_master == self._record.is_master:
+            if self._is_taken and is_master == self._record.is_master:
                 return
-            if is_master and not force:
+            if is_master and not self._record.is_master and not force:
                 self._check_complete()
-            await self._take(is_master)
+            await self._take(is_master, force=force)
 
     async def _is_alone(self) -> bool:
         """A master that was away may find that somebody took its place. Two would write two logs."""
@@ -245,22 +251,53 @@ class ClassicNode:
         if problem:
             raise error_for(Status.ROLE_CHANGE_BLOCKED, f"{self.config.node_id} stays slave: {problem}")
 
-    async def _take(self, is_master: bool) -> None:
+    async def _take(self, is_master: bool, *, force: bool = False) -> None:
         """Writes stop before anything else changes; they begin when all else has."""
-        loop = asyncio.get_running_loop()
+        self._is_taken = False
         record = self._record.changed(is_master, self._wall_ms())
-        if not is_master:
+        if is_master:
+            await self._become_master(record)
+        else:
             self._announce(record)
+            await self._give_to_slaves(force=force)
+            await self.replication.stop()
+            await self._write(record)
+            self.replication.follow()
+        self._is_taken = True
+
+    async def _become_master(self, record: RoleRecord) -> None:
+        was_following = self.replication.is_following
         await self.replication.stop()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._flush_thread, self.log.flush)
+            await self.replication.serve()
+            await self._write(record)
+        except BaseException:
+            await self.replication.stop()
+            if was_following:
+                self.replication.follow()
+                self._is_taken = True
+            raise
+        self._flushed()
+        self._announce(record)
+
+    async def _give_to_slaves(self, *, force: bool) -> None:
+        """What a master has stored and answered: whoever takes its place has to have it."""
+        lacking = await self.replication.drain(_DRAIN_S)
+        if not lacking:
+            return
+        if not force:
+            await self._write(self._record.changed(True, self._wall_ms()))
+            self._announce(self._record)
+            self._is_taken = True
+            text = f"a slave lacks {lacking} bytes after {_DRAIN_S:g} s"
+            raise error_for(Status.ROLE_CHANGE_BLOCKED, f"{self.config.node_id} stays master: {text}")
+        _log.error("a slave does not have all that this master has stored", lacking_bytes=lacking)
+
+    async def _write(self, record: RoleRecord) -> None:
+        loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._readers, write_role, self._disk, self._tables, record)
         self._record = record
-        if is_master:
-            await loop.run_in_executor(self._flush_thread, self.log.flush)
-            await self.replication.serve()
-            self._flushed()
-            self._announce(record)
-        else:
-            self.replication.follow()
 
     def _announce(self, record: RoleRecord) -> None:
         config = self.config

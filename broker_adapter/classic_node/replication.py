@@ -97,6 +97,10 @@ class Replication:
         client.start()
         self._client = client
 
+    async def drain(self, within_s: float) -> int:
+        """What a master has stored goes to its slaves, as long as it takes; bytes that one of them lacks."""
+        return 0 if self._service is None else await self._service.drain(within_s)
+
     async def stop(self) -> None:
         """When it returns, nothing is appended by it any more."""
         service, self._service = self._service, None
@@ -132,6 +136,11 @@ class Replication:
         return self._service.address if self._service is not None else ""
 
     @property
+    def is_following(self) -> bool:
+        """It is a slave, connected or not."""
+        return self._client is not None
+
+    @property
     def follows(self) -> bool:
         """A connection to the master stands."""
         client = self._client
@@ -140,8 +149,13 @@ class Replication:
     @property
     def has_all(self) -> bool:
         """The log of this slave has all commands of its master: both are this project's."""
+        return self.by_handshake and self._log.begin_offset == 0
+
+    @property
+    def by_handshake(self) -> bool:
+        """The master is this project's: what it changes in its tables comes with the log."""
         client = self._client
-        return client is not None and client.status().by_handshake and self._log.begin_offset == 0
+        return client is not None and client.status().by_handshake
 
     def lacking(self) -> int:
         """Bytes that the master had when it was last heard of, and this slave has not; -1: nobody knows."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError
@@ -67,6 +69,7 @@ class HaService:
         self._connections: dict[HaConnection, str] = {}  # by host, in the order in which they came
         self._refusals: Counter[str] = Counter()
         self._limits_hit: Counter[str] = Counter()
+        self._changed = asyncio.Event()  # some slave has more, or is gone
 
     async def start(self, listen: str) -> None:
         """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
@@ -78,6 +81,16 @@ class HaService:
         for connection in list(self._connections):
             connection.close()
         self.transfer.close()
+
+    async def drain(self, within_s: float) -> int:
+        """Until each connected slave has acknowledged all of the log, which nobody appends to any more, or
+        is gone. Bytes that the last of them lacks then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._lacking():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._lacking()
 
     def grown(self) -> None:
         """The log has more."""
@@ -112,6 +125,7 @@ class HaService:
 
     def acknowledged(self, connection: HaConnection, offset: int) -> None:
         self.transfer.acknowledged(connection, offset)
+        self._changed.set()
 
     def refused(self, connection: HaConnection, error: BrokerError) -> None:
         self._refusals[error.status.name] += 1
@@ -120,8 +134,15 @@ class HaService:
     def closed(self, connection: HaConnection) -> None:
         self._connections.pop(connection, None)
         self.transfer.gone(connection)
+        self._changed.set()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _lacking(self) -> int:
+        end = self._log.end_offset
+        return max(
+            (end - max(0, one.progress.acked) for one in self._connections if one.has_begun), default=0
+        )
 
     def _slave_status(self, one: HaConnection) -> SlaveStatus:
         end, progress = self._log.end_offset, one.progress

@@ -63,6 +63,7 @@ class ClassicHost:
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> ClassicNode:
+        self._dispatcher = machine
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
         adopt = partial(adopt_tables, self.root / "config", metadata)
         self._node = ClassicNode(
@@ -98,7 +99,14 @@ class ClassicHost:
         return is_master == self._node.roles.leads
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
-        return (TableWriter(self.root / "config", parts), SlaveSync(self._node, parts, self._client_tls))
+        return (
+            TableWriter(self.root / "config", parts),
+            SlaveSync(self._node, parts, self._client_tls, self._max_offset),
+        )
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._dispatcher.queues.get(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
 
     def suggested_reader(self, physical_offset: int) -> int:
         """RocketMQ's rule: what is further behind than a part of the memory is read from the disk."""

@@ -1,6 +1,8 @@
 """A slave copies topics, groups and offsets from its master (SlaveSynchronize), and learns who that is.
 
-What brokers of this project change in these is in their logs; of a master of RocketMQ's own it is not.
+What brokers of this project change in these is in their logs; of a master of RocketMQ's own it is not. An
+offset never goes beyond the messages that are here: a slave that is made master gives the offsets behind them
+to new messages, which the group would never get.
 """
 
 from __future__ import annotations
@@ -34,10 +36,16 @@ class SlaveSync:
     """Implements Beside."""
 
     def __init__(
-        self, node: ClassicNode, parts: BrokerParts, tls: Callable[[], ssl.SSLContext | None]
+        self,
+        node: ClassicNode,
+        parts: BrokerParts,
+        tls: Callable[[], ssl.SSLContext | None],
+        max_offset: Callable[[str, int], int],
     ) -> None:
-        """`tls`: of a call to the master; None: plain text."""
+        """`tls`: of a call to the master; None: plain text. `max_offset`: of (topic, queue id), as far as
+        messages have come."""
         self._node = node
+        self._max_offset = max_offset
         self._tls = tls
         self._parts = parts
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,12 +128,15 @@ class SlaveSync:
     def _offsets(self, group: str, found: Sequence[QueueOffset]) -> list[Command]:
         known = self._parts.metadata.group(group)
         here = {} if known is None else known.offsets
+        # What a master of ours sets back comes with the log; what was asked for may be older than that.
+        may_fall = not self._node.replication.by_handshake
         up, down = [], []
-        for one in found:
-            before = here.get((one.topic, one.queue_id), 0)
+        for told in found:
+            before = here.get((told.topic, told.queue_id), 0)
+            one = told._replace(offset=min(told.offset, self._max_offset(told.topic, told.queue_id)))
             if one.offset > before:
                 up.append(one)
-            elif one.offset < before:
+            elif told.offset < before and may_fall:
                 down.append(one)
         commands: list[Command] = []
         for at in range(0, len(up), MAX_OFFSETS_PER_COMMAND):
