@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from broker_adapter.cli.connect.wrong_ports import mistaken_ports
 from broker_adapter.errors import BrokerError, PutRefused, Status
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.values import ClusterInfo
@@ -69,8 +70,15 @@ class Target:
         if addresses:
             return addresses
         failures = "; ".join(str(info) for info in infos.values() if isinstance(info, BrokerError))
+        mistakes = await self._mistaken_ports(self.namesrv, are_nodes=False) if failures else ""
         problem = f"no NameServer answers: {failures}" if failures else "no NameServer has remoting_listen"
-        raise PutRefused(Status.NOT_CONNECTED, problem)
+        raise PutRefused(Status.NOT_CONNECTED, mistakes or problem)
+
+    async def _mistaken_ports(self, addresses: Sequence[str], *, are_nodes: bool) -> str:
+        found = await mistaken_ports(
+            addresses, are_nodes=are_nodes, tls=self.tls, remoting_tls=self.client_tls
+        )
+        return "; ".join(found)
 
     async def cluster_infos(self) -> Mapping[str, ClusterInfo | BrokerError]:
         """What each NameServer says."""
@@ -90,7 +98,8 @@ class Target:
             return names
         failures = [str(answer) for answer in answers.values() if not isinstance(answer, NodeStatus)]
         problem = "; ".join(failures) or "their brokers register with no NameServer"
-        raise PutRefused(Status.NOT_CONNECTED, f"{', '.join(self.servers)}: {problem}")
+        mistakes = await self._mistaken_ports(self.servers, are_nodes=True) if failures else ""
+        raise PutRefused(Status.NOT_CONNECTED, mistakes or f"{', '.join(self.servers)}: {problem}")
 
     @asynccontextmanager
     async def admin(self) -> AsyncGenerator[Admin, None]:

@@ -184,6 +184,26 @@ def test_status_shows_roles_lag_and_registrations(cluster: LocalCluster, on_brok
     assert any(line.split()[-3:] == ["SYNC_MASTER", "0", "B"] for line in body)
 
 
+def test_another_port_than_the_one_that_was_asked_for_is_named_with_the_fix(
+    cluster: LocalCluster, on_broker: BrokerCommand
+) -> None:
+    names, node = cluster.plan.companions[0], next(iter(cluster.plan.nodes))
+    of_namesrv = (
+        f"{names.remoting_address} is a NameServer's port for clients of RocketMQ: give --namesrv its"
+    )
+    of_broker = f"{node.remoting_address} is a broker's port for clients of RocketMQ: give --servers its"
+    for option, address, text in (
+        ("--servers", names.remoting_address, of_namesrv),
+        ("--namesrv", names.remoting_address, of_namesrv),
+        ("--servers", node.remoting_address, of_broker),
+        ("--namesrv", node.remoting_address, of_broker),
+        ("--servers", names.address, f"{names.address} is a NameServer: give it as --namesrv"),
+        ("--namesrv", node.address, f"{node.address} is a node: give it as --servers"),
+    ):
+        shown = on_broker("broker", "topic", "list", option, address, "--timeout", "1", code=1).stderr
+        assert shown.startswith(f"error 705 NOT_CONNECTED: {text}"), (option, address, shown)
+
+
 # The last ones: they hurt the cluster.
 
 
