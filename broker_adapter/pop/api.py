@@ -74,6 +74,13 @@ class Filter(NamedTuple):
         return 0 if self.matches is None else self.steps * (1 + (len(record) >> 10))
 
 
+class Peeked(NamedTuple):
+    """A message that would be given, and was not."""
+
+    record: bytes  # as `Delivery.record`
+    attempts: int  # how often it was given before
+
+
 class Resolution(StrEnum):
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -204,3 +211,23 @@ class DeliveryApi(Protocol):
 
     async def release(self, client_id: str, group: str = "") -> None:
         """A client went: what it holds (of the group) becomes visible soon."""
+
+
+class PeekApi(Protocol):
+    """What would be given to a group, and who waits for it. Served by the master only, as `DeliveryApi`.
+    GroupRefused (GROUP_UNKNOWN): none comes into being by this."""
+
+    async def peek(
+        self, group: str, topic: str, *, queue_id: int, max_messages: int, remote: str = ""
+    ) -> list[Peeked]:
+        """Of a queue, or of all (-1), without giving it to anybody. TopicRefused (QUEUE_UNKNOWN)."""
+
+    async def wait_for_message(self, group: str, topic: str, *, wait_ms: int, remote: str = "") -> bool:
+        """Whether a receive would be given something, now or within `wait_ms`; filters are not looked at.
+        ReadFailed (TOO_MANY_HELD_PULLS)."""
+
+    def waiting_receives(self, group: str, topic: str) -> int:
+        """How many receives wait for messages of a topic, these of `wait_for_message` included."""
+
+    def newest_pop(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        """The number of the pop under which a message is pending."""

@@ -72,6 +72,10 @@ class ReceiveQueues:
     def is_awaited(self) -> bool:
         return bool(self._waiting)
 
+    def waiting_of(self, who: GroupTopic) -> int:
+        """Receives of a group that wait for messages of a topic."""
+        return len(self._waiting.get(who, ()))
+
     def clear(self) -> None:
         self._queues.clear()
         self._turns.clear()

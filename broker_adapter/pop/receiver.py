@@ -149,7 +149,7 @@ class Receiver:
                 found = await self._small_or_in_room(call, deadline, give, woken)
                 if found or loop.time() >= deadline:
                     return found
-                await self._wait(call, woken, deadline)
+                await self.wait(call, woken, deadline)
                 is_over = False
             finally:
                 self._receive_queues.leave(call.who, woken)
@@ -290,7 +290,7 @@ class Receiver:
         ends = [self._files.bounds(key.topic, key.queue_id)[1] for key in keys]
         with self._state.lock:
             for key, end in zip(keys, ends, strict=True):
-                plan = self._plan_queue(call, key, end, left, now_ms)
+                plan = self.plan_queue(call, key, end, left, now_ms)
                 if plan is not None:
                     self._receive_queues.queue(key).is_read = True
                     plans.append(plan)
@@ -299,7 +299,8 @@ class Receiver:
                         break
         return left
 
-    def _plan_queue(self, call: Receive, key: QueueKey, end: int, left: int, now_ms: int) -> Plan | None:
+    def plan_queue(self, call: Receive, key: QueueKey, end: int, left: int, now_ms: int) -> Plan | None:
+        """What may be given of a queue that ends at `end`; None: nothing. Under the state's lock."""
         receives, queue = self._receive_queues.find(key) or _UNTOUCHED, self._state.queue(key)
         if receives.is_read:
             return None
@@ -497,7 +498,8 @@ class Receiver:
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def _wait(self, call: Receive, woken: asyncio.Future[None], deadline: float) -> None:
+    async def wait(self, call: Receive, woken: asyncio.Future[None], deadline: float) -> None:
+        """Until `woken`, the deadline, or a popped message may be given again."""
         loop = asyncio.get_running_loop()
         expiry_ms = await self._next_expiry(call)
         at = deadline

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.api import GroupConfig, OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import (
@@ -26,6 +26,7 @@ from broker_adapter.pop.api import (
     Filter,
     Half,
     OrphanedHalf,
+    Peeked,
     Resolution,
     Sent,
 )
@@ -35,6 +36,7 @@ from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, 
 from broker_adapter.pop.dead_letters import DeadLetters
 from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
+from broker_adapter.pop.peeker import Peeker
 from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
@@ -48,6 +50,7 @@ from dledger.platform import client_of, when_idle
 
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20
+_PEEKED_BYTES = 1 << 20
 _CARRIER_LOOK_MS = 1_000
 
 
@@ -102,8 +105,8 @@ _ROUNDS = RoundLimits()
 
 
 class DeliveryService:
-    """Implements `broker_adapter.pop.api.DeliveryApi`, and `broker_adapter.role.broker_role.MasterService`;
-    one for all times as master."""
+    """Implements `DeliveryApi` and `PeekApi` of `broker_adapter.pop.api`, and
+    `broker_adapter.role.broker_role.MasterService`; one for all times as master."""
 
     def __init__(
         self,
@@ -154,6 +157,9 @@ class DeliveryService:
             run=runtime.run,
             run_filter=runtime.run_filter,
             limits=limits,
+        )
+        self._peeker = Peeker(
+            state, self._receiver, reader, files, self._receive_queues, now_ms=now_ms, run=runtime.run
         )
         self._deferred = DeferredDelivery(
             state,
@@ -323,17 +329,12 @@ class DeliveryService:
             text = f"max_messages {max_messages}, max_bytes {max_bytes}, {invisible_ms} ms, wait {wait_ms} ms"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
         await self._topics.know_group(group, remote)
-        known = self._metadata.group(group)
-        if known is None or not known.config.consume_enable:
-            text = f"group {group} may not consume (consume_enable is off)"
-            raise ReadFailed(Status.GROUP_NOT_ENABLED, text)
-        if len(self._receive_queues) >= self._settings.max_held_pulls:
-            text = f"{len(self._receive_queues)} receives wait for messages; try again later"
-            raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
+        group_config = self._consuming(group)
+        self._check_waiting()
         self._renewals.receives(client_id, group)
         call = Receive(
             GroupTopic(group, topic),
-            known.config,
+            group_config,
             config.read_queues,
             partial(self._first_offset, group, topic),
             client_id,
@@ -344,7 +345,7 @@ class DeliveryService:
             attempt_id,
             client_of(remote),
         )
-        deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
+        deadline = self._deadline(wait_ms)
         found = await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
         if found:
             self._topics.told(group, topic, len(found), sum(len(one.record) for one in found))
@@ -413,6 +414,50 @@ class DeliveryService:
         self._writer.check_master()
         await within(self._timeout(0), asyncio.shield(self._renewals.let_go(client_id, group)))
 
+    # -- looking at what would be given -------------------------------------------------------------------
+
+    async def peek(
+        self, group: str, topic: str, *, queue_id: int, max_messages: int, remote: str = ""
+    ) -> list[Peeked]:
+        call = self._peek_call(group, topic, max_messages, remote)
+        if queue_id >= call.queues:
+            raise error_for(Status.QUEUE_UNKNOWN, f"topic {topic} has no queue {queue_id}")
+        return await self._peeker.peek(call, range(call.queues) if queue_id < 0 else [queue_id])
+
+    async def wait_for_message(self, group: str, topic: str, *, wait_ms: int, remote: str = "") -> bool:
+        call = self._peek_call(group, topic, 1, remote)
+        self._check_waiting()
+        check = partial(self._check_open, group, topic)
+        return await self._peeker.wait(call, self._deadline(wait_ms), check)
+
+    def waiting_receives(self, group: str, topic: str) -> int:
+        self._writer.check_master()
+        self._check_open(group, topic)
+        return self._receive_queues.waiting_of(GroupTopic(group, topic))
+
+    def newest_pop(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+        self._writer.check_master()
+        with self._state.lock:
+            queue = self._state.queue(QueueKey(group, topic, queue_id))
+            popped = None if queue is None else queue.pending.get(offset)
+        return None if popped is None else popped.pop
+
+    def _peek_call(self, group: str, topic: str, max_messages: int, remote: str) -> Receive:
+        self._check_open(group, topic)
+        return Receive(
+            GroupTopic(group, topic),
+            self._consuming(group),
+            self._to_read(topic).read_queues,
+            partial(self._first_offset, group, topic),
+            "",
+            Filter(),
+            max_messages,
+            _PEEKED_BYTES,
+            0,
+            "",
+            client_of(remote),
+        )
+
     # -- inside -------------------------------------------------------------------------------------------
 
     async def _to_write(self, topic: str, remote: str, config: TopicConfig | None) -> TopicConfig:
@@ -431,6 +476,23 @@ class DeliveryService:
             raise error_for(Status.TOPIC_NOT_READABLE, text)
         self._topics.used(topic)
         return config
+
+    def _consuming(self, group: str) -> GroupConfig:
+        """ReadFailed (GROUP_NOT_ENABLED) unless the group may consume."""
+        known = self._metadata.group(group)
+        if known is None or not known.config.consume_enable:
+            text = f"group {group} may not consume (consume_enable is off)"
+            raise ReadFailed(Status.GROUP_NOT_ENABLED, text)
+        return known.config
+
+    def _check_waiting(self) -> None:
+        if len(self._receive_queues) >= self._settings.max_held_pulls:
+            text = f"{len(self._receive_queues)} receives wait for messages; try again later"
+            raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
+
+    def _deadline(self, wait_ms: int) -> float:
+        """Of the loop's clock."""
+        return asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
 
     def _first_offset(self, group: str, topic: str, queue_id: int) -> int:
         """Where a queue that is new to the group begins now: while a receive waits, that may be reset."""

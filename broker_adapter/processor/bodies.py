@@ -7,6 +7,7 @@ of RocketMQ. Clients in C++ write numbers where others write names.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -133,6 +134,45 @@ def assignment_request(body: bytes) -> tuple[str, str, str]:
     """Group, topic, client id. IllegalMessage (REQUEST_MALFORMED)."""
     found = parse(body)
     return _text(found.get("consumerGroup")), _text(found.get("topic")), _text(found.get("clientId"))
+
+
+class BatchAck(NamedTuple):
+    """RocketMQ's BatchAck: messages of one pop in one queue. The other numbers are those of the receipt."""
+
+    group: str
+    topic: str
+    start: int
+    time: int
+    revive: int
+    queue_id: int
+    offsets: Sequence[int]
+
+
+def batch_acks(body: bytes) -> list[BatchAck]:
+    """IllegalMessage (REQUEST_MALFORMED): also for more than `_MOST` messages in all."""
+    acks = [_batch_ack(one) for one in _objects(parse(body), "acks")] if body else []
+    if sum(len(one.offsets) for one in acks) > _MOST:
+        raise _malformed(f"more than {_MOST} messages")
+    return acks
+
+
+def _batch_ack(found: Mapping[str, Any]) -> BatchAck:
+    start = _long(found, "so")
+    try:
+        bits = int.from_bytes(b64decode(_text(found.get("b"), most=_MOST), validate=True), "little")
+    except ValueError:
+        raise _malformed("b is no set of bits") from None
+    offsets = [start + place for place in range(bits.bit_length()) if bits >> place & 1]
+    time, revive, queue_id = (_long(found, name) for name in ("pt", "rq", "q"))
+    return BatchAck(_text(found.get("c")), _text(found.get("t")), start, time, revive, queue_id, offsets)
+
+
+def _long(found: Mapping[str, Any], name: str) -> int:
+    """RocketMQ leaves no number out, but fastjson may leave out what is 0."""
+    number = found.get(name, 0)
+    if type(number) is not int or not -1 << 63 <= number < 1 << 63:
+        raise _malformed(f"{name} is no number, or too large")
+    return number
 
 
 def locked(queues: Iterable[QueueName]) -> bytes:

@@ -1,9 +1,13 @@
 """POP over the remoting protocol: messages one by one, by the engine that serves clients of RocketMQ 5, too.
 
-RocketMQ's receipt of a message, its property POP_CK, is eight words: start offset, time of the pop, invisible
-time, revive queue, kind of topic, broker, queue, offset. Here the first is the number of the pop. After a
-change of the invisible time clients make the receipt themselves, of the answer: that has the number as its
-time, and says so by the revive queue.
+RocketMQ's receipt of a message, its property POP_CK, is eight words: start offset, time of the pop,
+invisible time, revive queue, kind of topic, broker, queue, offset. Here the revive queue is a digest of the
+pop's number, from 2 on: it shows whether a message is pending under that pop. The offsets are true: a client
+that acknowledges many messages at once sends a bit for each, counted from the start offset.
+
+Where there is no room for the property, clients make the receipt of the answer's fields: the revive queue is
+0 then, and the start offset the pop's number. After a change of the invisible time they make it, too: the
+revive queue is 1 then, and the time the pop's number.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import IllegalMessage, ReadFailed, ResponseCode, Status
 from broker_adapter.format.message import decode
@@ -21,8 +27,9 @@ from broker_adapter.format.properties import (
     PROPERTY_SEPARATOR,
     encode_properties,
 )
-from broker_adapter.pop.api import AckStatus, Delivery, DeliveryApi
+from broker_adapter.pop.api import AckStatus, Delivery, DeliveryApi, PeekApi
 from broker_adapter.pop.handles import parse_receipt, receipt_handle
+from broker_adapter.processor import bodies
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.pulls import with_times
 from broker_adapter.processor.request import RemotingRequest
@@ -35,19 +42,33 @@ from broker_adapter.remoting.command import RemotingCommand
 POP_CK: Final = "POP_CK"
 _SHORT = struct.Struct(">H")
 _INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_MAX_INT = (1 << 31) - 1
 _WORDS = 8
-_NUMBER_IS_FIRST, _NUMBER_IS_TIME = 0, 1
+_NUMBER_IS_FIRST, _NUMBER_IS_TIME, _FIRST_DIGEST = 0, 1, 2
+_PLACES = ("start", "time", "", "revive", "", "", "queue", "offset")
 #: RocketMQ's bounds.
-_MAX_MESSAGES = 32
-_MAX_WAIT_MS = 60_000
+MAX_MESSAGES = 32
+MAX_WAIT_MS = 60_000
 _MIN_INVISIBLE_MS, _MAX_INVISIBLE_MS = 1_000, 43_200_000
+
+
+class _Words(NamedTuple):
+    """Of a receipt, those that count."""
+
+    start: int
+    time: int
+    revive: int
+    queue_id: int
+    offset: int
 
 
 class PopProcessor:
     """On the master. `broker_name`: under which queues are read."""
 
-    def __init__(self, delivery: DeliveryApi, directory: Directory, broker_name: str) -> None:
+    def __init__(self, delivery: DeliveryApi, peeks: PeekApi, directory: Directory, broker_name: str) -> None:
         self._delivery = delivery
+        self._peeks = peeks
         self._directory = directory
         self._broker_name = broker_name
 
@@ -68,9 +89,9 @@ class PopProcessor:
             topic,
             client_id=context.holder,
             wanted=wanted,
-            max_messages=max(1, min(read.number(fields, "maxMsgNums", _MAX_MESSAGES), _MAX_MESSAGES)),
+            max_messages=max(1, min(read.number(fields, "maxMsgNums", MAX_MESSAGES), MAX_MESSAGES)),
             invisible_ms=invisible_ms,
-            wait_ms=max(0, min(read.number(fields, "pollTime", 0), _MAX_WAIT_MS)),
+            wait_ms=max(0, min(read.number(fields, "pollTime", 0), MAX_WAIT_MS)),
             attempt_id=fields.get("attemptId", "")[:255],
             remote=context.remote,
         )
@@ -84,22 +105,46 @@ class PopProcessor:
             return command.answer(ResponseCode.POLLING_TIMEOUT, "no message in time", fields=told)
         pops = [_pop_of(topic, one) for one in deliveries]
         told |= _offsets(deliveries, pops)
-        body = b"".join(self._record(one, pop, told) for one, pop in zip(deliveries, pops, strict=True))
+        starts: dict[int, int] = {}
+        for one in deliveries:
+            starts[one.queue_id] = min(one.queue_offset, starts.get(one.queue_id, one.queue_offset))
+        body = b"".join(
+            self._record(one, pop, starts[one.queue_id], told)
+            for one, pop in zip(deliveries, pops, strict=True)
+        )
         return command.answer(ResponseCode.SUCCESS, fields=told, body=body)
 
     async def ack(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """NO_MESSAGE for a receipt that is over."""
         group, topic = _names(request)
-        (status,) = await self._delivery.ack(group, topic, [_handle(request, topic)])
-        if status is AckStatus.OK:
+        handle = self._handle(request, group, topic)
+        if handle and await self._delivery.ack(group, topic, [handle]) == [AckStatus.OK]:
             return request.command.answer(ResponseCode.SUCCESS)
         return request.command.answer(ResponseCode.NO_MESSAGE, "the receipt is none, or over")
+
+    async def ack_many(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """SUCCESS whatever became of each, as in RocketMQ; NO_MESSAGE if none is named."""
+        named = bodies.batch_acks(request.command.body)
+        if not named:
+            return request.command.answer(ResponseCode.NO_MESSAGE, "no message is named")
+        handles: dict[tuple[str, str], list[str]] = {}
+        for ack in named:
+            of_topic = handles.setdefault((ack.group, ack.topic), [])
+            for offset in ack.offsets:
+                words = _Words(ack.start, ack.time, ack.revive, ack.queue_id, offset)
+                if handle := self._handle_of(words, ack.group, ack.topic):
+                    of_topic.append(handle)
+        for (group, topic), found in handles.items():
+            await self._delivery.ack(group, topic, found)
+        return request.command.answer(ResponseCode.SUCCESS)
 
     async def change_invisible(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """Likewise."""
         group, topic = _names(request)
         invisible_ms = _invisible_ms(request)
-        handle = _handle(request, topic)
+        handle = self._handle(request, group, topic)
+        if handle is None:
+            return request.command.answer(ResponseCode.NO_MESSAGE, "the receipt is over")
         try:
             renewed = await self._delivery.change_invisible(group, topic, handle, invisible_ms)
         except ReadFailed as error:
@@ -115,12 +160,36 @@ class PopProcessor:
         }
         return request.command.answer(ResponseCode.SUCCESS, fields=told)
 
-    def _record(self, delivery: Delivery, pop: int, told: dict[str, str]) -> bytes:
+    def _handle(self, request: RemotingRequest, group: str, topic: str) -> str | None:
+        """Of the message whose receipt is in the request; None if that is over. IllegalMessage
+        (FIELD_OUT_OF_RANGE)."""
+        words = read.text(request.fields, "extraInfo").split(" ")
+        if len(words) < _WORDS:
+            text = f"extraInfo has {len(words)} words, not {_WORDS}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        named = dict(zip(_PLACES, words, strict=False))
+        numbers = (read.number(named, name) for name in _PLACES if name)
+        return self._handle_of(_Words(*numbers), group, topic)
+
+    def _handle_of(self, words: _Words, group: str, topic: str) -> str | None:
+        pop = words.time if words.revive == _NUMBER_IS_TIME else words.start
+        if words.revive >= _FIRST_DIGEST:
+            found = self._peeks.newest_pop(group, topic, words.queue_id, words.offset)
+            if found is None or _digest(found) != words.revive:
+                return None
+            pop = found
+        try:
+            return receipt_handle(topic, words.queue_id, words.offset, pop)
+        except struct.error:
+            text = "a number of a receipt is too large"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text) from None
+
+    def _record(self, delivery: Delivery, pop: int, start: int, told: dict[str, str]) -> bytes:
         words = (
-            pop,
+            start,
             told["popTime"],
             told["invisibleTime"],
-            _NUMBER_IS_FIRST,
+            _digest(pop),
             0,
             self._broker_name,
             delivery.queue_id,
@@ -168,18 +237,9 @@ def _names(request: RemotingRequest) -> tuple[str, str]:
     return read.text(request.fields, "consumerGroup"), read.text(request.fields, "topic")
 
 
-def _handle(request: RemotingRequest, topic: str) -> str:
-    """Of the message whose receipt is in the request. IllegalMessage (FIELD_OUT_OF_RANGE)."""
-    words = read.text(request.fields, "extraInfo").split(" ")
-    if len(words) < _WORDS:
-        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"extraInfo has {len(words)} words, not {_WORDS}")
-    named = dict(zip(("start", "time", "", "revive", "", "", "queue", "offset"), words, strict=False))
-    is_time = read.number(named, "revive") == _NUMBER_IS_TIME
-    pop = read.number(named, "time" if is_time else "start")
-    try:
-        return receipt_handle(topic, read.number(named, "queue"), read.number(named, "offset"), pop)
-    except struct.error:
-        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "extraInfo has a number that is too large") from None
+def _digest(pop: int) -> int:
+    """Of a pop's number; a positive `int` of Java."""
+    return _FIRST_DIGEST + crc32(_LONG.pack(pop)) % (_MAX_INT - _FIRST_DIGEST)
 
 
 def _invisible_ms(request: RemotingRequest) -> int:

@@ -26,7 +26,16 @@ _ONCE = frozenset(
     }
 )
 #: They wait for messages: with nobody to take these they end.
-WAITING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE})
+WAITING: Final = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.NOTIFICATION,
+    }
+)
+#: What POP would give, and to how many.
+PEEKS: Final = (RequestCode.PEEK_MESSAGE, RequestCode.POLLING_INFO)
 #: Beside pulls, what any node may answer that has what is asked for.
 READS: Final = (
     RequestCode.QUERY_MESSAGE,
@@ -51,7 +60,7 @@ ADMIN_QUERIES: Final = (
 )
 _OF_ANY_NODE: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, *READS})
 #: What is of no use when its caller has gone: it changes nothing, or waits for messages.
-_END_WITH_CALLER: Final = WAITING | {*READS, *ADMIN_QUERIES}
+_END_WITH_CALLER: Final = WAITING | {*READS, *PEEKS, *ADMIN_QUERIES}
 _HAS_UNIQ_KEY = "UNIQ_KEY\x01"
 
 

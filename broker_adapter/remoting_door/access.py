@@ -152,6 +152,12 @@ def _to_lock(request: RemotingCommand) -> Iterator[Need]:
         yield Need(False, queue.topic, Right.SUB)
 
 
+def _to_acknowledge(request: RemotingCommand) -> Iterator[Need]:
+    for ack in bodies.batch_acks(request.body):
+        yield Need(True, ack.group, Right.SUB)
+        yield Need(False, ack.topic, Right.SUB)
+
+
 def _to_be_assigned(request: RemotingCommand) -> Iterator[Need]:
     group, topic, _ = bodies.assignment_request(request.body)
     yield Need(True, group, Right.SUB)
@@ -173,6 +179,10 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.POP_MESSAGE: _to_consume,
     RequestCode.ACK_MESSAGE: _to_consume,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _to_consume,
+    RequestCode.PEEK_MESSAGE: _to_consume,
+    RequestCode.NOTIFICATION: _to_consume,
+    RequestCode.POLLING_INFO: _to_consume,
+    RequestCode.BATCH_ACK_MESSAGE: _to_acknowledge,
     RequestCode.QUERY_ASSIGNMENT: _to_be_assigned,
     RequestCode.SET_MESSAGE_REQUEST_MODE: _admin,
     RequestCode.CONSUMER_SEND_MSG_BACK: _of_named_group,

@@ -14,7 +14,7 @@ from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.fields import flag, number, text
 from broker_adapter.processor.pulls import SUBSCRIPTION
 from broker_adapter.processor.replies import ReplyProcessor
-from broker_adapter.processor.request import ADMIN_QUERIES, READS, RemotingRequest
+from broker_adapter.processor.request import ADMIN_QUERIES, PEEKS, READS, RemotingRequest
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.filters import filter_from
@@ -50,11 +50,14 @@ CHANGES = (
     RequestCode.UPDATE_CONSUMER_OFFSET,
     RequestCode.END_TRANSACTION,
     RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-QUERIES = (*READS, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
+#: They wait for messages that are popped.
+POPS = (RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
+QUERIES = (*READS, *PEEKS, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
 ADMIN_CHANGES = (
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
@@ -99,7 +102,7 @@ class RemotingDoor:
     def register_with(self, dispatch: Dispatch) -> None:
         dispatch.register((*SENDS, *CHANGES), self._pass_on, self._sends)
         dispatch.register(PULLS, self._pull, self._pulls)
-        dispatch.register([RequestCode.POP_MESSAGE], self._pass_on, self._pulls)
+        dispatch.register(POPS, self._pass_on, self._pulls)
         dispatch.register(REPLIES, self._reply, self._pushes)
         dispatch.register(QUERIES, self._pass_on, self._queries)
         dispatch.register(ADMIN_QUERIES, self._pass_on, self.admin)
@@ -243,7 +246,7 @@ def _timeout_s(request: RemotingCommand) -> float:
     code = request.code
     if code in SENDS or code in REPLIES:
         return _SEND_S
-    if code in PULLS or code == RequestCode.POP_MESSAGE:
+    if code in PULLS or code in POPS:
         name = "suspendTimeoutMillis" if code in PULLS else "pollTime"
         suspend_ms = number(request.fields, name, 0)
         return min(max(0, suspend_ms), _MAX_SUSPEND_MS) / 1000 + _PULL_S

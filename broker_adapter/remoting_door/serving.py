@@ -12,7 +12,7 @@ from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.host import Host
 from broker_adapter.format.topic_names import RETRY_PREFIX
-from broker_adapter.pop.api import DeliveryApi
+from broker_adapter.pop.api import DeliveryApi, PeekApi
 from broker_adapter.processor import admin_bodies, bodies
 from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.assignments import Assignments
@@ -21,6 +21,7 @@ from broker_adapter.processor.handlers import BothProtocols, Handler
 from broker_adapter.processor.imports import ImportProcessor
 from broker_adapter.processor.locks import LockProcessor
 from broker_adapter.processor.offsets import OffsetProcessor
+from broker_adapter.processor.peeks import PeekProcessor
 from broker_adapter.processor.pops import PopProcessor
 from broker_adapter.processor.pulls import PullProcessor, ReadRules
 from broker_adapter.processor.replies import ReplyProcessor, reply_topic
@@ -62,6 +63,7 @@ def both_protocols(
     traffic: Traffic,
     imports: ImportApi,
     delivery: DeliveryApi,
+    peeks: PeekApi,
     directory: Directory,
     making: Making,
     broker_name: str,
@@ -101,10 +103,14 @@ def both_protocols(
             await making.topic(RETRY_PREFIX + data.group)
         return request.command.answer(ResponseCode.SUCCESS)
 
-    pops = PopProcessor(delivery, directory, broker_name)
+    pops, peeking = PopProcessor(delivery, peeks, directory, broker_name), PeekProcessor(peeks)
     table: dict[int, Handler] = {
         RequestCode.POP_MESSAGE: pops.pop,
         RequestCode.ACK_MESSAGE: pops.ack,
+        RequestCode.BATCH_ACK_MESSAGE: pops.ack_many,
+        RequestCode.PEEK_MESSAGE: peeking.peek,
+        RequestCode.NOTIFICATION: peeking.notify,
+        RequestCode.POLLING_INFO: peeking.count_waiting,
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pops.change_invisible,
         **dict.fromkeys(SENDS, sends.send),
         **dict.fromkeys(PULLS, pulls.pull),

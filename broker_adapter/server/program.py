@@ -429,6 +429,7 @@ class BrokerProgram:
             traffic=self.traffic,
             imports=Imports(self.writer, self.proposals, self.broker.read_queue),
             delivery=self.delivery,
+            peeks=self.delivery,
             directory=self.directory,
             making=Making(self.broker.make_topic, self.groups.make_known),
             broker_name=self.settings.name,

@@ -37,7 +37,12 @@ _TRIES = 5
 #: How often memory, log and good clients are looked at (streams).
 _LOOK_EVERY = 50
 #: What waits for messages is not answered within the time.
-_WAITING = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE}
+_WAITING = {
+    RequestCode.PULL_MESSAGE,
+    RequestCode.LITE_PULL_MESSAGE,
+    RequestCode.POP_MESSAGE,
+    RequestCode.NOTIFICATION,
+}
 
 
 class BrokerPort(Node):

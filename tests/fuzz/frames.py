@@ -91,6 +91,10 @@ OF_BROKERS: dict[RequestCode, tuple[str, ...]] = {
     RequestCode.GET_BROKER_RUNTIME_INFO: (),
     RequestCode.POP_MESSAGE: ("consumerGroup", *_QUEUE, "maxMsgNums", "invisibleTime", "pollTime"),
     RequestCode.ACK_MESSAGE: ("consumerGroup", *_QUEUE, "extraInfo", "offset"),
+    RequestCode.PEEK_MESSAGE: ("consumerGroup", *_QUEUE, "maxMsgNums"),
+    RequestCode.NOTIFICATION: ("consumerGroup", *_QUEUE, "pollTime"),
+    RequestCode.POLLING_INFO: ("consumerGroup", *_QUEUE),
+    RequestCode.BATCH_ACK_MESSAGE: (),
     RequestCode.SEND_REPLY_MESSAGE_V2: _SEND,
 }
 #: Likewise, of NameServers.

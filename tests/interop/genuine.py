@@ -22,6 +22,8 @@ _FETCHED = Path(__file__).resolve().parents[2] / "build/interop"
 LIB = Path(os.environ.get("ROCKETMQ_LIB") or _FETCHED / "lib")
 #: The Java client of RocketMQ 4.9 alone.
 CLIENT_49 = Path(os.environ.get("ROCKETMQ_CLIENT_49") or _FETCHED / "client49")
+#: The Java client of RocketMQ 5, which speaks gRPC; `make clients-java` fetches it.
+CLIENT_GRPC = Path(os.environ.get("ROCKETMQ_CLIENT_GRPC") or _FETCHED.with_name("clients") / "java/lib")
 GO_CLIENT = Path(os.environ.get("ROCKETMQ_CLIENT_GO") or _FETCHED / "go/client")
 NODE_MODULES = Path(os.environ.get("ROCKETMQ_CLIENT_NODE") or _FETCHED / "node/node_modules")
 _PACKAGE = "org.apache.rocketmq"
@@ -180,14 +182,14 @@ class Client:
                 process.kill()
 
 
-def java_client(version: str, folder: Path) -> Client:
-    """`Client.java` beside this file, with a version of RocketMQ's Java client."""
+def java_client(version: str, folder: Path, program: str = "Client") -> Client:
+    """A program beside this file, `Client.java`, with a version of RocketMQ's Java client."""
     lib = LIB if version.startswith("5") else CLIENT_49
     path = f"{folder}:{lib}/*"
-    source = Path(__file__).with_name("Client.java")
+    source = Path(__file__).with_name(f"{program}.java")
     subprocess.run(["javac", "-nowarn", "-Xlint:none", "-cp", path, "-d", folder, source], check=True)
     options = [*_OPTIONS, f"-Duser.home={folder}"]
-    return Client(f"Java {version}", folder, ["java", *options, "-cp", path, "Client"])
+    return Client(f"Java {version}", folder, ["java", *options, "-cp", path, program])
 
 
 def go_client(folder: Path) -> Client:

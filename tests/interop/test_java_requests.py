@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local.local_cluster import LocalCluster
+from tests.process.cluster import free_ports
 
 from . import genuine, ours
 from .test_java_clients import got, java, servers
@@ -41,3 +42,34 @@ def test_a_consumer_pops_and_what_failed_comes_again(cluster: LocalCluster, tmp_
     assert {(one[0], one[-1]) for one in lines} == {(str(number), "true") for number in range(8)}
     assert [one[4] for one in lines if one[0] == "0"] == ["0", "1"]
     assert len(lines) == 9
+
+
+def test_what_a_proxy_asks_about_pops_ends_as_with_rocketmq_itself(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    client = genuine.java_client("5.5", tmp_path, "Pops")
+    (admin := tmp_path / "admin").mkdir()
+    names, port, *_ = free_ports(4)
+    at, address = f"127.0.0.1:{names}", f"127.0.0.1:{port}"
+    own = {"brokerName": "broker-a", "brokerClusterName": "DefaultCluster"}
+
+    def said(server: str, broker: str) -> list[str]:
+        genuine.mqadmin(admin, server, "updateTopic", "-b", broker, "-t", "asked", "-r", "1", "-w", "1")
+        genuine.mqadmin(admin, server, "updateSubGroup", "-b", broker, "-g", "asking")
+        return client.run(server, broker, "asked", "asking")
+
+    with genuine.name_server(tmp_path / "names", names), genuine.broker(tmp_path / "b", at, port, **own):
+        genuine.until_registered(admin, at, address)
+        theirs = said(at, address)
+    assert said(servers(cluster), ours.master(cluster).remoting_address) == theirs
+    assert theirs == [
+        "notified true",
+        "peeked 0 FOUND 8",
+        "acknowledged OK",
+        "popped [0, 1, 2, 3, 4, 5, 6, 7]",
+        "peeked 19 NO_MESSAGE_IN_QUEUE 0",
+        "notified false",
+        "waiting 0",
+        "waiting 1",
+        "popped late 1",
+    ]

@@ -48,7 +48,7 @@ class Watched:
         turns = Turns(monkeypatch)
         self.looks, self.answers = Counter[int](), Counter[int]()
         self.queues = Counter[int]()
-        plan, plan_queue = Receiver._plan_some, Receiver._plan_queue
+        plan, plan_queue = Receiver._plan_some, Receiver.plan_queue
 
         def counted(receiver: Receiver, *arguments: Any) -> int:
             self.looks[turns.now] += 1
@@ -59,7 +59,7 @@ class Watched:
             return plan_queue(receiver, *arguments)
 
         monkeypatch.setattr(Receiver, "_plan_some", counted)
-        monkeypatch.setattr(Receiver, "_plan_queue", queue_counted)
+        monkeypatch.setattr(Receiver, "plan_queue", queue_counted)
         for task in tasks:
             task.add_done_callback(lambda _: self.answers.update([turns.now]))
 

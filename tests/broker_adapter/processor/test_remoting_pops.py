@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -81,9 +83,10 @@ async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker, cluster
     properties = split_properties(message.properties)
     assert (properties["TAGS"], properties["mine"]) == ("a", "x")
     words = receipt(message).split(" ")
-    assert words[1:3] == [answer.fields["popTime"], "60000"]
+    assert words[:3] == ["0", answer.fields["popTime"], "60000"]
+    assert 2 <= int(words[3]) < 1 << 31
     assert words[4:] == ["0", "broker-a", "0", "0"]
-    assert answer.fields["startOffsetInfo"] == f"0 0 {words[0]}"
+    assert answer.fields["startOffsetInfo"].startswith("0 0 ")
     assert answer.fields["msgOffsetInfo"] == "0 0 0"
     hidden = await pop(asker)
     assert hidden.code == NOTHING
@@ -117,6 +120,106 @@ async def test_the_receipt_that_java_makes_after_a_change_acknowledges(asker: As
     told = await asker.get(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, **fields, invisibleTime=50_000)
     made = f"{fields['offset']} {told['popTime']} {told['invisibleTime']} {told['reviveQid']} 0 broker-a 0 0"
     assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(made))).code == OK
+
+
+async def test_the_receipt_that_java_makes_where_a_record_has_no_room_acknowledges(asker: Asker) -> None:
+    told = (await pop(asker)).fields
+    start = told["startOffsetInfo"].split(" ")[2]
+    made = f"{start} {told['popTime']} {told['invisibleTime']} {told['reviveQid']} 0 broker-a 0 0"
+    assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(made))).code == OK
+
+
+def batch(receipts: list[str], **more: object) -> bytes:
+    """As the Java client merges receipts of one pop."""
+    words = [one.split(" ") for one in receipts]
+    start = int(words[0][0])
+    bits = sum(1 << int(one[7]) - start for one in words)
+    ack = {
+        "c": "g",
+        "t": "t",
+        "r": "0",
+        "so": start,
+        "q": int(words[0][6]),
+        "rq": int(words[0][3]),
+        "pt": int(words[0][1]),
+        "it": int(words[0][2]),
+        "b": b64encode(bits.to_bytes(1 + bits.bit_length() // 8, "little")).decode(),
+    }
+    return json.dumps({"brokerName": "broker-a", "acks": [ack | more]}).encode()
+
+
+async def test_many_messages_are_acknowledged_at_once(asker: Asker) -> None:
+    for number in range(1, 4):
+        await asker.send("t", b"%d" % number, 0)
+    receipts = [receipt(one) for one in records((await pop(asker, invisibleTime=1000)).body)]
+    assert (await asker.ask(RequestCode.BATCH_ACK_MESSAGE, batch(receipts[1:3]))).code == OK
+    found: list[bytes] = []
+    while len(found) < 2:
+        found += [one.body for one in records((await pop(asker, pollTime=20_000)).body)]
+    assert found == [b"0", b"3"]
+    # What was given again since stays with whoever has it.
+    assert (await asker.ask(RequestCode.BATCH_ACK_MESSAGE, batch(receipts))).code == OK
+    told = await asker.get(RequestCode.NOTIFICATION, **WAITER, pollTime=0)
+    assert told["hasMsg"] == "false"
+    assert (await pop(asker, pollTime=0)).code == NOTHING
+
+
+async def test_a_batch_of_acknowledgements_that_is_none(asker: Asker) -> None:
+    (message,) = records((await pop(asker)).body)
+    for body in (b"", b"{}", b'{"acks": []}'):
+        assert (await asker.ask(RequestCode.BATCH_ACK_MESSAGE, body)).code == ResponseCode.NO_MESSAGE
+    many = b64encode(b"\xff" * 1_024).decode()
+    for wrong in ({"b": "?"}, {"b": many}, {"so": "0"}, {"q": 1 << 63}, {"c": None}, {"q": 1 << 40}):
+        answer = await asker.ask(RequestCode.BATCH_ACK_MESSAGE, batch([receipt(message)], **wrong))
+        assert (answer.code == OK) == (wrong == {"q": 1 << 40}), wrong
+        assert answer.code == OK or "737 REQUEST_MALFORMED" in (answer.remark or "")
+
+
+WAITER = {"consumerGroup": "g", "topic": "t", "queueId": -1, "bornTime": 0}
+
+
+async def test_a_peek_shows_what_a_pop_would_give(asker: Asker) -> None:
+    peek = {"consumerGroup": "g", "topic": "t", "queueId": 0, "maxMsgNums": 32}
+    for _ in range(2):
+        answer = await asker.ask(RequestCode.PEEK_MESSAGE, **peek)
+        assert (answer.code, answer.remark) == (OK, "FOUND")
+        (message,) = records(answer.body)
+        assert (message.body, message.reconsume_times) == (b"0", 0)
+        assert POP_CK not in split_properties(message.properties)
+    assert (await pop(asker, invisibleTime=1000)).code == OK
+    assert (await asker.ask(RequestCode.PEEK_MESSAGE, **peek)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await asker.get(RequestCode.NOTIFICATION, **WAITER, pollTime=20_000))["hasMsg"] == "true"
+    (again,) = records((await asker.ask(RequestCode.PEEK_MESSAGE, **peek | {"queueId": -1})).body)
+    assert (again.body, again.reconsume_times) == (b"0", 1)
+    for wrong, code in (
+        ({"queueId": 99}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"consumerGroup": "none"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ):
+        assert (await asker.ask(RequestCode.PEEK_MESSAGE, **peek | wrong)).code == code
+
+
+async def test_who_waits_is_told_of_a_message_and_counted(asker: Asker, cluster: BrokerCluster) -> None:
+    polled = {"consumerGroup": "g", "topic": "t", "queueId": -1}
+    assert (await pop(asker)).code == OK
+    assert await asker.get(RequestCode.NOTIFICATION, **WAITER, pollTime=0) == {
+        "hasMsg": "false",
+        "pollingFull": "false",
+    }
+    assert await asker.get(RequestCode.POLLING_INFO, **polled) == {"pollingNum": "0"}
+    popping = asyncio.ensure_future(pop(asker, pollTime=30_000))
+    waiting = [
+        asyncio.ensure_future(asker.get(RequestCode.NOTIFICATION, **WAITER, pollTime=30_000))
+        for _ in range(2)
+    ]
+    delivery = (await cluster.master()).delivery
+    await until(lambda: delivery.waiting_receives("g", "t") == 3)
+    assert await asker.get(RequestCode.POLLING_INFO, **polled) == {"pollingNum": "3"}
+    await asker.send("t", b"1", 0)
+    answer = await popping  # what those who only ask were told of is there for who takes it
+    assert [one.body for one in records(answer.body)] == [b"1"]
+    await asker.send("t", b"2", 0)
+    assert {one["hasMsg"] for one in await asyncio.gather(*waiting)} == {"true"}
 
 
 async def test_one_engine_serves_both_protocols(cluster: BrokerCluster, asker: Asker) -> None:
