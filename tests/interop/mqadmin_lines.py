@@ -53,9 +53,11 @@ LINES = (
 _SAID, _END = "@ ", "@ END\n"
 
 
-def printed(folder: Path, name_server: str, address: str, lines: Sequence[str] = LINES) -> dict[str, str]:
-    """By line. `address`: of a master whose names are DefaultCluster and broker-a."""
-    library = f"{genuine.LIB}/*"
+def printed(
+    folder: Path, name_server: str, address: str, lines: Sequence[str] = LINES, lib: Path = genuine.LIB
+) -> dict[str, str]:
+    """By line. `address`: of a master whose names are DefaultCluster and broker-a; `lib`: mqadmin's jars."""
+    library = f"{lib}/*"
     source = Path(__file__).with_name("Mqadmin.java")
     subprocess.run(["javac", "-nowarn", "-cp", library, "-d", folder, source], check=True)
     command, environment = genuine.java(folder, f"{folder}:{library}", "Mqadmin")
