@@ -16,6 +16,8 @@ from . import genuine, ours
 
 TOPIC = "bench"
 _CLUSTER = "DefaultCluster"
+#: The figure of Bench.java that BenchGrpc.java measures, too.
+_SENDS = "sends a second, 64 in flight"
 
 
 @contextmanager
@@ -49,10 +51,23 @@ def dledger_group(home: Path) -> Iterator[str]:
 def measured(home: Path, servers: str, seconds: int) -> dict[str, int]:
     """What Bench.java says, by figure."""
     genuine.mqadmin(home, servers, *f"updateTopic -c {_CLUSTER} -t {TOPIC} -r 8 -w 8".split())
-    path = f"{home}:{genuine.LIB}/*"
-    source = Path(__file__).with_name("Bench.java")
+    return _said(home, genuine.LIB, "Bench", servers, seconds)
+
+
+def over_grpc(home: Path, address: str, seconds: int) -> dict[str, int]:
+    """What BenchGrpc.java says, with the client of RocketMQ 5; nothing, loudly, if that is not there."""
+    if not any(genuine.CLIENT_GRPC.glob("rocketmq-client-java-*.jar")):
+        print(f"NOT MEASURED OVER GRPC: no jars in {genuine.CLIENT_GRPC} (`make clients-java` fetches them)")
+        return {}
+    return _said(home, genuine.CLIENT_GRPC, "BenchGrpc", address, seconds)
+
+
+def _said(home: Path, lib: Path, program: str, at: str, seconds: int) -> dict[str, int]:
+    """The figures that a program beside this file says of a topic."""
+    path = f"{home}:{lib}/*"
+    source = Path(__file__).with_name(f"{program}.java")
     subprocess.run(["javac", "-nowarn", "-cp", path, "-d", home, source], check=True)
-    command, environment = genuine.java(home, path, "Bench", servers, TOPIC, str(seconds))
+    command, environment = genuine.java(home, path, program, at, TOPIC, str(seconds))
     said = subprocess.run(
         command,
         env=environment,
@@ -75,9 +90,13 @@ def main(seconds: int) -> None:
         theirs = measured(home, servers, seconds)
     with ours.cluster(home / "ours") as cluster:
         mine = measured(home, cluster.plan.companions[0].remoting_address, seconds)
+        by_grpc = over_grpc(home, ours.master(cluster).address, seconds)
     print("| figure | RocketMQ 5.5.0, DLedger | ours | ours / theirs |\n|---|---|---|---|")
     for name, figure in mine.items():
         other = theirs.get(name, 0)
+        print(f"| {name} | {other:,} | {figure:,} | {figure / max(other, 1):.2f} |")
+    for name, figure in by_grpc.items():  # beside RocketMQ's sends by its own protocol
+        other = theirs.get(_SENDS, 0)
         print(f"| {name} | {other:,} | {figure:,} | {figure / max(other, 1):.2f} |")
 
 
