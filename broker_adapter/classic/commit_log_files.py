@@ -141,12 +141,13 @@ class CommitLogFiles:
         return self._failure
 
     def old_files(self) -> list[OldFile]:
-        """All but the one that is written, the oldest first. STORE_DAMAGED if one cannot be read."""
+        """All but the one that is written, the oldest first. What cannot be read counts as new."""
         last = self.last_file_offset
         begins = [begin for begin in self._begins if begin < last]
-        newest = [self._first_stamp(begin) for begin in begins[1:]]
+        newest = [self._first_stamp_or_newest(begin) for begin in begins[1:]]
         if begins:
-            newest.append(self._first_stamp(last) if last < self.end_offset else self._last_stamp_ms)
+            is_written = last < self.end_offset
+            newest.append(self._first_stamp_or_newest(last) if is_written else self._last_stamp_ms)
         return [OldFile(begin, stamp) for begin, stamp in zip(begins, newest, strict=True)]
 
     def disk_bytes(self) -> tuple[int, int]:
@@ -358,6 +359,15 @@ class CommitLogFiles:
         """The end first: other threads that take the stamp before the end have none of later records."""
         self.end_offset = end
         self._last_stamp_ms, self._last_record = stamp_ms, last_record
+
+    def _first_stamp_or_newest(self, begin: int) -> int:
+        try:
+            return self._first_stamp(begin)
+        except BrokerError as error:
+            if error.status is not Status.STORE_DAMAGED:
+                raise
+            _log.error("a file of the CommitLog cannot be read: files before it stay", reason=error.message)
+            return self._last_stamp_ms
 
     def _first_stamp(self, begin: int) -> int:
         """When the first record of a file was stored."""

@@ -105,6 +105,9 @@ class ClassicNode:
         self._changing = asyncio.Lock()
         self._tending: asyncio.Task[None] | None = None
         self.health = "ok"
+        self._has_failed = False
+        #: Where the log ended at times, and its newest timestamp then; until derived files are there.
+        self._ends: deque[tuple[int, int]] = deque()
         self.appends = ClassicAppends(
             self.roles,
             self.cluster_time_ms,
@@ -434,22 +437,27 @@ class ClassicNode:
         self.feed.advance(self.committed_pos)
 
     def _failed(self, error: Exception) -> None:
+        self._has_failed = True
         self.health = f"failed: {error}"
         self._on_fatal(error)
 
     async def _tend(self) -> None:
         """The checkpoint says up to which message derived files are durable, too: without that a broker of
         RocketMQ, and ours, looks at all files after a crash."""
-        reached: deque[tuple[int, int]] = deque()
         while True:
-            self.health = "the disk is full" if self.upkeep.is_full else self.log.refusal or "ok"
-            reached.append((self.feed.position, self.log.last_stamp_ms))
-            durable, stamp_ms = self._derived_end(), 0
-            while reached and reached[0][0] <= durable:
-                stamp_ms = reached.popleft()[1]
-            if stamp_ms:
-                self.log.checkpoint.logics_ms = self.log.checkpoint.index_ms = stamp_ms
+            if not self._has_failed:
+                self.health = "the disk is full" if self.upkeep.is_full else self.log.refusal or "ok"
+            self._note_derived()
             await asyncio.sleep(_TEND_S)
+
+    def _note_derived(self) -> None:
+        newest_ms = self.log.last_stamp_ms  # before the end, which may grow meanwhile
+        self._ends.append((self.log.end_offset, newest_ms))
+        durable, stamp_ms = self._derived_end(), 0
+        while self._ends and self._ends[0][0] <= durable:
+            stamp_ms = self._ends.popleft()[1]
+        if stamp_ms:
+            self.log.checkpoint.logics_ms = self.log.checkpoint.index_ms = stamp_ms
 
     def _keep_from(self) -> int:
         """Any thread. What derived files do not have durably is dispatched again after a crash."""

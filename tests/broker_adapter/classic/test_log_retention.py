@@ -156,6 +156,17 @@ def test_old_files_are_those_before_the_last() -> None:
     assert opened(SimDisk()).old_files() == []
 
 
+def test_a_file_that_cannot_be_read_stops_nothing() -> None:
+    """What is before it stays, as long as the disk has room; the next look may read it."""
+    clock, disk = Clock(), SimDisk()
+    log = filled(disk, clock)
+    disk.fail("pread", nth=3)
+    upkeep(log, clock, reserved_hours=95)._clean(clock.now_s, asked=True)
+    assert log.begin_offset == 2 * FILE_SIZE
+    upkeep(log, clock, reserved_hours=95)._clean(clock.now_s, asked=True)
+    assert log.begin_offset == 5 * FILE_SIZE and log.failure is None
+
+
 def test_old_files_are_removed_when_it_is_time() -> None:
     clock = Clock()
     disk = SimDisk()

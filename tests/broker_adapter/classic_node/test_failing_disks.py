@@ -1,0 +1,71 @@
+"""A node whose disk fails, or whose derived files lag behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker_adapter.errors import BrokerError, Status
+from dledger.platform import OsDisk
+from dledger.store.disk import Buffer
+from tests.broker_adapter.classic_node.classic_pair import classic_pair
+from tests.broker_adapter.classic_node.test_classic_node import messages
+from tests.node.local import until
+
+ASYNC = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
+
+
+class FailingDisk(OsDisk):
+    is_broken = False
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.is_broken:
+            raise OSError(errno.EIO, "no such sector")
+        return super().pwritev(handle, buffers, offset)
+
+
+def test_a_slave_whose_disk_does_not_write_ends_as_its_master_would(tmp_path: Path) -> None:
+    """Nothing of it has to be synced: nobody else would find out."""
+
+    async def run() -> None:
+        disk, fatal = FailingDisk(), list[Exception]()
+        async with classic_pair(tmp_path, flush="ASYNC_FLUSH") as pair:
+            await pair.start("n1", **ASYNC)
+            program = pair.programs["n2"] = pair.program("n2", broker_role="SLAVE")
+            await program.make_node(disk=disk, on_fatal=fatal.append).start()
+            await program.start()
+            master, node = await pair.writable("n1"), pair.node("n2")
+            await until(lambda: node.replication.follows)
+            disk.is_broken = True
+            await master.broker.send("t", messages("a"), queue_id=0)
+            await until(lambda: fatal != [])
+            assert isinstance(fatal[0], BrokerError) and fatal[0].status is Status.LOG_FAILED
+            assert node.health.startswith("failed")
+
+    asyncio.run(run())
+
+
+def test_the_checkpoint_says_nothing_of_messages_that_were_not_dispatched(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with classic_pair(tmp_path, flush="ASYNC_FLUSH") as pair:
+            await pair.start("n1", **ASYNC)
+            master, node = await pair.writable("n1"), pair.node("n1")
+            await master.broker.send("t", messages("a"), queue_id=0)
+            await until(lambda: master.dispatcher.figures().checkpoint.end_pos == node.log.end_offset)
+            before_ms, goes_on = node.log.last_stamp_ms, threading.Event()
+            node._machine_thread.submit(goes_on.wait)
+            try:
+                await until(lambda: node.cluster_time_ms() > before_ms)
+                await master.broker.send("t", messages("b"), queue_id=0)
+                assert node.log.last_stamp_ms > before_ms
+                node._note_derived()
+                assert node.log.checkpoint.logics_ms <= before_ms
+            finally:
+                goes_on.set()
+            newest_ms = node.log.last_stamp_ms
+            await until(lambda: node.log.checkpoint.logics_ms >= newest_ms)
+
+    asyncio.run(run())
