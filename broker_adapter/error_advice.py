@@ -520,8 +520,9 @@ BROKER_ADVICE: dict[Status, Advice] = {
     ),
     Status.ROLE_CHANGE_BLOCKED: Advice(
         "A broker with a classic log was not given the role. Nothing has changed.",
-        "It lacks what its master has, or its master is alive; the message says which, and how much.",
-        "Wait until it has all, or stop the master first; `--force` gives up what it lacks.",
+        "It lacks what its master has, or its master is alive, or it is master and a slave lacks something; "
+        "the message says which, and how much.",
+        "Wait until the slave has all, or stop the master first; `--force` gives up what is lacking.",
     ),
     Status.HA_REPORT_REFUSED: Advice(
         "A slave says that it has what its master never sent, or less than it said before.",

@@ -48,7 +48,8 @@ _EXIT_FATAL = 74
 _READ_POINT_MS = 5_000
 _TEND_S = 1.0
 #: For slaves to get what their master has stored, before another one takes its place, and before it stops.
-_DRAIN_S = 5.0
+#: Less than a caller waits for the answer.
+_DRAIN_S = 2.0
 
 
 def exit_process(error: Exception) -> None:

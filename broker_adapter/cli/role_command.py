@@ -24,7 +24,7 @@ from dledger.platform import parse_servers, tls_files
     metavar="HOST:PORT",
     help="The broker's port for the remoting protocol.",
 )
-@click.option("--force", is_flag=True, help="Make it master whatever it lacks: that is lost.")
+@click.option("--force", is_flag=True, help="Whatever a slave lacks: that is lost.")
 @partial(tls_options, peers="brokers")
 @click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds.")
 def role(
@@ -39,7 +39,8 @@ def role(
     """Make a broker with `store = "classic"` master, or slave of whoever is master then.
 
     A slave is refused while its master lives, and if it lacks what that had: the answer says how much. Stop
-    the old master, or make it a slave, before there is a new one: two masters write two logs.
+    the old master, or make it a slave, before there is a new one: two masters write two logs. A master is
+    refused while a connected slave lacks something.
 
     \b
     Examples:
