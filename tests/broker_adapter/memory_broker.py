@@ -114,6 +114,7 @@ class MemoryBroker:
         self.number = number
         self.address = ""
         self.pulls = 0  # under way
+        self.remotes: list[str] = []  # of pulls and filters
         self.sends: list[tuple[str, int, int]] = []  # topic, queue, messages
         #: Called before a send is looked at: a test may wait there, or raise.
         self.before_send: Callable[[], object] | None = None
@@ -148,6 +149,7 @@ class MemoryBroker:
     # -- messages
 
     async def filter(self, work: Callable[[], T], remote: str) -> T:
+        self.remotes.append(remote)
         return await asyncio.to_thread(work)
 
     async def send(
@@ -224,6 +226,7 @@ class MemoryBroker:
         remote: str = "",
     ) -> PullResult:
         self.pulls += 1
+        self.remotes.append(remote)
         try:
             deadline = asyncio.get_running_loop().time() + wait_ms / 1000
             while True:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import pytest
 
@@ -58,14 +59,35 @@ def test_a_slave_answers_itself_only_what_changes_nothing() -> None:
     }
 
 
+T = TypeVar("T")
+
+
 class Queue:
     """Answers each pull with this."""
 
     def __init__(self, result: PullResult) -> None:
         self.result = result
+        self.remotes: list[str] = []
 
-    async def pull(self, *_: object, **__: object) -> PullResult:
+    async def pull(self, *_: object, remote: str = "", **__: object) -> PullResult:
+        self.remotes.append(remote)
         return self.result
+
+    async def filter(self, work: Callable[[], T], remote: str) -> T:
+        self.remotes.append(remote)
+        return work()
+
+
+async def test_reads_and_filters_take_the_turns_of_the_client() -> None:
+    queue = Queue(PullResult(PullStatus.FOUND, 1, 0, 9, [bytes(encode(Message("t", b"body", "n\x012")))]))
+    rules = ReadRules(lambda: True, lambda physical_offset: 0)
+    processor = PullProcessor(cast(BrokerApi, queue), lambda context, topic: None, rules)
+    fields = {"topic": "t", "queueId": "0", "queueOffset": "0", "consumerGroup": "g", "sysFlag": "4"}
+    fields |= {"subscription": "n > 1", "expressionType": "SQL92"}
+    request = RemotingRequest(RemotingCommand(RequestCode.PULL_MESSAGE, fields))
+    told = await processor.pull(request, CallContext("c", remote="10.0.0.1:2"))
+    assert [message.body for message in decode_all(told.body)] == [b"body"]
+    assert queue.remotes == ["10.0.0.1:2"] * 2
 
 
 async def pulled(result: PullResult, offset: int, *, is_master: bool, suggested: int = 0) -> RemotingCommand:

@@ -49,6 +49,16 @@ async def test_messages_from_an_offset_on() -> None:
         assert answers[1].message.system_properties.queue_offset == 1
 
 
+async def test_reads_and_filters_take_the_turns_of_the_client() -> None:
+    async with world() as w:
+        await fill(w)
+        wanted = pb.FilterExpression(type=pb.FilterType.SQL, expression="n > 1")
+        answers = await pull(w, filter_expression=wanted)
+        assert [a.message.body for a in answers if a.HasField("message")] == [b"2"]
+        remotes = w.cluster.brokers[0].remotes
+        assert len(remotes) == 2 and {one.rpartition(":")[0] for one in remotes} == {"127.0.0.1"}
+
+
 async def test_nothing_new_is_a_status() -> None:
     async with world() as w:
         await fill(w)
