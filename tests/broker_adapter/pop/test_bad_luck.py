@@ -233,6 +233,35 @@ async def test_dead_letters_that_cannot_be_moved_are_not_in_front_of_fresh_messa
         assert bodies(await receive(invisible_ms=60_000, wait_ms=20_000)) == ["fresh"]
 
 
+async def test_a_dead_letter_that_is_on_its_way_is_moved_once(tmp_path: Path) -> None:
+    """Also when others were given messages meanwhile: the state refuses a second move, but each costs."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        letters, may_go, asked = program.delivery._dead_letters, asyncio.Event(), list[str]()
+        made = letters._make_topic
+
+        async def wait(topic: str) -> None:
+            asked.append(topic)
+            await may_go.wait()
+            await made(topic)
+
+        letters._make_topic = wait
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0))
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=2)
+        await send(program, "worn out")
+        (one,) = await receive(invisible_ms=1, wait_ms=20_000)
+        await until(lambda: program.node.cluster_time_ms() > one.invisible_until_ms)
+        for text in ("first", "second", "third"):
+            await send(program, text)
+            assert bodies(await receive(invisible_ms=60_000, wait_ms=20_000)) == [text]
+        assert asked == ["%DLQ%g"]
+        may_go.set()
+        async with asyncio.timeout(60):
+            while await dead_letters(program) != ["worn out"]:
+                pass
+
+
 async def test_a_message_sent_under_an_id_of_a_deleted_topic_is_stored_in_the_new_one(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
