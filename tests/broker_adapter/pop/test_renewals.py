@@ -86,6 +86,37 @@ async def test_a_new_master_gives_everybody_one_period() -> None:
     world.renewals.stop()
 
 
+async def test_of_messages_that_were_taken_up_again_nothing_is_told_to_the_log() -> None:
+    """What reached a client under an earlier pop says nothing of the newest one."""
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    earlier = world.popped
+    world.now_ms += 1001
+    world.apply(Pop(KEY, "d", "", 1000, False, False, False, 1, 1, (), ((0, earlier),)))
+    world.renewals.passed_on([(KEY, 0, earlier)])
+    world.renewals.tell()
+    assert world.told == [] and not world.state.queues[KEY].pending[0].renews
+    # Nor would the state believe it.
+    world.apply(PassedOn(KEY, earlier, (0,)))
+    assert not world.state.queues[KEY].pending[0].renews
+    world.renewals.stop()
+
+
+async def test_what_could_not_be_passed_on_is_no_more_of_its_attempt() -> None:
+    """The same call once more is given it as anybody is: for the first time."""
+    world = World()
+    again = ((0, 1 << 16),)
+    world.apply(Pop(KEY, "c", "attempt", 1000, False, False, False, 0, 1, (0,), ()))
+    assert len(world.state.popped_in_attempt("g", "t", "attempt")) == 1
+    world.apply(Change(KEY, 0, 1 << 16, 0, ChangeKind.RETURN))
+    assert world.state.popped_in_attempt("g", "t", "attempt") == []
+    world.apply(Pop(KEY, "c", "attempt", 1000, False, False, True, 0, 0, (), again))
+    assert world.state.queues[KEY].pending[0].attempts == 0, "there is nothing to be given again"
+    world.apply(Pop(KEY, "c", "attempt", 1000, False, False, False, 1, 1, (), again))
+    assert world.state.queues[KEY].pending[0].attempts == 1
+
+
 async def test_renewals_have_an_end() -> None:
     world = World()
     world.renewals.start()
