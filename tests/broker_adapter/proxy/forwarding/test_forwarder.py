@@ -413,12 +413,21 @@ async def test_a_question_ends_at_the_master_when_its_time_is_over(monkeypatch: 
     def forget(self: MasterLink, call_id: int, call: object) -> None:
         self._calls.pop(call_id, None)
 
+    refused: list[Status] = []
+    refuse = service._NodeStream._refuse
+
+    def noted(self: service._NodeStream, call: pb.ForwardedCall, error: BrokerError) -> None:
+        refused.append(error.status)
+        refuse(self, call, error)
+
     monkeypatch.setattr(MasterLink, "_end", forget)
+    monkeypatch.setattr(service._NodeStream, "_refuse", noted)
     async with pair() as p:
         p.remote.may.clear()
         with pytest.raises(BrokerError):
             await p.unary("QueryRoute", b"", timeout_s=2.0)
         await until(lambda: p.remote.cancelled == 1)
+        await until(lambda: refused == [Status.TOO_MANY_CALLS])
 
 
 async def test_what_is_to_be_done_is_done_though_its_caller_gives_up() -> None:
