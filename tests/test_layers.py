@@ -388,6 +388,7 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.trace.schema",
         "chaos.checker.needs",
         "chaos.checker.checks.registry",
+        "chaos.checker.agreement",
         "chaos.checker.completeness",
     },
     "chaos.checker.histories.linearize": set(),

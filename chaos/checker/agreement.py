@@ -24,25 +24,17 @@ ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'crash') c
 WHERE o.completions = 0 AND o.f <> 'get'
 """
 
-#: Messages of a batch that are for another log than the batch.
-STRAYS = """
-SELECT i.run, i.op, i.mid, i.src, i.inc, i.seq FROM (
-  SELECT run, op, mid, topic, q, ledger, src, inc, seq FROM events WHERE ev = 'item') i
-JOIN ops o ON o.run = i.run AND o.op = i.op
-WHERE i.topic <> o.topic OR i.q <> o.q OR i.ledger <> o.ledger
-"""
-
 #: Files of nodes in which an entry stands twice, or one that is committed lies behind one that is not.
 MUDDLED = """
 SELECT d.run, d.node, d.n, d.low, d.high, d.sure_high, d.unsure_low, m.off AS settled FROM dump_ends d
 LEFT JOIN (SELECT run, max(off) AS off FROM meta WHERE e = 'settled' GROUP BY run) m ON m.run = d.run
 """
 
-#: Messages that a consumer was through with, and that were not given to it.
+#: Messages that a consumer was through with, and that were not given to it, as the same writer tells.
 NEVER_GIVEN = """
 SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
 ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l.consumer = d.consumer
-  AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op)
+  AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op) AND l.src = d.src
   AND l.log = coalesce(d.log, l.log) AND l.pos = coalesce(d.pos, l.pos)
 WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
 """
@@ -56,14 +48,19 @@ LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run
 LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
 """
 
-#: Lines about an operation by another writer than the one that began it. Converted histories have one writer.
-BY_OTHERS = """
-SELECT l.run, l.ev, l.op, l.src, l.inc, l.seq, o.src AS begun_by FROM (
-  SELECT run, ev, op, src, inc, min(seq) AS seq FROM events
-  WHERE ev IN ('attempt', 'item', 'dlv') AND op IS NOT NULL GROUP BY run, ev, op, src, inc
+#: Lines about an operation, beside who began it (`by_others`) and which log it is about (`of_others`: a
+#: message of a batch that is for another log, or one that a read or a look-up brought from another).
+#: Converted histories have one writer, and operations on several logs.
+PARTS_OF_OPERATIONS = """
+SELECT l.run, l.ev, l.op, l.mid, l.src, l.inc, l.seq, o.f, o.src AS begun_by,
+  o.src <> l.src OR o.inc <> l.inc AS by_others,
+  coalesce(l.topic <> o.topic OR l.q <> o.q OR l.ledger <> o.ledger, false) AS of_others
+FROM (
+  SELECT run, ev, op, src, inc, topic, q, ledger, min(seq) AS seq, min_by(mid, seq) AS mid FROM events
+  WHERE ev IN ('attempt', 'item', 'dlv') AND op IS NOT NULL GROUP BY run, ev, op, src, inc, topic, q, ledger
 ) l
-JOIN (SELECT run, op, min(src) AS src, min(inc) AS inc FROM ops GROUP BY run, op) o
-  ON o.run = l.run AND o.op = l.op AND (o.src <> l.src OR o.inc <> l.inc)
+JOIN (SELECT run, op, min(src) AS src, min(inc) AS inc, min(f) AS f, min(topic) AS topic, min(q) AS q,
+  min(ledger) AS ledger FROM ops GROUP BY run, op) o ON o.run = l.run AND o.op = l.op
 JOIN runs r ON r.run = l.run AND r.history IS NULL
 """
 
@@ -194,7 +191,7 @@ SELECT q.run, q.log, q.max_off, t.off, q.src, q.inc, q.seq FROM reads q
 JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
   ON t.run = q.run AND t.log = q.log
 JOIN runs r ON r.run = q.run AND r.history IS NULL
-WHERE q.f = 'max_off' AND q.outcome = 'ok'
+WHERE q.f IN ('max_off', 'min_off') AND q.outcome = 'ok' AND q.max_off IS NOT NULL
 """
 
 #: Nodes, as the run says which there are; how much who read their files says that there was; and how much is

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from chaos.checker.agreement import (
     AGAIN,
-    BY_OTHERS,
     COUNTED,
     JOINED_OTHERWISE,
     NEVER_GIVEN,
     OTHER_HALVES,
+    PARTS_OF_OPERATIONS,
     STRAY_RESETS,
-    STRAYS,
     TOLD_BY_OTHERS,
     UNASSIGNED,
     UNDONE,
@@ -53,8 +52,8 @@ CHECKS: tuple[Check, ...] = (
             "not crash' AS what, src, inc, seq",
         ),
         Part(
-            STRAYS,
-            "true",
+            PARTS_OF_OPERATIONS,
+            "ev = 'item' AND of_others",
             "op, 'operation ' || CAST(op AS STRING) || ' sends message ' || CAST(mid AS STRING) "
             "|| ', which is for another log' AS what, src, inc, seq",
         ),
@@ -79,8 +78,8 @@ CHECKS: tuple[Check, ...] = (
             "|| '), and nothing tells that it had begun so, or it is told twice' AS what, src, inc, seq",
         ),
         Part(
-            BY_OTHERS,
-            "true",
+            PARTS_OF_OPERATIONS,
+            "by_others",
             "op, 'operation ' || CAST(op AS STRING) || ' was begun by ' || begun_by || ', and ' || src "
             "|| ' tells of it (' || ev || ')' AS what, src, inc, seq",
         ),

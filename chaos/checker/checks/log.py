@@ -19,15 +19,16 @@ def linearizable(stale: bool) -> str:
     """
     reads = f"""
       SELECT r.run, r.log, r.inv, r.ret, r.op, r.src, r.inc, r.seq, r.stale,
-        CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
+        CASE WHEN r.f IN ('max_off', 'min_off') THEN 2 * r.max_off
           ELSE greatest(coalesce(2 * (d.top + 1), 0),
             CASE WHEN r.end_claim THEN 2 * coalesce(r.max_off, 0) ELSE 0 END)
         END AS lo,
-        CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
+        CASE WHEN r.f IN ('max_off', 'min_off') THEN 2 * r.max_off
           WHEN r.end_claim AND r.max_off IS NOT NULL THEN 2 * r.max_off END AS hi
       FROM reads r LEFT JOIN (SELECT run, log, op, max(pos) AS top FROM dlv GROUP BY run, log, op) d
         ON d.run = r.run AND d.op = r.op AND d.log = r.log
-      WHERE r.outcome = 'ok' AND r.f <> 'min_off' AND {"r.stale" if stale else "NOT r.stale"}
+      WHERE r.outcome = 'ok' AND (r.f <> 'min_off' OR r.max_off IS NOT NULL)
+        AND {"r.stale" if stale else "NOT r.stale"}
     """
     appends = """
       SELECT run, log, inv, CASE WHEN delay_ms > 0 THEN NULL ELSE ret END AS ret, op, src, inc, seq,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos.checker.agreement import PARTS_OF_OPERATIONS
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
@@ -218,8 +219,14 @@ CHECKS: tuple[Check, ...] = (
         "P9",
         "an answer is about the log that was asked",
         "ops",
-        "operation {op} ({f}) was answered about another log than it was about",
-        Part("ops", "elsewhere", "op, f, src, inc, seq"),
+        "operation {op} ({f}) was answered {what}",
+        Part("ops", "elsewhere", "op, f, 'about another log than it was about' AS what, src, inc, seq"),
+        Part(
+            PARTS_OF_OPERATIONS,
+            "ev = 'dlv' AND of_others",
+            "op, f, mid, 'with message ' || CAST(mid AS STRING) || ', of another log than it was about' "
+            "AS what, src, inc, seq",
+        ),
         needs=(*EVIDENT, Need.OPERATIONS),
     ),
 )

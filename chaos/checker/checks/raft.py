@@ -317,11 +317,18 @@ CHECKS: tuple[Check, ...] = (
         "R13",
         "entries are applied one after the other, and only committed ones",
         "applied",
-        "{node} applied {lidx} to {last} after {before}; committed was {committed_before}",
+        "{node} {what}; committed was {committed_before}",
         Part(
             HISTORY,
             "e = 'apply' AND (lidx <> applied_before + 1 OR last > coalesce(committed_before, -1))",
-            "node, e, lidx, last, applied_before AS before, committed_before, src, inc, seq",
+            "node, e, 'applied ' || CAST(lidx AS STRING) || ' to ' || CAST(last AS STRING) || ' after ' "
+            "|| CAST(applied_before AS STRING) AS what, committed_before, src, inc, seq",
+        ),
+        Part(
+            HISTORY,
+            "e = 'reput' AND lidx < reput_before",
+            "node, e, 'had built its queues up to ' || CAST(reput_before AS STRING) || ', and then up to ' "
+            "|| CAST(lidx AS STRING) AS what, committed_before, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
         clear_needs=NODES,

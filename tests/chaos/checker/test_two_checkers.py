@@ -47,6 +47,10 @@ ONLY_QUICK = {
     ),
     "a line that lacks what each of its kind says: to the quick check what it tells did not happen; to Spark "
     "it was not understood": ("a_member_does_not_say_of_which_group_it_was_through_with_a_message",),
+    "what a member was through with is told by another writer than the member's: the quick check does not "
+    "find it there; to Spark the trace contradicts itself": (
+        "another_client_tells_what_a_consumer_was_through_with",
+    ),
     "a group that did not ask to begin at the start (`from_start`): Spark does not want it to process what "
     "was sent before; the quick check does not know, so no run may have such a group": (
         "a_message_is_received_twice_for_the_first_time",

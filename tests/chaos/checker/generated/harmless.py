@@ -175,7 +175,8 @@ def _varies(change: Change) -> bool:
         change.kind.startswith(("op/fail", "op/info"))
         or (change.kind in ("raft/term_vote", "disk/vote_synced", "store/recover") and change.field == "vote")
         or (change.kind in ("op/invoke/send", "op/invoke/receive", "item"))
-        or (change.kind == "op/ok/get" and change.field == "max_off")
+        or (change.kind in ("op/ok/get", "op/ok/min_off") and change.field == "max_off")
+        or (change.kind == "op/ok/max_off" and change.field == "min_off")
         or change.field == "wiped"
     )
 

@@ -425,6 +425,12 @@ def an_entry_is_applied_twice(trace: Trace) -> None:
     add(trace, lines(trace, Ev.RAFT, e="apply", node="n3")[5])
 
 
+@mutation("R13")
+def queues_are_built_up_to_an_earlier_entry(trace: Trace) -> None:
+    line = lines(trace, Ev.STORE, e="reput", node="n3")[5]
+    add(trace, line, lidx=number(line, "lidx") - 2)
+
+
 @mutation("R15")
 def a_node_stays_behind(trace: Trace) -> None:
     """The last entry of one node's files, an internal one or not, is not there."""

@@ -20,6 +20,18 @@ def a_consumer_is_through_with_what_it_was_not_given(trace: Trace) -> None:
 
 
 @mutation("W2")
+def another_client_tells_what_a_consumer_was_through_with(trace: Trace) -> None:
+    line = lines(trace, Ev.DONE)[5]
+    about = dict(line)
+    remove(trace, line)
+    other = next(one for one in lines(trace, Ev.OP, type="ok") if one["src"] != about["src"])
+    names = ("src", "inc", "host", "mono", "wall")
+    copy = add(trace, other, **about | {name: other[name] for name in names})
+    for name in set(copy) - set(about):
+        del copy[name]
+
+
+@mutation("W2")
 def what_nobody_sent_is_sent_again(trace: Trace) -> None:
     _, end = next(acked(trace))
     line = add(trace, end, ev=Ev.ATTEMPT.value, op=number(end, "op") + 1_000_000, retry_no=1)
@@ -173,17 +185,23 @@ def silence(trace: Trace, e: str, **of: object) -> None:
 
 
 @mutation("L7 W8")
-def an_end_is_answered_beyond_all_that_there_is(trace: Trace) -> None:
+def an_end_is_answered_beyond_all_that_there_is(trace: Trace, question: str = "max_off") -> None:
     target = lines(trace, Ev.META, e="drain_target", topic="t", q=0)[0]
     begin = lines(trace, Ev.OP, f="drain", type="invoke")[0]
     about = {"op": 9_700_000, "proc": "asks", "topic": "t", "q": 0}
-    asked = add(trace, begin, f="max_off", mono=number(begin, "mono") - 1_000_000, **about)
+    asked = add(trace, begin, f=question, mono=number(begin, "mono") - 1_000_000, **about)
     for name in ("ledger", "from_off", "stale"):
         asked.pop(name, None)
-    add(trace, asked, type="ok", max_off=number(target, "off") + 6)
+    begins = {"min_off": 0} if question == "min_off" else {}
+    add(trace, asked, type="ok", max_off=number(target, "off") + 6, **begins)
     file = trace.files[str(begin["src"]), number(begin, "inc")]
     file.sort(key=lambda line: number(line, "mono"))
     trace.renumber()
+
+
+@mutation("L7 W8")
+def the_answer_where_a_queue_begins_names_a_wrong_end_as_well(trace: Trace) -> None:
+    an_end_is_answered_beyond_all_that_there_is(trace, "min_off")
 
 
 @mutation("R9")

@@ -175,6 +175,16 @@ def an_expired_lease_is_no_attempt(trace: Trace) -> None:
     group.end()
 
 
+@mutation("C23")
+def attempts_are_counted_that_never_were(trace: Trace) -> None:
+    """So a message is given up that hardly anybody has tried."""
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 3), held_ms=60_000)
+    group.ack("s0", 0)
+    group.ack("s0", 1)
+    group.end()
+
+
 @mutation("C9")
 def a_message_is_given_up_after_one_attempt(trace: Trace) -> None:
     group = Receiver(trace, "shared")

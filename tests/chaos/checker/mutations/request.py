@@ -14,6 +14,16 @@ def an_answer_is_about_another_queue(trace: Trace) -> None:
     answer["topic"], answer["q"] = invoke["topic"], number(invoke, "q") - 7
 
 
+@mutation("P9")
+def a_read_brings_a_message_of_another_queue(trace: Trace) -> None:
+    """It is at its own place, and stands in the other queue's read as well."""
+    one, other = (lines(trace, Ev.OP, type="ok", f="drain")[k]["op"] for k in (0, 1))
+    last = lines(trace, Ev.DLV, op=one)[-1]
+    more = add(trace, last, i=number(last, "i") + 1)
+    brought = lines(trace, Ev.DLV, op=other)[0]
+    more |= {name: brought[name] for name in ("mid", "digest", "q", "qoff", "lidx") if name in brought}
+
+
 @mutation("W2")
 def a_message_of_a_batch_is_for_another_queue(trace: Trace) -> None:
     invoke, _ = middle(trace)
