@@ -71,10 +71,13 @@ JOIN runs r ON r.run = w.run AND r.history IS NULL
 WHERE w.src LIKE 'client:%' OR w.src LIKE 'node:%'
 """
 
-#: Messages that were given to somebody, beside when their send began.
+#: Messages that were given to somebody, beside when their send began; of a transaction, when that began.
 _EFFECTS_FIRST = """
-SELECT p.run, p.log, p.mid, p.inv, p.read_at, r.bound FROM placed p
-JOIN runs r ON r.run = p.run AND r.history IS NULL WHERE p.sent > 0 AND p.reads > 0
+SELECT p.run, p.log, p.mid, coalesce(b.inv, p.inv) AS inv, p.read_at, r.bound FROM placed p
+JOIN runs r ON r.run = p.run AND r.history IS NULL
+LEFT JOIN (SELECT run, mid, min(inv) AS inv FROM ops WHERE f = 'txn_begin' GROUP BY run, mid) b
+  ON b.run = p.run AND b.mid = p.mid
+WHERE p.sent > 0 AND p.reads > 0
 """
 
 _FILES = """

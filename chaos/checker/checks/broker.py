@@ -73,8 +73,10 @@ WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim
 """
 
 _UNCOMMITTED = """
-SELECT d.run, d.mid, d.op, t.kept, t.rolled, d.src, d.inc, d.seq FROM dlv d
-JOIN (SELECT run, mid, sum(CASE WHEN f = 'txn_commit' AND outcome <> 'fail' THEN 1 ELSE 0 END) AS kept,
+SELECT d.run, d.mid, d.op, t.kept, t.rolled, d.mono + b.bound < t.asked AS before, d.src, d.inc, d.seq
+FROM dlv d JOIN runs b ON b.run = d.run
+JOIN (SELECT run, mid, min(CASE WHEN f = 'txn_commit' AND outcome <> 'fail' THEN inv END) AS asked,
+    sum(CASE WHEN f = 'txn_commit' AND outcome <> 'fail' THEN 1 ELSE 0 END) AS kept,
     sum(CASE WHEN f = 'txn_rollback' AND outcome = 'ok' THEN 1 ELSE 0 END) AS rolled
   FROM ops WHERE f IN ('txn_begin', 'txn_commit', 'txn_rollback') GROUP BY run, mid) t
   ON t.run = d.run AND t.mid = d.mid
@@ -213,11 +215,16 @@ CHECKS: tuple[Check, ...] = (
             "ELSE 'was delivered, and nobody had committed it' END AS what, src, inc, seq",
         ),
         Part(
+            _UNCOMMITTED,
+            "kept > 0 AND before",
+            "mid, op, 'was delivered before anybody asked for its commit' AS what, src, inc, seq",
+        ),
+        Part(
             _UNDELIVERED,
             "true",
             "mid, op, 'was committed, and never delivered' AS what, src, inc, seq",
         ),
-        needs=DRAINED,
+        needs=(*DRAINED, Need.CLOCKS),
     ),
     hard(
         "B5",

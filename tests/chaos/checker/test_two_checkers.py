@@ -27,7 +27,7 @@ ONLY_SPARK = {
         "R17 R18 R19 R20 R21 S1 S3 S4 S5 S6 S11 S12"
     ),
     "it compares positions and contents: neither times, nor terms, nor ends that answers claim": (
-        "A5 B2 B9 L7 P3 S2 S10 S13"
+        "A5 B2 B4 B9 L7 P3 S2 S10 S13"
     ),
     "it asks of groups whether all was processed, in which order, and whether an ack came back: no "
     "offsets, generations, attempts or filters of messages; of groups that left nothing": (

@@ -684,6 +684,18 @@ def what_was_committed_is_not_delivered(trace: Trace) -> None:
     remove(trace, *lines(trace, Ev.DLV, mid=invoke["mid"]), *lines(trace, Ev.DONE, mid=invoke["mid"]))
 
 
+@mutation("B4 L7")
+def a_half_message_is_delivered_before_its_commit(trace: Trace) -> None:
+    """Its commit is asked for only after somebody has it."""
+    invoke, end = middle(trace)
+    as_transaction(trace, invoke, "txn_commit")
+    late = number(lines(trace, Ev.DLV, mid=invoke["mid"])[0], "mono") + 1_000
+    for line in (invoke, end):
+        line |= {"mono": late, "wall": late, "proc": "commits"}
+    trace.files[str(invoke["src"]), number(invoke, "inc")].sort(key=lambda line: number(line, "mono"))
+    trace.renumber()
+
+
 @mutation("B5")
 def a_delayed_message_comes_early(trace: Trace) -> None:
     middle(trace)[0]["delay_ms"] = 3_600_000
