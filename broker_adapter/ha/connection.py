@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
 
 from broker_adapter.errors import BrokerError, HaRefused, Status
 from broker_adapter.ha.handshake import (
@@ -146,7 +147,7 @@ class HaConnection(AdmittedConnection):
             if behind <= 0:
                 return
             if behind > _RECENT_BYTES:
-                self._work(self._read_ahead())
+                self._work(self._read_ahead)
                 return
             try:
                 data = self._log.read(self.progress.sent, self._options.transfer_batch_bytes)
@@ -224,7 +225,7 @@ class HaConnection(AdmittedConnection):
             if not self._secret.accepts_proof(to_prove, said.proof):
                 raise HaRefused(Status.HA_NOT_PROVEN, "it does not know the secret of the cluster")
         self._check_identity(said.identity)
-        self._work(self._welcome(said))
+        self._work(partial(self._welcome, said))
 
     def _check_identity(self, theirs: HaIdentity) -> None:
         own = self._own
@@ -272,13 +273,13 @@ class HaConnection(AdmittedConnection):
     def _may_send(self) -> bool:
         return not (self.is_closed or self._is_full or self._working is not None) and self.has_begun
 
-    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+    def _work(self, work: Callable[[], Awaitable[None]]) -> None:
         """Nothing is sent, and no handshake goes on, before it is done."""
         self._working = asyncio.get_running_loop().create_task(self._do(work))
 
-    async def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except BrokerError as error:
             self._refuse(error)
         finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -197,6 +199,28 @@ async def test_a_slave_whose_log_has_nothing_from_some_offset_on() -> None:
             await until(lambda: service.status().push2slave_max_offset == log.end_offset)
             assert service.status().refusals == {}
             assert copy.begin_offset == (begin if begin < log.end_offset else 0)
+
+
+async def test_a_connection_that_ends_before_its_read_begins_leaves_no_coroutine() -> None:
+    log = MemoryLog(file_size=1 << 20)
+    log.fill(1)
+    async with master(log, HaOptions()) as service:
+        host, _, port = service.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write((1).to_bytes(8))
+        await until(lambda: any(one.sent == log.end_offset for one in service.status().slaves))
+        (connection,) = service._connections
+        log.fill(400, 20_000)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            service.grown()
+            assert connection._working is not None
+            connection.close()
+            await asyncio.wait([connection._working])
+            connection._working = None  # it keeps what it was to do
+            gc.collect()
+        writer.close()
+    assert [str(one.message) for one in found] == []
 
 
 async def test_a_slave_that_reads_slowly_bounds_what_waits_for_it() -> None:
