@@ -18,16 +18,39 @@ _MOST_TURNS = 10_000
 
 
 class ReceiveQueue:
-    """Of one queue in one group. `cursor` counts while pops are under way; `reserved` are offsets that are
-    being given again or moved; `is_read` while a receive reads, so that two never take the same."""
+    """Of one queue in one group. `under_way` are pops on their way; `reserved` are offsets that are being
+    given again or moved; `is_read` while a receive reads, so that two never take the same.
 
-    __slots__ = ("cursor", "is_read", "reserved", "under_way")
+    Pops under way make a chain: each begins where the one before it ends. If one of them takes nothing,
+    those behind it take nothing either, and the next one begins a new chain.
+    """
+
+    __slots__ = ("_chain", "_cursor", "_in_chain", "is_read", "reserved", "under_way")
 
     def __init__(self) -> None:
-        self.cursor = 0
+        self._chain = 0  # its number
+        self._cursor = 0  # where it ends
+        self._in_chain = 0  # pops of it that are under way
         self.under_way = 0
         self.is_read = False
         self.reserved: set[int] = set()
+
+    def begin_pop(self, end: int) -> int:
+        """A pop of fresh messages up to `end` is under way. The number of its chain, for `end_pop`."""
+        self._cursor = end
+        self._in_chain += 1
+        self.under_way += 1
+        return self._chain
+
+    def end_pop(self, chain: int, *, is_taken: bool) -> None:
+        """`is_taken`: the state's cursor was where the pop began, and has moved on."""
+        self.under_way -= 1
+        if chain != self._chain:
+            return
+        self._in_chain -= 1
+        if not is_taken:
+            self._chain += 1
+            self._in_chain = 0
 
     @property
     def is_free(self) -> bool:
@@ -40,8 +63,8 @@ class ReceiveQueue:
 
     def next_offset(self, queue: QueueDelivery | None, first: int) -> int:
         """The next one that nobody was given or is about to be; `first` in a queue new to the group."""
-        if self.under_way:
-            return self.cursor
+        if self._in_chain:
+            return self._cursor
         return first if queue is None else queue.cursor
 
 

@@ -98,6 +98,14 @@ _QUEUES_AT_ONCE = 256
 SMALL_BYTES = 64 << 10
 
 
+class _PopUnderWay(NamedTuple):
+    """One Pop of a request: its queue, the number of its chain, its place among the elements."""
+
+    queue: ReceiveQueue
+    chain: int
+    place: int
+
+
 class _DoesNotFit(Exception):
     """There are messages, and the first ones are too large."""
 
@@ -340,7 +348,7 @@ class Receiver:
     def _propose(self, call: Receive, found: Sequence[Found]) -> Request | None:
         """In the step in which the reads have ended."""
         elements: list[Element] = []
-        popped: list[ReceiveQueue] = []
+        popped: list[_PopUnderWay] = []
         for one in found:
             dead = {offset for offset, _ in self._worn_out(call, one)}
             if call.group.consume_orderly and dead:  # what is behind one of them waits until it is moved
@@ -352,13 +360,17 @@ class Receiver:
             receives.reserved |= reserved
             elements += [Drop(one.plan.key, offset, popped.pop) for offset, popped in one.unwanted]
             if again or one.end > one.plan.begin:
+                popped.append(_PopUnderWay(receives, receives.begin_pop(one.end), len(elements)))
                 elements.append(self._pop(call, one, again))
-                receives.cursor = one.end
-                receives.under_way += 1
-                popped.append(receives)
         if not elements:
             return None
-        release = partial(self._release, call.who, list(found), popped, self._dead_of(call, found))
+        dead_of = self._dead_of(call, found)
+
+        def release() -> None:
+            for one in popped:  # of this leadership: a later one has other queues
+                one.queue.end_pop(one.chain, is_taken=_is_taken(request, one.place))
+            self._release(call.who, found, dead_of)
+
         request = Request(elements=elements, release=release)
         try:
             self._committer.submit(request)
@@ -393,12 +405,9 @@ class Receiver:
     def _release(
         self,
         who: GroupTopic,
-        found: list[Found],
-        popped: list[ReceiveQueue],
+        found: Sequence[Found],
         dead: dict[QueueKey, set[int]],
     ) -> None:
-        for receives in popped:  # of this leadership: a later one has others
-            receives.under_way -= 1
         for one in found:
             kept = dead[one.plan.key]
             receives = self._receive_queues.queue(one.plan.key)
@@ -532,6 +541,15 @@ class Receiver:
         if receives is not None and (receives.is_read or receives.reserved):
             return None  # whoever is at it wakes the next one
         return queue.next_expiry()
+
+
+def _is_taken(request: Request, place: int) -> bool:
+    """Whether the Pop at this place among the elements has got the fresh messages that it is for."""
+    pop = request.elements[place]
+    if isinstance(pop, Pop) and pop.begin == pop.end:
+        return True  # it is for none, so pops behind it lose nothing
+    outcome = None if request.applied is None else request.applied.outcomes[place]
+    return isinstance(outcome, Popped) and outcome.is_fresh_given
 
 
 def not_passed_on(key: QueueKey, offset: int, pop: int, *, is_repeated: bool) -> Change:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.errors import ReadFailed, Status, TopicRefused, error_for
+from broker_adapter.errors import Busy, ReadFailed, Status, TopicRefused, error_for
 from broker_adapter.format.message import decode
 from broker_adapter.pop.api import AckStatus, Delivery
-from broker_adapter.pop.commands import QueueKey
+from broker_adapter.pop.commands import Pop, Popped, QueueKey
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.broker_adapter.pop.test_node import bodies, message, send
@@ -304,3 +304,53 @@ async def test_in_order_nothing_overtakes_a_dead_letter_that_cannot_be_moved(tmp
         may_be_made.set()
         assert bodies(await receive(wait_ms=20_000)) == ["b"]
         assert await dead_letters(program) == ["a"]
+
+
+@pytest.mark.parametrize("bad_luck", ["a reset", "a refused append"])
+async def test_a_pop_that_takes_nothing_costs_those_behind_it_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_luck: str
+) -> None:
+    """Receives that overlap all began behind each other, up to the end of the queue: nobody got anything."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_topic(TopicConfig("t", read_queues=1, write_queues=1))
+        for _ in range(4):
+            await program.broker.send("t", [message("x")] * 1_000)
+        await in_step(program)
+        pops: list[tuple[int, bool]] = []  # where it began, and whether it took what it was for
+        pop, append = program.delivery_state._pop, program.writer.put_together
+
+        def noting(element: Pop, number: int, stamp_ms: int) -> Popped:
+            outcome = pop(element, number, stamp_ms)
+            pops.append((element.begin, outcome.is_fresh_given))
+            return outcome
+
+        async def refusing(*arguments: Any, **named: Any) -> Any:
+            monkeypatch.setattr(program.writer, "put_together", append)
+            for _ in range(50):  # others choose meanwhile
+                await asyncio.sleep(0)
+            raise error_for(Status.TOO_MANY_PENDING_BYTES, "no room")
+
+        monkeypatch.setattr(program.delivery_state, "_pop", noting)
+
+        async def consume(client: str) -> None:
+            receive = partial(program.delivery.receive, "g", "t", client_id=client, invisible_ms=600_000)
+            while True:
+                with suppress(Busy):
+                    await receive(max_messages=8, wait_ms=60_000)
+
+        consumers = [asyncio.create_task(consume(f"c{n}")) for n in range(6)]
+        await until(lambda: len(pops) > 30)
+        before = len(pops)
+        if bad_luck == "a reset":
+            await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
+        else:
+            monkeypatch.setattr(program.writer, "put_together", refusing)
+            await until(lambda: program.writer.put_together == append)
+            before = len(pops)
+        await until(lambda: any(is_taken for _, is_taken in pops[before + 12 :]))
+        for consumer in consumers:
+            consumer.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+        fruitless = [begin for begin, is_taken in pops[before:] if not is_taken]
+        assert len(fruitless) < 24, "each consumer some, and not one for each part of the queue"
