@@ -14,8 +14,8 @@ from functools import partial
 import structlog
 
 from broker_adapter.config.settings import DeliverySettings
-from broker_adapter.errors import BrokerError
-from broker_adapter.pop.commands import Change, ChangeKind, Element, PassedOn, QueueKey
+from broker_adapter.errors import BrokerError, PutIndeterminate, Status
+from broker_adapter.pop.commands import Change, ChangeKind, PassedOn, QueueKey
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
@@ -59,6 +59,7 @@ class Renewals:
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._going_on: set[asyncio.TimerHandle] = set()
+        self._letting_go: set[asyncio.Future[None]] = set()
         self._is_sweeping = False
         self._is_leading = False
 
@@ -76,6 +77,10 @@ class Renewals:
                 timer.cancel()
         self._timer = self._telling = None
         self._going_on.clear()
+        text = "this broker is not the master any more"
+        for ended in self._letting_go:
+            if not ended.done():
+                ended.set_exception(PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
 
     def receives(self, client_id: str, group: str) -> None:
         """A client asks for messages of a group: what it is given is renewed from now on."""
@@ -108,6 +113,9 @@ class Renewals:
             return
         for key, offset, pop in places:
             self._passed_on.setdefault((key, pop), []).append(offset)
+        self._tell_later()
+
+    def _tell_later(self) -> None:
         if self._passed_on and self._telling is None:
             delay = min(_TELL_S, self._settings.invisible_ms / 8 / 1000)
             self._telling = asyncio.get_running_loop().call_later(delay, self.tell)
@@ -118,6 +126,8 @@ class Renewals:
         self._note(client_id, group, self._now_ms() - self._settings.heard_ms)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ended.add_done_callback(lambda _: ended.cancelled() or ended.exception())  # who asked may have gone
+        self._letting_go.add(ended)
+        ended.add_done_callback(self._letting_go.discard)
         self._go_on(self._release(client_id, group, ended))
         return ended
 
@@ -240,7 +250,7 @@ class Renewals:
     def tell(self) -> None:
         """The log, of some of what has reached its client."""
         self._telling = None
-        elements: list[Element] = []
+        elements: list[PassedOn] = []
         looked_at = 0
         while self._passed_on and looked_at < MOST_AT_ONCE:
             (key, pop), offsets = next(iter(self._passed_on.items()))
@@ -255,11 +265,24 @@ class Renewals:
                 elements.append(PassedOn(key, pop, left))
         try:
             if elements:
-                self._committer.submit(Request(elements=elements))
+                told = self._committer.submit(Request(elements=elements))
+                told.add_done_callback(partial(self._told, elements))
         except BrokerError as error:
-            _log.warning("that messages have reached their clients is not in the log", reason=str(error))
-        if self._passed_on:
+            self._tell_again(elements, error)
+        if self._passed_on and self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(_PAUSE_S, self.tell)
+
+    def _told(self, elements: Sequence[PassedOn], told: asyncio.Future[Done]) -> None:
+        if not told.cancelled() and isinstance(error := told.exception(), BrokerError):
+            self._tell_again(elements, error)
+
+    def _tell_again(self, elements: Sequence[PassedOn], error: BrokerError) -> None:
+        """Until the log has it nothing of it is renewed. What is not in flight any more is left out then."""
+        _log.warning("that messages have reached their clients is not in the log", reason=str(error))
+        if self._is_leading:
+            for key, pop, offsets in elements:
+                self._passed_on.setdefault((key, pop), []).extend(offsets)
+            self._tell_later()
 
     def _change(
         self, popped: Sequence[_Place], invisible_ms: int, kind: ChangeKind

@@ -70,6 +70,17 @@ class Upkeep:
 
     def look(self, left: Iterator[QueueDelivery] | None = None) -> None:
         """At some queues."""
+        is_over = True
+        try:
+            left, is_over = self._look_at_some(left)
+        except BrokerError as error:
+            _log.info("the upkeep of delivery waits", reason=str(error))
+        except Exception as error:  # a mistake costs this look, and not all that are to come
+            _log.error("what is pending could not be looked after", exc_info=error)
+        self._arm(None if is_over else left)
+
+    def _look_at_some(self, left: Iterator[QueueDelivery] | None) -> tuple[Iterator[QueueDelivery], bool]:
+        """What is left of the round, and whether it is over."""
         if left is None:
             with self._state.lock:
                 left = iter(list(self._state.queues.values()))
@@ -88,7 +99,7 @@ class Upkeep:
                 self._committer.submit(Request(elements=list(elements)))
         except BrokerError as error:
             _log.info("the upkeep of delivery waits", reason=str(error))
-        self._arm(left if looked_at >= _QUEUES else None)
+        return left, looked_at < _QUEUES
 
     def _idle_ms(self) -> int:
         is_scarce = 2 * self._state.pending_count > self._settings.max_pending

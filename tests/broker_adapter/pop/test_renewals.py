@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.errors import PutIndeterminate, Status, error_for
 from broker_adapter.pop import renewals as renewals_module
 from broker_adapter.pop.commands import Ack, Change, ChangeKind, Element, PassedOn, Pop, QueueKey
 from broker_adapter.pop.committer import Request
@@ -25,6 +26,7 @@ class World:
     def __init__(self) -> None:
         self.state = DeliveryState()
         self.now_ms = START
+        self.refusals: list[bool] = []  # of what is asked for next: whether it was taken before
         self.changes: list[Change] = []
         self.told: list[PassedOn] = []
         self.popped = 0  # the newest pop
@@ -39,6 +41,12 @@ class World:
         self._index = 0
 
     def submit(self, request: Request) -> asyncio.Future[object]:
+        if self.refusals:
+            busy = error_for(Status.TOO_MANY_PENDING_BYTES, "no room")
+            if not self.refusals.pop():
+                raise busy
+            request.fail(busy)
+            return request.done  # type: ignore[return-value]
         self.changes += [one for one in request.elements if isinstance(one, Change)]
         self.told += [one for one in request.elements if isinstance(one, PassedOn)]
         self.apply(*request.elements)
@@ -332,3 +340,37 @@ async def test_made_up_clients_and_groups_take_no_memory() -> None:
     world.renewals.heard_of("c", "g")
     assert list(world.renewals._heard) == ["c"]
     world.renewals.stop()
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_what_the_log_does_not_take_of_passed_on_answers_is_told_again(is_taken: bool) -> None:
+    """Nothing of them was renewed ever after, though their client lived."""
+    world = World()
+    world.renewals.start()
+    world.pop("c", renews=False)
+    world.refusals.append(is_taken)
+    world.renewals.passed_on([(KEY, 0, world.popped)])
+    world.renewals.tell()
+    assert world.told == []
+    await asyncio.sleep(0)
+    world.renewals.tell()
+    assert world.told == [PassedOn(KEY, world.popped, (0,))]
+    world.now_ms += 501
+    world.renewals.heard_of("c", "")
+    world.renewals.renew()
+    assert world.until(0) == 1501
+    world.renewals.stop()
+
+
+async def test_who_waits_for_what_a_client_held_is_told_when_the_leadership_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 1)
+    world = World()
+    world.renewals.start()
+    for _ in range(3):
+        world.pop("c")
+    ended = world.renewals.let_go("c", "g")
+    world.renewals.stop()
+    with pytest.raises(PutIndeterminate):
+        await asyncio.wait_for(ended, 60)

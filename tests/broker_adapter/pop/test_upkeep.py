@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.pop import receive_queues as receive_queues_module
 from broker_adapter.pop import upkeep as upkeep_module
 from broker_adapter.pop.commands import DeferredKind, Element, Fold, Purged, QueueKey
@@ -183,3 +184,17 @@ def test_turns_of_so_many_groups_are_remembered(monkeypatch: pytest.MonkeyPatch)
         receive_queues.turn(GroupTopic(f"g{number}", "t"))
         assert len(receive_queues._turns) <= 3
     assert receive_queues.turn(GroupTopic("g9", "t")) == 1, "known ones go on"
+
+
+async def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while queues are made again, of which nothing can be said then."""
+    world = World()
+    world.give(1)
+
+    def no_bounds(topic: str, queue_id: int) -> tuple[int, int]:
+        raise ReadFailed(Status.NOT_CONFIRMED, "not yet")
+
+    monkeypatch.setattr(world, "bounds", no_bounds)
+    world.upkeep.look()
+    assert world.upkeep._timer is not None
+    world.upkeep.stop()
