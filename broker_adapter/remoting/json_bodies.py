@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ParamSpec
 
 P = ParamSpec("P")
@@ -30,5 +31,12 @@ class LongTexts:
         self._turn = asyncio.Semaphore(1)
 
     async def make(self, text: Callable[P, bytes], /, *args: P.args, **kwargs: P.kwargs) -> bytes:
-        async with self._turn:
-            return await asyncio.to_thread(text, *args, **kwargs)
+        await self._turn.acquire()
+        try:
+            work = asyncio.get_running_loop().run_in_executor(None, partial(text, *args, **kwargs))
+        except BaseException:
+            self._turn.release()
+            raise
+        # A caller that gives up leaves its text on the thread: the turn is over when that is made.
+        work.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(work)

@@ -36,7 +36,11 @@ class _Turns:
                 if turn.done() and not turn.cancelled():
                     self._next()
                 raise
-        job = loop.run_in_executor(self.executor, work)
+        try:
+            job = loop.run_in_executor(self.executor, work)
+        except BaseException:  # no thread could be started, or the broker has stopped
+            self._next()
+            raise
         job.add_done_callback(self._ended)
         # A caller that gives up leaves its work on the thread: the turn is over when that ends.
         return await asyncio.shield(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -143,3 +143,32 @@ async def test_a_filter_that_fails_tells_its_caller_and_no_other(threads: Reader
         await threads.run_filter(fail, "a")
     assert await threads.run_filter(lambda: 1, "a") == 1
     threads.stop()
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_a_job_that_cannot_begin_keeps_no_turn() -> None:
+    """Two of them stopped all reads of a node for ever."""
+    executor = ThreadPoolExecutor(1)
+    threads = ReaderThreads(filters=executor)
+    submit = executor.submit
+    for _ in range(3):
+        executor.submit = _refuse  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError):
+            await asyncio.wait_for(threads.run_filter(lambda: 7, "a"), 60)
+        executor.submit = submit  # type: ignore[method-assign]
+    assert await asyncio.wait_for(threads.run_filter(lambda: 7, "a"), 60) == 7
+    threads.stop()
+
+
+async def test_nobody_waits_for_a_turn_of_threads_that_have_stopped(threads: ReaderThreads) -> None:
+    gate = Event()
+    waiting = [asyncio.create_task(threads.run_filter(gate.wait, "a")) for _ in range(4)]
+    await asyncio.sleep(0)
+    threads.stop()
+    gate.set()
+    ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert ends[0] is True
+    assert all(isinstance(end, RuntimeError) for end in ends[1:])

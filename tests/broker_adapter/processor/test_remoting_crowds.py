@@ -266,3 +266,25 @@ async def test_one_long_text_is_made_at_a_time() -> None:
     made = await asyncio.gather(*(texts.make(text, number) for number in range(6)))
     assert made == [b"0", b"1", b"2", b"3", b"4", b"5"]
     assert most == 1
+
+
+async def test_a_text_that_nobody_waits_for_any_more_keeps_its_turn_to_its_end() -> None:
+    texts, gate, made = LongTexts(), threading.Event(), list[str]()
+
+    def first() -> bytes:
+        gate.wait(60)
+        made.append("first")
+        return b""
+
+    def second() -> bytes:
+        made.append("second")
+        return b""
+
+    given_up = asyncio.create_task(texts.make(first))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    asyncio.get_running_loop().call_later(0.1, gate.set)
+    await texts.make(second)
+    assert made == ["first", "second"]
