@@ -15,7 +15,7 @@ MASTER_ID = 0
 
 class MasterService(Protocol):
     """What runs on the master only: the group coordinator, delivery of scheduled messages, checks of
-    transactions and the like. `stop` follows every `start`, also one that raised."""
+    transactions and the like. `stop` follows every `start`, also one that raised, and may be repeated."""
 
     def start(self, term: int, role_epoch: int) -> None: ...
 
@@ -103,13 +103,14 @@ class BrokerRoleAdapter:
         self._on_change()
 
     async def _stop_services(self) -> None:
-        """Each of them, whatever another one raises; the first exception then goes on."""
+        """Each of them, whatever another one raises; the first exception then goes on. One whose `stop` was
+        cancelled is stopped again by the next change of role."""
         failures = []
         while self._running:
-            service = self._running.pop()
             try:
-                await service.stop()
+                await self._running[-1].stop()
             except Exception as error:
                 failures.append(error)
+            self._running.pop()
         if failures:
             raise failures[0]

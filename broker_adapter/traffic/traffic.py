@@ -95,9 +95,13 @@ class _Whole:
         self._ten_s, self._ten_minutes = Window(now_s, 1, 10), Window(now_s, 60, 10)
 
     def totals(self, day: int) -> Totals:
-        if day != self._day:
-            self._day, before = day, self._totals
-            self._totals = before._replace(by_morning=before.messages, by_yesterday=before.by_morning)
+        """Nobody may have asked for days. A clock that goes back over midnight begins no day anew."""
+        before, days = self._totals, day - self._day
+        if days > 0:
+            yesterday = before.by_morning if days == 1 else before.messages
+            self._totals = before._replace(by_morning=before.messages, by_yesterday=yesterday)
+        if days not in (0, -1):
+            self._day = day
         return self._totals
 
     def add(self, now_s: float, day: int, messages: int, size: int) -> None:

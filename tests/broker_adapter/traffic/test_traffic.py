@@ -91,3 +91,25 @@ def test_midnights_are_kept() -> None:
     clock.day += 1
     assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (7, 5)
     assert traffic.given_totals.by_morning == 0
+
+
+def test_a_day_for_which_nobody_asked_had_no_messages() -> None:
+    clock = Clock()
+    traffic = clock.traffic()
+    traffic.put("t", 5, 500)
+    clock.day += 2
+    assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (5, 5)
+
+
+def test_a_clock_that_goes_back_over_midnight_begins_no_day_anew() -> None:
+    clock = Clock()
+    traffic = clock.traffic()
+    traffic.put("t", 5, 500)
+    for step in (1, -1, 1):
+        clock.day += step
+        assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (5, 0)
+    clock.day -= 1_000  # it was wrong for long: days go on from there
+    assert traffic.put_totals.by_morning == 5
+    traffic.put("t", 2, 200)
+    clock.day += 1
+    assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (7, 5)
