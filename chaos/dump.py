@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
+from broker_adapter.classic.store_directory import StoreDirectory
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.index_layout import index_keys
 from broker_adapter.format.java_hash import tag_code
@@ -21,6 +25,7 @@ from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.offline import OfflineIndex, OfflineQueues
 from chaos.cluster.cluster import ChaosCluster, Kind, derived_of
+from chaos.faults.take_over import LEFT, left_directory
 from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
@@ -30,6 +35,10 @@ from dledger.platform import ENTRY_HEADER_SIZE, OfflineLog, StoredEntry
 _ANY_BODY = 1 << 30
 #: Of the broker's own state: no messages of anybody.
 _OWN_TOPICS = (METADATA_TOPIC, DELIVERY_TOPIC)
+#: What is compared with files of the same node, and so not told of a log that was lost.
+_OF_FILES = ("lidx", "digest", "size", "tag_hash")
+#: The same in a classic log.
+_SYSTEM = "DLEDGER_SYS_"
 #: What hostile clients make up is nobody's either: topics, and the dead letters of their groups.
 _HOSTILE_TOPICS = (HOSTILE_PREFIX, f"%DLQ%{HOSTILE_PREFIX}", f"%RETRY%{HOSTILE_PREFIX}")
 
@@ -43,6 +52,9 @@ def dump_cluster(run_directory: Path, run: str, cluster: ChaosCluster, settled: 
     """`dump_node` for all nodes, one after the other, each with a writer of its own. They have stopped."""
     for node_id, store in zip(cluster.node_ids, cluster.stores(), strict=True):
         with TraceWriter(run_directory, run, dump_source(node_id)) as writer:
+            if cluster.kind == "classic":
+                dump_classic(writer, node_id, store)
+                continue
             dump_node(writer, node_id, store, cluster.kind, settled)
 
 
@@ -67,6 +79,60 @@ def dump_node(writer: TraceWriter, node_id: str, store: Path, kind: Kind, settle
     _conclude(writer, node_id, LEDGER, ledger.count, ledger.sum(), said, ended=report.end_index)
     if kind == "broker":
         _dump_queues(writer, node_id, derived_of(store), ledger.indexes)
+
+
+def dump_classic(writer: TraceWriter, node_id: str, store: Path) -> None:
+    """The same of a node with a classic log, and of the log that it had when it was lost."""
+    begins = _Indexes()
+    index, total, count = OfflineIndex(store), blake2b(digest_size=8), 0
+    directory = StoreDirectory(store)
+    for record in classic_records(directory):
+        fields = {**record.fields, "node": node_id, "ledger": LEDGER, "eterm": 0, "is_committed": True}
+        if record.keys:
+            fields["indexed"] = index.holds(record.keys, record.offset)
+        writer.write(Ev.DUMP, fields)
+        total.update(f"{record.fields['lidx']} {record.fields['chain']}\n".encode())
+        begins.add(record.offset, count)
+        count += 1
+    _conclude(writer, node_id, LEDGER, count, total.hexdigest(), "clean", ended=count - 1)
+    _dump_queues(writer, node_id, store, begins, header=0)
+    if (left := left_directory(store.parent)).exists():
+        told = 0
+        for record in classic_records(StoreDirectory(left)):
+            place = {name: value for name, value in record.fields.items() if name not in _OF_FILES}
+            writer.write(Ev.LEFT, {**place, "node": node_id})
+            told += 1
+        _conclude(writer, node_id, LEFT, told, "", "clean")
+
+
+class ClassicRecord(NamedTuple):
+    """Of a classic log: what lines have of it, where it begins, and under which texts an index has it."""
+
+    fields: dict[str, int | str | bool]
+    offset: int
+    keys: Sequence[str]
+
+
+def classic_records(directory: StoreDirectory) -> Iterator[ClassicRecord]:
+    """All, numbered. `chain` covers all bytes of the log up to the end of the record."""
+    chain = 0
+    for number, (record, message) in enumerate(directory.scan().messages()):
+        chain = crc32(record, chain)
+        fields: dict[str, int | str | bool] = {
+            "lidx": number,
+            "off": message.physical_offset,
+            "chain": f"{chain:08x}",
+        }
+        keys: Sequence[str] = ()
+        if _is_nobodys(message.topic):
+            fields["internal"] = True
+        else:
+            found = split_properties(message.properties)
+            fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
+            fields |= {"mid": number_of(message.body), "digest": digest(message.body)}
+            fields |= {"size": len(record), "tag_hash": tag_code(found.get(TAGS, ""))}
+            keys = index_keys(message.topic, found.get(UNIQ_KEY), found.get(KEYS))
+        yield ClassicRecord(fields, message.physical_offset, keys)
 
 
 class _Indexes:
@@ -152,7 +218,7 @@ def _purge_to(body: bytes) -> int | None:
 
 def _is_nobodys(topic: str) -> bool:
     """Whether no good client sends to it."""
-    return topic in _OWN_TOPICS or topic.startswith(_HOSTILE_TOPICS)
+    return topic in _OWN_TOPICS or topic.startswith((*_HOSTILE_TOPICS, _SYSTEM))
 
 
 def _message_in(entry: StoredEntry) -> Message | None:
@@ -163,12 +229,15 @@ def _message_in(entry: StoredEntry) -> Message | None:
         return None
 
 
-def _dump_queues(writer: TraceWriter, node_id: str, root: Path, indexes: _Indexes) -> None:
-    """One line for each unit of the queues that good clients send to, and a digest over the units of all."""
+def _dump_queues(
+    writer: TraceWriter, node_id: str, root: Path, indexes: _Indexes, *, header: int = ENTRY_HEADER_SIZE
+) -> None:
+    """One line for each unit of the queues that good clients send to, and a digest over the units of all.
+    `header`: what the log has before each record."""
     queues = OfflineQueues(root)
     count, total = 0, blake2b(digest_size=8)
     for topic, queue_id, offset, unit in queues.units():
-        index = indexes.at(unit.physical_offset - ENTRY_HEADER_SIZE)
+        index = indexes.at(unit.physical_offset - header)
         place = {"node": node_id, "topic": topic, "q": queue_id, "qoff": offset, "lidx": index}
         if not _is_nobodys(topic):
             writer.write(Ev.CQ, {**place, "size": unit.size, "tag_hash": unit.tag_code})

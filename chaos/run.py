@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.cluster.cluster import ChaosCluster, merged
+from chaos.cluster.cluster import ChaosCluster, Kind, merged
 from chaos.cluster.starts import Life, written_lines
 from chaos.dump import dump_cluster, dump_source
 from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
@@ -123,7 +123,8 @@ class Run:
         self._lines = lines
         self._command = command
         self._watch = watch or Watch()
-        self._trace_nodes = trace_nodes
+        # What a node on a classic log does, its files say in the end.
+        self._trace_nodes = trace_nodes and scenario.store != "classic"
         self._keep_stores = keep_stores
         self._clients = client_kinds() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
@@ -140,12 +141,18 @@ class Run:
         )
         (self._directory / SCENARIO_FILE).write_text(to_file(scenario))
         nemesis_writer = self._new_writer("nemesis")
-        setting = Setting(scenario.load.spec(), Random(rng.random()), self._new_writer, self._lines)
+        setting = Setting(
+            scenario.load.spec(),
+            Random(rng.random()),
+            self._new_writer,
+            self._lines,
+            tells_indexes=scenario.store != "classic",
+        )
         flushing = asyncio.create_task(self._flush())
         try:
             cluster = await ChaosCluster.create(
                 self._directory,
-                kind="log" if scenario.workload == "log" else "broker",
+                kind=_kind_of(scenario),
                 nodes=scenario.nodes,
                 rng=Random(rng.random()),
                 settings=scenario.settings,
@@ -154,6 +161,7 @@ class Run:
                 data_file_size=scenario.data_file_size,
                 broker_settings=self._broker_settings(),
                 tls=scenario.tls,
+                double_write=scenario.double_write,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             hostiles = Hostiles(
@@ -171,7 +179,7 @@ class Run:
                 phases = await self._hurt(cluster, nemesis, hostiles, setting, nemesis_writer)
                 self._watch.enter("stopping")
                 settled = await cluster.wait_settled()
-                if settled is not None:
+                if settled is not None and scenario.store != "classic":  # there it is no index
                     nemesis_writer.write(Ev.META, {"e": "settled", "off": settled})
                 await cluster.stop()
             self._watch.enter("reading what is stored")
@@ -342,9 +350,12 @@ class Run:
             },
         )
 
-    def _promised(self) -> dict[str, int]:
-        """What may be purged, and what holds beside hostile clients, as fields of the trace."""
-        kept = self._scenario.kept
+    def _promised(self) -> dict[str, int | str]:
+        """What may be purged, what a classic log promises, and what holds beside hostile clients."""
+        kept: dict[str, int | str] = dict(self._scenario.kept)
+        if self._scenario.store == "classic":
+            role = "SYNC_MASTER" if self._scenario.double_write else "ASYNC_MASTER"
+            kept |= {"store": "classic", "broker_role": role}
         if not self._hostile_plan:
             return kept
         return {
@@ -386,6 +397,12 @@ class Run:
 
     def _save(self, name: str, content: dict[str, Any]) -> None:
         (self._directory / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _kind_of(scenario: Scenario) -> Kind:
+    if scenario.workload == "log":
+        return "log"
+    return "classic" if scenario.store == "classic" else "broker"
 
 
 def _during(nemesis: Nemesis, tally: Tally, phases: Phases) -> During | None:

@@ -457,6 +457,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.faults": {
         *_PRODUCT,
         *_TRACE,
+        "broker_adapter.remoting_client",
         "dledger.cli.local",
         "dledger.store.offline",
         "chaos.network",
@@ -470,6 +471,7 @@ ALLOWED: dict[str, set[str]] = {
         *_PRODUCT,
         *_TRACE,
         f"{HOSTILE}.orders",
+        "broker_adapter.classic",
         "broker_adapter.format",
         "broker_adapter.metadata",
         "broker_adapter.pop",

@@ -181,7 +181,7 @@ SELECT w.run, w.src, w.opens FROM writers w JOIN runs r ON r.run = w.run AND r.h
 LEDGERS = """
 SELECT l.run, count(*) AS n, min(l.ledger) AS first, max(l.ledger) AS last FROM (
   SELECT run, ledger FROM events WHERE ledger IS NOT NULL AND ev <> 'meta' GROUP BY run, ledger
-  UNION SELECT run, ledger FROM meta WHERE ledger <> 'consumequeue') l
+  UNION SELECT run, ledger FROM meta WHERE ledger NOT IN ('consumequeue', 'left')) l
 JOIN runs r ON r.run = l.run AND r.history IS NULL GROUP BY l.run
 """
 
@@ -208,7 +208,7 @@ FROM (
   ) GROUP BY run, node) n
 LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
 LEFT JOIN (SELECT run, node, max(n) AS n, max(ended) AS ended FROM meta
-  WHERE e = 'dumped' AND ledger <> 'consumequeue'
+  WHERE e = 'dumped' AND ledger NOT IN ('consumequeue', 'left')
   GROUP BY run, node) l ON l.run = n.run AND l.node = n.node
 LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger = 'consumequeue'
   GROUP BY run, node) c ON c.run = n.run AND c.node = n.node
@@ -216,6 +216,15 @@ LEFT JOIN (SELECT run, node, sum(n) AS n, max(high) AS high FROM dump_ends GROUP
   ON d.run = n.run AND d.node = n.node
 LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
   ON u.run = n.run AND u.node = n.node
+"""
+
+#: Masters that were lost, beside how much of their logs is in the trace, and was read.
+LEFT_READ = """
+SELECT t.run, t.member, t.src, t.inc, t.seq, coalesce(l.n, 0) AS there, max(d.n) AS told FROM meta t
+LEFT JOIN (SELECT run, node, count(*) AS n FROM left_records GROUP BY run, node) l
+  ON l.run = t.run AND l.node = t.member
+LEFT JOIN meta d ON d.run = t.run AND d.node = t.member AND d.e = 'dumped' AND d.ledger = 'left'
+WHERE t.e = 'taken_over' GROUP BY t.run, t.member, t.src, t.inc, t.seq, l.n
 """
 
 #: Runs by how many nodes they have, and of how many the files were read.
@@ -227,7 +236,8 @@ WHERE r.history IS NULL GROUP BY r.run, r.nodes
 
 #: How many nodes of a run were watched, and how many there must be.
 WATCHED = """
-SELECT r.run, r.history, r.flush_mode, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched FROM runs r
+SELECT r.run, r.history, r.flush_mode, r.store, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched
+FROM runs r
 LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' GROUP BY run) w
   ON w.run = r.run
 """

@@ -89,7 +89,9 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
         },
     ),
     ("removed", {"removals": "true"}),
-    ("meta", {"memories": "e = 'memory'", "dumped": "e = 'dumped'"}),
+    ("meta", {"memories": "e = 'memory'", "dumped": "e = 'dumped'", "taken_over": "e = 'taken_over'"}),
+    ("runs", {"classic": "store = 'classic'", "doubled": "broker_role = 'SYNC_MASTER'"}),
+    ("runs", {"single": "broker_role = 'ASYNC_MASTER'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
     ("runs", {"async": "flush_mode = 'ASYNC_FLUSH'", "sync": "flush_mode = 'SYNC_FLUSH'"}),
 )

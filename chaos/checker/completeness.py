@@ -11,6 +11,7 @@ from chaos.checker.agreement import (
     ENDS_TOLD,
     FILES_READ,
     LEDGERS,
+    LEFT_READ,
     LOGS_TOLD,
     MUDDLED,
     NODES_READ,
@@ -447,7 +448,7 @@ CHECKS: tuple[Check, ...] = (
         "{what}",
         Part(
             WATCHED,
-            "history IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
+            "history IS NULL AND store IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
             "'what was synced was seen on ' || CAST(watched AS STRING) || ' of ' || CAST(nodes AS STRING) "
             "|| ' nodes' AS what",
         ),
@@ -556,6 +557,14 @@ CHECKS: tuple[Check, ...] = (
             "(queues OR queues_there > 0) AND coalesce(queues_told <> queues_there, true)",
             "node, CAST(queues_there AS STRING) || ' units of ConsumeQueues are there of ' "
             "|| coalesce(CAST(queues_told AS STRING), 'a number that nobody tells') AS what",
+            few=True,
+        ),
+        Part(
+            LEFT_READ,
+            "coalesce(told <> there, true)",
+            "member AS node, CAST(there AS STRING) || ' records of the log that it had when it was lost are "
+            "there of ' || coalesce(CAST(told AS STRING), 'a number that nobody tells') AS what, src, inc, "
+            "seq",
             few=True,
         ),
         Part(

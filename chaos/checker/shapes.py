@@ -56,7 +56,7 @@ SHAPES = f"""
 SELECT run, ev, what, f, grp, of, count(*) AS n, bit_and(there) AS always, bit_or(there) AS ever FROM (
   SELECT run, ev, f, CASE WHEN ev = 'op' THEN type ELSE e END AS what,
     CASE WHEN ev IN ('op', 'dlv', 'done', 'member') THEN grp END AS grp,
-    CASE WHEN ev = 'dump' AND internal THEN 'internal' WHEN e = 'dumped' THEN ledger
+    CASE WHEN ev IN ('dump', 'left') AND internal THEN 'internal' WHEN e = 'dumped' THEN ledger
       WHEN e = 'log' THEN ledger END AS of,
     {THERE} AS there
   FROM events WHERE ev NOT IN ('corrupt', 'unknown'))
@@ -69,6 +69,7 @@ def _mute() -> str:
     that may look like guilt, not only like innocence."""
     kinds = (
         ("ev = 'dump'", "ledger chain"),
+        ("ev = 'left' AND of IS NULL", "mid topic q qoff"),
         ("ev = 'cq'", "size tag_hash"),
         ("ev = 'op' AND what = 'invoke' AND f <> 'admin'", "ledger topic q mid digest from_off off"),
         ("ev = 'op' AND what = 'ok' AND f IN ('append', 'send_batch')", "lidx term"),

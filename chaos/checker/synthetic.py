@@ -46,8 +46,9 @@ class Trace:
                 if begin.get("e") == "writer_begin" and "pid" in begin:
                     counts["written", begin["pid"]] = len(lines)
         for line in self.all_lines():
-            if line["ev"] in (Ev.DUMP, Ev.CQ):
-                about = "consumequeue" if line["ev"] == Ev.CQ else line.get("ledger", LEDGER)
+            if line["ev"] in (Ev.DUMP, Ev.CQ, Ev.LEFT):
+                kinds = {Ev.CQ: "consumequeue", Ev.LEFT: "left"}
+                about = kinds.get(Ev(str(line["ev"])), line.get("ledger", LEDGER))
                 counts[line.get("node", ""), about] = counts.get((line.get("node", ""), about), 0) + 1
         for line in self.all_lines():
             match line.get("e"):

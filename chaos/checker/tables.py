@@ -18,13 +18,13 @@ dlv      one delivered message: log, pos, lidx, and the rank of pos among the kn
          found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
-         read_at: when a reader was first given it.
-         finals: how often final reads showed it; in other systems' histories, how often any read did.
+         read_at: when a reader was first given it. finals: how often final reads showed it; in other
+         systems' histories, how often any read did.
 known    one position of a log: which message, its rank, and, if something was purged, since when it is gone,
          and since when all before it is (gone_before).
 through  one message that a group is through with, and when it was first.
 items    one message of a batch that was sent.
-dump, cq, done, nodes, disk
+dump, cq, done, nodes, disk, left_records
          lines of these kinds. `ledger` of an event of a node is never NULL.
 
 Few rows, however long the trace:
@@ -46,7 +46,7 @@ purges       one index up to which a node forgot the log, and when: only if file
 kept_logs    one log of a run in which something was removed: where it begins in the end.
 begins       one log of a run in which something was removed: where it begins since when, after each purge.
 removed      files of one node's log that were removed from its beginning, as the recorder of syncs saw it.
-recalled     messages that somebody tried to take back, and with what outcome.
+recalled     messages that somebody tried to take back, with what outcome; and what LEFT_BEHIND says.
 unanswered   messages of `sends` that did not fail, and have no position.
 unclear      acknowledged messages of `placed` that may be in `doubts`.
 moved        messages of `placed` that stand at several positions.
@@ -64,6 +64,7 @@ from collections.abc import Callable
 
 from chaos.checker.engine import Engine
 from chaos.checker.histories.tables import make_history_tables
+from chaos.checker.left_records import LEFT_BEHIND, LEFT_RECORDS
 from chaos.checker.shapes import SHAPES
 from chaos.trace.schema import EVENTS, OPERATIONS, READS, Ev
 
@@ -280,10 +281,11 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "dump",
         f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff,
         {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal, size, tag_hash, indexed,
-        purge_to,
+        purge_to, off,
         coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),
+    ("left_records", LEFT_RECORDS),
     (
         "cq",
         f"""SELECT run, node, {log_of()} AS log, topic, q, qoff, lidx, size, tag_hash, src, inc, seq
@@ -322,7 +324,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
         boot_id, member, off, ended, keep_ms, keep_bytes, {log_of()} AS log, node, pid, count AS n, ledger,
-        text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
+        store, broker_role, size, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),
     (
         "holes",
@@ -355,7 +357,7 @@ LACKING = _lacking()
 
 #: The line is about another node than its writer's.
 _BY_ANOTHER = """CASE WHEN ev IN ('raft', 'store', 'role') THEN src LIKE 'node:%' AND src <> 'node:' || node
-  WHEN ev IN ('dump', 'cq') THEN src LIKE 'dump:%' AND src <> 'dump:' || node
+  WHEN ev IN ('dump', 'cq', 'left') THEN src LIKE 'dump:%' AND src <> 'dump:' || node
   WHEN ev = 'disk' THEN src LIKE 'disk:%' AND src <> 'disk:' || node ELSE false END"""
 
 #: Lines by writer, incarnation and file, and of which kinds they are.
@@ -373,7 +375,7 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
     OR (ev = 'op' AND type = 'invoke' AND (topic IS NULL) <> (q IS NULL)
       AND f IN ('get', 'drain', 'max_off', 'min_off', 'commit_off', 'fetch_off', 'reset_off'))
     OR (e = 'run_begin' AND flush_mode NOT IN ('SYNC_FLUSH', 'ASYNC_FLUSH'))
-    OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
+    OR (ev IN ('dump', 'left') AND (mid IS NOT NULL) = coalesce(internal, false))))
     AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
@@ -419,6 +421,7 @@ SELECT w.run, m.nodes, m.planned_faults, m.aim, coalesce(m.flush_mode, 'SYNC_FLU
   coalesce(m.max_attempts, 16) AS max_attempts,
   CAST(least(greatest(coalesce(m.bound, 0), 0), 1000000000000000) AS BIGINT) AS bound,
   m.healed, m.drained, coalesce(m.expected, 0) AS expected, m.history, m.keep_ms, m.keep_bytes,
+  m.store, m.broker_role,
   f.first_fault, f.last_fault, CAST(coalesce(f.faults, 0) AS BIGINT) AS faults,
   CAST(coalesce(f.effective, 0) AS BIGINT) AS effective
 FROM (SELECT run FROM line_counts WHERE run IS NOT NULL GROUP BY run) w
@@ -426,6 +429,7 @@ LEFT JOIN (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
     CASE WHEN max(flush_mode) = 'ASYNC_FLUSH' THEN 'ASYNC_FLUSH' ELSE 'SYNC_FLUSH' END AS flush_mode,
     max(max_attempts) AS max_attempts, max(keep_ms) AS keep_ms, max(keep_bytes) AS keep_bytes,
+    max(store) AS store, max(broker_role) AS broker_role,
     max(clock_bound_ns) AS bound, min(CASE WHEN e = 'healed' THEN mono END) AS healed,
     min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected,
     max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history
@@ -562,12 +566,17 @@ FROM (
 )
 """
 
+#: The end of a queue that a classic master told before it was lost promises nothing: what stood there may be
+#: what is lost, and new messages may have come to these places.
 _READS = f"""
-SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
+SELECT o.run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
   min_off,
   coalesce(end_claim, false) AS end_claim, coalesce(stale, false) AS stale, grp, consumer,
   coalesce(epoch, 0) AS epoch, src, inc, seq
-FROM ops WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')
+FROM ops o
+LEFT JOIN (SELECT run, max(mono) AS taken FROM meta WHERE e = 'taken_over' GROUP BY run) t ON t.run = o.run
+WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')
+  AND (f <> 'max_off' OR coalesce(o.inv > t.taken, true))
 """
 
 _ON_FACTS = (
@@ -594,7 +603,8 @@ _FACTS: tuple[dict[str, str], ...] = (
     },
     {"ops": _OPS, "runs": _RUNS, "purges": _PURGES},
     {
-        "recalled": "SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid",
+        "recalled": f"""SELECT run, mid, max(outcome) AS outcome FROM (
+          SELECT run, mid, outcome FROM ops WHERE f = 'recall' UNION ALL {LEFT_BEHIND}) GROUP BY run, mid""",
         "op_counts": _OP_COUNTS,
         "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'",
         "final_reads": """SELECT o.run, o.op FROM ops o

@@ -18,6 +18,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from chaos.cluster import classic
 from chaos.cluster.copies import Copies
 from chaos.cluster.injections import Injections, injection_settings
 from chaos.cluster.starts import StartedNodes
@@ -28,7 +29,8 @@ from dledger.cli.local.local_cluster import REMOTING_ADDRESS, ClusterError, Loca
 from dledger.cli.local.node_process import import_path
 from dledger.status.model import NodeStatus
 
-Kind = Literal["log", "broker"]
+#: `classic`: brokers with a classic log, a master and a slave.
+Kind = Literal["log", "broker", "classic"]
 
 T = TypeVar("T")
 
@@ -112,13 +114,21 @@ class ChaosCluster:
         data_file_size: int = DATA_FILE_SIZE,
         broker_settings: Mapping[str, Any] | None = None,
         tls: bool = False,
+        double_write: bool = True,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
         `fault_injection`: the nodes' disks and clocks can be made faulty. `broker_settings`: of every broker,
-        over the usual ones. `tls`: all ports speak mutual TLS. ConfigError if there is a cluster already."""
-        companions = [_name_server()] if kind == "broker" else []
+        over the usual ones. `tls`: all ports speak mutual TLS. `double_write`: sends to
+        a classic master wait for its slave. ConfigError if there is a cluster already."""
+        is_broker, is_classic = kind != "log", kind == "classic"
+        companions = [_name_server()] if is_broker else []
         of_broker = merged(_BROKER, broker_settings or {})
+        of_node: list[dict[str, Any]] = []
+        if is_classic:
+            names = [companion.remoting_address for companion, _ in companions]
+            of_broker = merged(of_broker, {"store": "classic", "remoting": {"namesrv": names}})
+            of_node = classic.node_settings(double_write, data_file_size)
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
         local = StartedNodes.create(
             run_directory / CLUSTER_FOLDER,
@@ -126,12 +136,16 @@ class ChaosCluster:
             base_port=0,
             data_file_size=data_file_size,
             tls=tls,
-            settings={**(program if kind == "broker" else {}), **(settings or {})},
+            settings={**(program if is_broker else {}), **(settings or {})},
             companions=companions,
-            remoting=kind == "broker",
+            remoting=is_broker,
+            of_node=of_node,
+            has_log=not is_classic,
         )
         targets = {node.node_id: node.address for node in local.plan.nodes}
         targets.update({c.name: c.address for c in local.plan.companions})
+        for node, own in zip(local.plan.nodes, of_node, strict=False):
+            targets[f"{node.node_id}{classic.HA}"] = own["classic"]["ha_listen"]
         links = Links(local.node_ids, targets, rng)
         await links.start()
         for node_id in local.node_ids:
@@ -207,6 +221,10 @@ class ChaosCluster:
     async def leadership(self) -> Leadership | None:
         """Who leads now: says so itself, in the highest term that anybody knows, and a majority agrees."""
         seen = await self.statuses()
+        if self.kind == "classic":
+            # Nobody elects: its term is the time at which it was made master.
+            made = classic.master_in(seen)
+            return None if made is None else Leadership(made.node_id, made.role_epoch)
         leading = [status for status in seen.values() if status.is_leader]
         if not leading:
             return None
@@ -278,12 +296,14 @@ class ChaosCluster:
         """Remove what nodes have stored, also what those have lost that were wiped; configuration and logs
         stay. After `stop`."""
         for store in self.stores():
-            for path in [store, derived_of(store), *store.parent.glob("lost-*")]:
+            for path in [store, derived_of(store), *store.parent.glob("lost-*"), store.parent / "left"]:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _are_healthy(self, seen: Mapping[str, NodeStatus], leader: str) -> bool:
         if len(seen) < len(self.node_ids):
             return False
+        if self.kind == "classic":
+            return classic.are_well(seen)
         return all(self._is_healthy(status, seen[leader]) for status in seen.values())
 
     def _is_healthy(self, status: NodeStatus, leader: NodeStatus) -> bool:
@@ -349,6 +369,9 @@ def _route_through(local: LocalCluster, links: Links, node_id: str) -> None:
     path = local.process(node_id).config
     config = tomllib.loads(path.read_text())
     addresses = links.addresses_of(node_id)
+    for target in [name for name in addresses if name.endswith(classic.HA)]:
+        config["program"]["settings"]["classic"]["ha_master"] = addresses.pop(target)
+        addresses.pop(NAMESRV)
     if NAMESRV in addresses:
         config["program"]["settings"]["namesrv"] = [addresses.pop(NAMESRV)]
     path.write_text(to_toml({**config, "peer_addresses": addresses}))

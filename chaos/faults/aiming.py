@@ -9,6 +9,7 @@ from typing import NamedTuple
 from chaos.cluster.cluster import ChaosCluster, Leadership
 from chaos.faults.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
 from chaos.faults.faults import Fault, Kill, Network, Stop, Terminate
+from chaos.faults.take_over import TakeOver
 from chaos.network.impairment import Impairment
 from chaos.network.topology import Pair, bridge, halves, isolate, outward, ring
 from chaos.plans.scenario import FaultStep
@@ -62,6 +63,8 @@ def _node_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng:
     match step.kind:
         case "stop":
             return Stop(cluster, targets)
+        case "take_over":
+            return TakeOver(cluster, targets)
         case "term":
             return Terminate(cluster, targets)
         case "slow_disk":

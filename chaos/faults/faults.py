@@ -19,10 +19,13 @@ _WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What came of it. `facts`: the evidence."""
+    """What came of it. `facts`: the evidence. `told`: fields of a line that the trace has of it besides,
+    `told_at` its time (monotonic ns)."""
 
     happened: bool
     facts: dict[str, int | str] = field(default_factory=dict)
+    told: dict[str, int | str] = field(default_factory=dict)
+    told_at: int = 0
 
 
 class Fault(Protocol):

@@ -103,6 +103,8 @@ class Nemesis:
         if aimed.leader is not None:
             facts |= {"leader": aimed.leader.node_id, "term": aimed.leader.term}
         self._note_begin(done, Effect(effect.happened, facts))
+        if effect.told:
+            self._writer.write(Ev.META, effect.told, at=effect.told_at)
         if step.unseats_leader and step.target == "leader":
             await self._await_successor(done, over)
         await asyncio.sleep(max(0.0, over - loop.time()))

@@ -8,6 +8,8 @@ A node is configured to reach each other member at an address of ours, and we fo
     fault = links.begin(Impairment(cut=True), [("n1", "n2")])
     links.end(fault)
 
+A target may have several ports: `n1/ha` is one of n1, and shares its links.
+
 The link (a, b) is what a *says* to b, whoever connected: requests on a's connections to b, and answers on b's
 connections to a. So a one-way cut is one as of a firewall: b hears nothing of a, and a still hears b.
 """
@@ -45,8 +47,8 @@ class Links:
 
     def __init__(self, sources: Sequence[str], targets: Mapping[str, str], rng: Random) -> None:
         self._targets = dict(targets)
-        self._routes = [(a, b) for a in sources for b in targets if a != b]
-        names = {*sources, *targets}
+        self._routes = [(a, b) for a in sources for b in targets if a != _owner(b)]
+        names = {*sources, *map(_owner, targets)}
         self._gates = {(a, b): LinkGate(rng) for a in names for b in names if a != b}
         self._servers: dict[Pair, asyncio.Server] = {}
         self._connections: dict[Pair, set[asyncio.Task[None]]] = {route: set() for route in self._routes}
@@ -136,18 +138,25 @@ class Links:
     def _reset(self, pairs: Collection[Pair]) -> None:
         """Break the connections that use any of these links, in either of their directions."""
         for a, b in self._routes:
-            if (a, b) in pairs or (b, a) in pairs:
+            there = (a, _owner(b))
+            if there in pairs or there[::-1] in pairs:
                 for task in self._connections[a, b]:
-                    self._gates[a, b].counters.resets += 1
+                    self._gates[there].counters.resets += 1
                     task.cancel()
 
     def _acceptor(self, route: Pair) -> _Acceptor:
+        source, target = route
         return _Acceptor(
             self._connections[route],
-            self._gates[route],
-            self._gates[route[1], route[0]],
-            self._targets[route[1]],
+            self._gates[source, _owner(target)],
+            self._gates[_owner(target), source],
+            self._targets[target],
         )
+
+
+def _owner(target: str) -> str:
+    """Whose port it is."""
+    return target.partition("/")[0]
 
 
 class _Acceptor:

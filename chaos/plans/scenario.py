@@ -21,7 +21,7 @@ from dledger.platform import read_toml
 FOLDER = Path(__file__).parents[1] / "scenarios"
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
-ProcessKind = Literal["kill", "stop", "term", "wipe"]
+ProcessKind = Literal["kill", "stop", "term", "wipe", "take_over"]
 DiskKind = Literal[
     "slow_disk",
     "stuck_disk",
@@ -66,7 +66,7 @@ HostileKind = Literal[
 ]
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: What takes a process away: no other fault is aimed at it meanwhile.
-TAKING = ("kill", "stop", "term", "wipe", "write_error", "sync_error", "power_loss")
+TAKING = ("kill", "stop", "term", "wipe", "take_over", "write_error", "sync_error", "power_loss")
 #: What needs nodes whose disks and clocks can be made faulty.
 INJECTED = (
     "slow_disk",
@@ -79,6 +79,7 @@ INJECTED = (
 )
 #: A fault on the leader for which another one has to be elected.
 UNSEATING = (
+    "take_over",
     "kill",
     "stop",
     "term",
@@ -215,6 +216,10 @@ class Scenario(_Section):
     workload: Literal["log", "broker", "clients"] = "log"
     """`log`: appends and reads. `broker`: the broker's own clients. `clients`: released clients of
     RocketMQ 5."""
+    store: Literal["replicated", "classic"] = "replicated"
+    """The log of brokers. `classic`: two nodes, master and slave; nobody elects. Only `broker`."""
+    double_write: bool = True
+    """With a classic log: sends wait for the slave (SYNC_MASTER)."""
     nodes: Annotated[int, Field(ge=1, le=9)] = 3
     """Nodes of the cluster."""
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
@@ -259,6 +264,23 @@ class Scenario(_Section):
         return self
 
     @model_validator(mode="after")
+    def _a_classic_log_has_two_nodes_and_no_leader_of_its_own(self) -> Scenario:
+        kinds = {step.kind for step in self.fault}
+        if self.store != "classic":
+            if "take_over" in kinds:
+                raise ValueError('take_over needs store = "classic": elsewhere nodes elect')
+            return self
+        if (self.workload, self.nodes, self.load.max_batch) != ("broker", 2, 1):
+            raise ValueError('store = "classic" needs workload = "broker", nodes = 2 and load.max_batch = 1')
+        if "take_over" in kinds and self.load.consumers:
+            raise ValueError("take_over needs load.consumers = 0: members may have seen what is lost")
+        if odd := kinds & {*INJECTED, "wipe", "bit_flip"}:
+            raise ValueError(f"faults that know no classic log: {', '.join(sorted(odd))}")
+        if any(step.unseats_leader and step.kind != "take_over" for step in self.fault):
+            raise ValueError("a classic master is replaced by take_over only: aim other faults at a follower")
+        return self
+
+    @model_validator(mode="after")
     def _what_may_be_purged_can_be_seen(self) -> Scenario:
         if self.settings.get("retention", {}).get("min_free_bytes") is not None:
             raise ValueError("retention.min_free_bytes: no trace tells how much room there was")
@@ -286,7 +308,8 @@ class Scenario(_Section):
 
     @property
     def aims_at_leader(self) -> bool:
-        return any(step.unseats_leader for step in self.fault)
+        """Whether leaders of a log are to change: a classic master has no terms."""
+        return self.store != "classic" and any(step.unseats_leader for step in self.fault)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,10 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
     check_order(readers, groups, report)
     share, turn = max(1, window // max(1, len(senders))), 0
     while True:
-        sent = {c: _Sent(c * SHARE + turn * share, share, is_first=turn == 0) for c in senders.values()}
+        sent = {
+            c: _Sent(c * SHARE + turn * share, share, is_first=turn == 0, lost_ns=retention.lost_ns)
+            for c in senders.values()
+        }
         for path, client in senders.items():
             for event in events_of(path, ("op", "item"), report if turn == 0 else None):
                 sent[client].take(event, report)
@@ -93,8 +96,10 @@ def _follow(
 class _Sent:
     """The messages `first` to `first + window` of one client."""
 
-    def __init__(self, first: int, window: int, *, is_first: bool) -> None:
+    def __init__(self, first: int, window: int, *, is_first: bool, lost_ns: int = 0) -> None:
+        """`lost_ns`: of `Retention`."""
         self._first, self._window = first, window
+        self._lost_ns = lost_ns
         self._is_first = is_first
         self.last = -1  # the greatest number sent, in this range or behind it
         self.behind: int | None = None  # the least number sent behind this range
@@ -113,7 +118,7 @@ class _Sent:
         self._names: dict[str, int] = {}  # of logs and tags
         self._open: dict[int, list[int]] = {}  # messages of operations under way that send
         self._recalls: dict[int, int] = {}  # messages of such operations under way
-        self._last_of: dict[tuple[str, int], int] = {}  # by process and log: last acknowledged position
+        self._last_of: dict[tuple[str, int, bool], int] = {}  # by process and log: last acknowledged position
 
     def take(self, event: dict[str, Any], report: QuickReport) -> None:
         if event["ev"] == "op" and event["f"] in _NOT_SENDING:
@@ -185,8 +190,10 @@ class _Sent:
                 )
         if first < 0 or self._slot(mids[0]) is None:
             return
-        # A process waits for each answer before it sends again.
-        key = (event["proc"], self._queues[mids[0] - self._first])
+        # A process waits for each answer before it sends again. Places of what was lost with a master are
+        # given again.
+        is_after = event["mono"] > self._lost_ns
+        key = (event["proc"], self._queues[mids[0] - self._first], is_after)
         if first <= self._last_of.get(key, -1):
             report.note("reordered", f"{event['proc']} got {first} after {self._last_of[key]}")
         self._last_of[key] = first + len(mids) - 1
@@ -280,6 +287,9 @@ class _Sent:
             log = names[self._queues[slot]] if position >= 0 else ""
             if position >= 0 and not is_read and retention.lets_go(log, position, self._sent_at[slot]):
                 report.purged += 1
+                continue
+            if position >= 0 and not is_read and retention.lost_with_its_master(self._sent_at[slot]):
+                report.left_behind += 1
                 continue
             if (position >= 0 or position == _STORED_SOMEWHERE) and not is_read:
                 report.note("lost", f"message {self._first + slot} of {name}, acknowledged at {position}")

@@ -23,7 +23,7 @@ class QuickReport:
     complete, and all readers had come to the end. `consumed`, `redelivered`: by groups; what they were given
     again is no fault, unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`:
     delivered before the time that they were delayed to. `purged`: acknowledged, and gone by
-    retention."""
+    retention. `left_behind`: acknowledged, and gone with a classic master that promised no second copy."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -33,6 +33,7 @@ class QuickReport:
     consumed: int = 0
     redelivered: int = 0
     purged: int = 0
+    left_behind: int = 0
     lost: int = 0
     duplicated: int = 0
     reordered: int = 0

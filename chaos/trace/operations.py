@@ -90,6 +90,12 @@ class Process:
             self._proc = self._numbers.process()
         return verdict.outcome
 
+    def unsure(self, code: str) -> OpType:
+        """It was answered, and the answer promises nothing."""
+        self._complete(OpType.INFO, {"code": code})
+        self._proc = self._numbers.process()
+        return OpType.INFO
+
     def delivered(self, i: int, mid: int, digest: str, **fields: Any) -> None:
         """Message number `i` of the operation under way was handed to this client."""
         assert self._f, "nothing is under way"

@@ -57,6 +57,8 @@ class Ev(StrEnum):
     META = "meta"
     #: One entry of a node's ledger, read from its files after the run.
     DUMP = "dump"
+    #: One record of the log of a classic master that was lost, read from its files after the run.
+    LEFT = "left"
     #: One unit of a node's ConsumeQueue, read from its files after the run.
     CQ = "cq"
     #: What the operating system was asked and has answered, seen below the product (`chaos.syncs`).
@@ -97,7 +99,8 @@ _INT = _words(
 _STR = _words(
     "run src host ev e type proc f "
     "topic ledger digest key tag filter group consumer mode code error node "
-    "vote candidate chain targets params evidence aim git config flush_mode boot_id member text"
+    "store broker_role vote candidate chain targets params evidence aim git config flush_mode boot_id "
+    "member text"
 )
 _BOOL = _words("indexed end_claim stale from_start effective internal is_committed wiped")
 
@@ -147,7 +150,7 @@ OPERATIONS = (
 )
 #: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node
 #: ends without a signal.
-CUTTING = ("kill", "wipe", "crash", "power_loss", "write_error", "sync_error")
+CUTTING = ("kill", "wipe", "take_over", "crash", "power_loss", "write_error", "sync_error")
 #: Kinds of faults that end a process.
 ENDING = (*CUTTING, "term")
 #: Kinds of faults that are hostile clients. Good ones are owed the same service beside them, so they explain
@@ -301,11 +304,13 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # aim: "leader" if the plan wants changes of the leader. planned_faults: how many `begin` there must be.
     # flush_mode: SYNC_FLUSH or ASYNC_FLUSH.
     # While hostile clients work, good ones are served within window_ms, and no server takes more than
-    # most_bytes of memory. Entries may be removed that are older than keep_ms, or have keep_bytes of the log
-    # behind them; without both, none.
+    # most_bytes of memory. store: classic, of brokers with a master and a slave; broker_role: SYNC_MASTER, if
+    # SEND_OK says that the slave has the message, or ASYNC_MASTER. Entries may be removed that are older than
+    # keep_ms, or have keep_bytes of the log behind them; without both, none.
     (Ev.META, "run_begin"): _event(
         "e nodes seed planned_faults",
-        "git config flush_mode aim max_attempts clock_bound_ns text window_ms most_bytes keep_ms keep_bytes",
+        "git config flush_mode aim max_attempts clock_bound_ns text window_ms most_bytes keep_ms keep_bytes "
+        "store broker_role",
     ),
     # A server (node: its name) was found to have ended, for whatever reason (text); it had taken so many
     # bytes of memory at most (size). Both are written of runs with hostile clients.
@@ -332,6 +337,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # The files of a node were read to their end: count entries of the ledger (ledger: its name) or units of
     # ConsumeQueues (ledger: consumequeue), digest over all that are committed; text says what was not well.
     (Ev.META, "dumped"): _event("e node ledger count digest text", "ended"),
+    # A classic master (member) was lost, and node was made master, whose log ended at offset `ended` then.
+    # size: so many bytes it was known to lack; -1: nobody knew.
+    (Ev.META, "taken_over"): _event("e node member ended size"),
     # Entries lidx to last of a node's files are damaged, and left out.
     (Ev.META, "dump_hole"): _event("e node ledger lidx last text"),
     # A line in a node's log that should not be there: panic, assertion, unhandled exception.
@@ -343,10 +351,13 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # each of its keys; not said of a message without keys.
     # purge_to: of an entry that lets the log begin behind this index.
     # is_committed: up to `settled`, or, without that, up to what the node had noted as committed.
+    # off: where the record begins in a classic log, whose records are numbered by lidx.
     (Ev.DUMP, ""): _event(
         "node lidx eterm",
-        "ledger mid digest chain internal is_committed topic q qoff size tag_hash indexed purge_to",
+        "ledger mid digest chain internal is_committed topic q qoff size tag_hash indexed purge_to off",
     ),
+    # The same of the log that a classic master had when it was lost, by the reader of its files.
+    (Ev.LEFT, ""): _event("node off chain", "mid internal topic q qoff"),
     # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
     # A process of the node began, and what it does to its files is seen.

@@ -7,12 +7,13 @@ the queue is given. The node to which a single message came may, on its way to a
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Message, Producer, SendResult
+from broker_adapter.remoting_client import Message, Producer, SendResult, SendStatus
 from chaos.trace.operations import ClientTrace, Process
 from chaos.trace.schema import LEDGER
 from chaos.workloads.clients import QueueNumber
@@ -23,6 +24,8 @@ TAGS = ("a", "b", "c")
 #: Messages of one client that share a key: few enough to be found by one look-up.
 _KEY_SPAN = 8
 _REMEMBERED_KEYS = 4
+#: Where a second copy is missing, each worker sends less often: nobody can say anything of what it sends.
+_SHORT_OF_COPIES_S = 0.25
 
 
 class Sender:
@@ -32,6 +35,7 @@ class Sender:
         self, setting: Setting, producer: Producer, trace: ClientTrace, rng: Random, topics: Sequence[str]
     ) -> None:
         self._tally = setting.tally
+        self._tells_indexes = setting.tells_indexes
         self._spec = setting.spec
         self._producer = producer
         self._trace = trace
@@ -71,7 +75,12 @@ class Sender:
             return False
         finally:
             self._trace.over(mids[0])
-        process.ok(count=size, **_stored_at(result), **where)
+        if result.status is not SendStatus.SEND_OK:
+            # It is stored where it was sent to, and not as far as it was to be.
+            self._tally.not_ok(process.unsure(result.status.name), result.status.name, size)
+            await asyncio.sleep(_SHORT_OF_COPIES_S)
+            return False
+        process.ok(count=size, **_stored_at(result, has_index=self._tells_indexes), **where)
         self._tally.ok(began, self._trace.writer.now(), size)
         self.keys.append((topic, key))
         return True
@@ -82,11 +91,11 @@ class Sender:
         return await self._producer.send_batch(messages, selector=selector)
 
 
-def _stored_at(result: SendResult) -> dict[str, int | str]:
+def _stored_at(result: SendResult, *, has_index: bool) -> dict[str, int | str]:
     """What an acknowledgement says of where the first message is, and of who has stored it: not of one that
     was stored before, by an attempt of which the node that repeated it has heard nothing."""
     told: dict[str, int | str] = {"qoff": result.queue_offset}
-    if result.log_index >= 0:
+    if has_index and result.log_index >= 0:
         told |= {
             "term": result.term,
             "node": result.node_id,

@@ -61,6 +61,8 @@ class Setting:
     new_writer: Callable[[str], TraceWriter]
     lines: Sequence[bytes] = ()
     tally: Tally = field(default_factory=Tally)
+    #: Whether answers to sends name entries of a log that all nodes have, and terms of its leaders.
+    tells_indexes: bool = True
     #: Called by the final reader with the payload of every message, if they are lines.
     keep_line: Callable[[bytes], object] = lambda payload: None
     _clients: int = 0

@@ -45,11 +45,13 @@ class Bug:
     workload: str = "log"
     seconds: float = 6
     checks: tuple[str, ...] = ()
+    #: Further keys of the scenario, before its tables.
+    keys: str = ""
 
     def scenario(self) -> str:
         return (
             f'name = "planted-{self.name}"\ntitle = "For {self.name}"\nworkload = "{self.workload}"\n'
-            f"seconds = {self.seconds}\n{self.faults}\n{TIMING}"
+            f"seconds = {self.seconds}\n{self.keys}{self.faults}\n{'' if self.keys else TIMING}"
         )
 
 
@@ -286,6 +288,40 @@ RETENTION_BUGS = (
     ),
 )
 
+#: A classic master is lost while its slave hears nothing.
+_CLASSIC = 'store = "classic"\nnodes = 2\n'
+_LOST = (
+    "[load]\nmax_batch = 1\nconsumers = 0\nat_once = 4\n"
+    + fault("hang", "follower", 5.4, 2.6)
+    + fault("take_over", "leader", 6, 1)
+)
+
+#: What a classic master says of its slave, and what that one makes of the log.
+CLASSIC_BUGS = (
+    Bug(
+        "acknowledge-before-the-slave",
+        "broker_adapter/classic_node/group_commit.py",
+        "            one.answer(await acknowledged(one.end, max(1, left_ms)))\n",
+        "            one.answer(None)\n",
+        _LOST,
+        workload="broker",
+        seconds=9,
+        keys=_CLASSIC,
+    ),
+    Bug(
+        "change-what-a-slave-stores",
+        "broker_adapter/ha/records.py",
+        "        taken = bytes(memoryview(self._buffer)[: self._complete])\n",
+        "        self._buffer[47] ^= 1  # of the time at which a message was born\n"
+        "        taken = bytes(memoryview(self._buffer)[: self._complete])\n",
+        _LOST,
+        workload="broker",
+        seconds=9,
+        checks=("D4", "D5"),
+        keys=_CLASSIC,
+    ),
+)
+
 BUGS = (
     Bug(
         "acknowledge-before-quorum",
@@ -345,6 +381,7 @@ BUGS = (
     *LOG_BUGS,
     *INDEX_BUGS,
     *RETENTION_BUGS,
+    *CLASSIC_BUGS,
     Bug(
         "forget-acks",
         "broker_adapter/pop/service.py",

@@ -107,6 +107,37 @@ def test_who_has_to_be_replaced() -> None:
     assert not FaultStep(kind="clock_jump", target="leader").unseats_leader
 
 
+CLASSIC = 'name = "x"\ntitle = "x"\nworkload = "broker"\nstore = "classic"\nnodes = 2\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "take_over"', 'needs store = "classic"'),
+        (CLASSIC, "load.max_batch = 1"),
+        (CLASSIC.replace("2", "3") + "[load]\nmax_batch = 1", "nodes = 2"),
+        (CLASSIC + '[load]\nmax_batch = 1\n[[fault]]\nkind = "take_over"', "load.consumers = 0"),
+        (CLASSIC + '[load]\nmax_batch = 1\n[[fault]]\nkind = "kill"', "replaced by take_over only"),
+        (
+            CLASSIC + '[load]\nmax_batch = 1\n[[fault]]\nkind = "sync_error"\ntarget = "follower"',
+            "that know no classic log: sync_error",
+        ),
+    ],
+)
+def test_what_a_classic_log_cannot_show_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_scenario(path)
+
+
+def test_a_classic_master_that_is_replaced_has_no_term() -> None:
+    for scenario in all_scenarios():
+        if scenario.store == "classic":
+            assert not scenario.aims_at_leader
+            assert all(one.kind == "take_over" for one in scenario.fault if one.unseats_leader)
+
+
 def test_only_faults_of_disks_and_clocks_need_other_disks_and_clocks() -> None:
     def injects(kind: Kind) -> bool:
         step = FaultStep(kind=kind, target="follower", at=1, lasts=1)

@@ -25,6 +25,7 @@ _SHOWN = "for people, in the witness"
 _FOR_PEOPLE = "for people, who look for the cause"
 #: What no check reads, and why it is in the trace. A name without a kind is meant in every kind.
 UNREAD: dict[tuple[str, str], str] = {
+    ("meta/taken_over", "size"): "for people: what was known to be lacking; checks look at the files",
     ("", "error"): f"{_FOR_PEOPLE}; `code` says what it means",
     ("fault", "evidence"): f"{_FOR_PEOPLE}; `effective` says whether the fault happened",
     ("fault/begin", "params"): "for people: the plan of the fault",

@@ -91,7 +91,8 @@ FROM (
 """
 
 #: What happened to the consumer offsets of a group: k 0 asked for, or about to be stored; 1 stored; 2 reset
-#: by hand. `stored`: the highest that had been stored before, since the last reset.
+#: by hand, or gone with a classic master that was lost. `stored`: the highest that had been stored before,
+#: since the last reset.
 OFFSETS = """
 SELECT *, max(CASE WHEN k = 1 THEN off END) OVER (PARTITION BY run, grp, log, part ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stored
@@ -107,6 +108,12 @@ FROM (
     UNION ALL
     SELECT run, 'reset', grp, log, 2, mono, NULL, NULL, NULL, NULL, src, inc, seq FROM member
     WHERE e = 'reset'
+    UNION ALL
+    SELECT t.run, 'taken_over', o.grp, o.log, 2, t.mono, NULL, NULL, NULL, NULL, t.src, t.inc, t.seq
+    FROM meta t JOIN (
+      SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log FROM ops WHERE f = 'commit_off'
+      GROUP BY run, grp, topic, q) o ON o.run = t.run
+    WHERE t.e = 'taken_over'
   )
 )
 """

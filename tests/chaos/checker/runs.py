@@ -16,6 +16,7 @@ from chaos.trace.parquet import convert
 from chaos.trace.schema import FIELDS, RAW_DIR, Kind
 from tests.chaos.checker.foreign.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.mutations import claim as claim_mutations
+from tests.chaos.checker.mutations import classic as classic_mutations
 from tests.chaos.checker.mutations import field as field_mutations
 from tests.chaos.checker.mutations import group as group_mutations
 from tests.chaos.checker.mutations import hostile as hostile_mutations
@@ -29,7 +30,7 @@ from tests.chaos.checker.mutations import whole as whole_mutations
 from tests.chaos.checker.mutations.base import MUTATIONS
 
 #: Modules that add to MUTATIONS when they are imported.
-assert claim_mutations and field_mutations and group_mutations
+assert claim_mutations and classic_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
 assert receive_mutations and request_mutations and retention_mutations
 assert sync_mutations and whole_mutations
@@ -70,6 +71,7 @@ def write_mutations(folder: Path) -> list[Path]:
             partial(retention_mutations.remove_well, keep_bytes=retention_mutations.KEEP),
         ),
         ("clean_removed_by_age", partial(retention_mutations.remove_well, keep_ms=0)),
+        ("clean_classic", classic_mutations.lose_master),
         ("clean_hostiles", hostile_mutations.hostile_well),
         ("clean_kill_beside_hostiles", hostile_mutations.killed_beside_hostiles),
     ):

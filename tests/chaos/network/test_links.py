@@ -222,3 +222,29 @@ def test_impairments_combine() -> None:
 def test_counters_subtract_and_add_up() -> None:
     assert LinkCounters(passed=5, held=2) - LinkCounters(passed=3) == LinkCounters(passed=2, held=2)
     assert LinkCounters.total([LinkCounters(passed=1), LinkCounters(passed=2)]) == LinkCounters(passed=3)
+
+
+async def test_another_port_of_a_target_shares_its_links() -> None:
+    """What is cut between two nodes is cut on every port that they have."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    links = Links(["a", "b"], {"a": address, "b": address, "b/ha": address}, Random(1))
+    async with server, links:
+        assert set(links.addresses_of("a")) == {"b", "b/ha"}
+        assert set(links.addresses_of("b")) == {"a"}, "nobody reaches himself over a link"
+        host, _, port = links.addresses_of("a")["b/ha"].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        fault = links.begin(Impairment(cut=True), [A_TO_B])
+        writer.write(b"during")
+        await until(lambda: links.since(fault).held > 0)
+        links.end(fault)
+        assert await reader.readexactly(6) == b"during"
+        writer.close()

@@ -19,6 +19,48 @@ MS = 1_000_000
 SENT_MS, TOLD_MS = (0, 1000, 2000), 5000
 
 
+def lost_with_master(folder: Path, role: str, *, lost_ms: int) -> QuickReport:
+    """A message is sent at 1000 ms, answered, and read by nobody; a master is lost at `lost_ms`."""
+    now = [0]
+    clocks = Clocks(mono_ns=lambda: now[0])
+    place = {"topic": "t", "q": 0}
+    with TraceWriter(folder, "r", "client:p0", clocks=clocks) as writer:
+        process = Process(writer, Numbers(0))
+        for mid, sent_ms, qoff in ((1, 1000, 7), (2, 9000, 0)):
+            now[0] = sent_ms * MS
+            process.invoke("send", mid=mid, digest=f"{mid:016x}", **place)
+            process.ok(qoff=qoff, **place)
+    with TraceWriter(folder, "r", "client:drain", clocks=clocks) as writer:
+        writer.write(Ev.META, {"e": "drain_target", "off": 0, **place})
+        process = Process(writer, Numbers(9))
+        process.invoke("drain", from_off=0, **place)
+        process.delivered(0, 2, f"{2:016x}", qoff=0, **place)
+        process.ok(count=1, next_off=1)
+        writer.write(Ev.META, {"e": "drain_end"})
+    lost_at = Clocks(mono_ns=lambda: lost_ms * MS)
+    with TraceWriter(folder, "r", "nemesis", clocks=lost_at) as writer:
+        about = {"nodes": 2, "seed": 1, "planned_faults": 1, "store": "classic", "broker_role": role}
+        writer.write(Ev.META, {"e": "run_begin", **about})
+        writer.write(Ev.META, {"e": "taken_over", "node": "n2", "member": "n1", "ended": 0, "size": 0})
+    return quick_check(folder)
+
+
+@pytest.mark.parametrize(
+    ("role", "lost_ms", "lost", "left_behind"),
+    [
+        ("ASYNC_MASTER", 2000, 0, 1),
+        ("SYNC_MASTER", 2000, 1, 0),
+        ("ASYNC_MASTER", 500, 1, 0),
+    ],
+)
+def test_what_a_master_took_along_is_lost_unless_it_had_promised_no_more(
+    tmp_path: Path, role: str, lost_ms: int, lost: int, left_behind: int
+) -> None:
+    found = lost_with_master(tmp_path, role, lost_ms=lost_ms)
+    assert (found.lost, found.left_behind) == (lost, left_behind), found.examples
+    assert bool(found.reordered) is (lost > 0), "places are given again only by another master"
+
+
 def report(folder: Path, *, begin: int, first_read: int, **kept: int) -> QuickReport:
     """Three messages at 10, 11, 12; the log begins at `begin`, and reads show those from `first_read` on."""
     now = [0]
