@@ -254,6 +254,9 @@ class BrokerApi(Protocol):
     async def all_offsets(self) -> dict[str, list[QueueOffset]]:
         """Those of all groups, which are not used by this. Linearizable, once for all."""
 
+    def system_offsets(self) -> Mapping[tuple[str, int], int]:
+        """How far the broker itself has come in queues of its own, by topic and queue id."""
+
     async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
 

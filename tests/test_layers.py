@@ -290,6 +290,12 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.processor",
         "broker_adapter.traffic",
     },
+    "broker_adapter.system_queues": {
+        *_BROKER_BASE,
+        "broker_adapter.commitlog",
+        "broker_adapter.store",
+        "broker_adapter.pop",
+    },
     "broker_adapter.server": {
         *_BROKER_BASE,
         "broker_adapter.classic",
@@ -308,6 +314,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.store",
         "broker_adapter.role",
         "broker_adapter.pop",
+        "broker_adapter.system_queues",
         "broker_adapter.namesrv",
         "broker_adapter.proxy",
         "broker_adapter.proxy.access",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 _TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
         HALF_TOPIC,
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        OP_TOPIC,
         "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
         "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
         "RMQ_SYS_TRACE_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
         "BenchmarkTest",
         "OFFSET_MOVED_EVENT",
         "SELF_TEST_TOPIC",

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
 from broker_adapter.commitlog.put_gathering import CommandRecord, Put, PutGathering, QueuedRecords
-from broker_adapter.commitlog.record_writer import RecordBatch
+from broker_adapter.commitlog.record_writer import NO_FIELDS, BrokerFields, RecordBatch
 from broker_adapter.commitlog.topic_queue_table import Arrival, TopicQueueTable
 from broker_adapter.errors import (
     BrokerError,
@@ -246,9 +246,10 @@ class MessageWriter:
         *,
         born_host: Host,
         is_moved: bool = False,
+        own: BrokerFields = NO_FIELDS,
     ) -> QueuedRecords:
         """The records of messages that are to be put into a queue. `is_moved`: they were taken in when
-        more may have been allowed than now. IllegalMessage."""
+        more may have been allowed than now. `own`: as RecordBatch has it. IllegalMessage."""
         if not messages:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
@@ -259,6 +260,7 @@ class MessageWriter:
             store_host=self._store_host,
             now_ms=self._log.cluster_time_ms(),
             max_body_bytes=self._limits.max_command_bytes if is_moved else self._limits.max_body_bytes,
+            own=own,
         )
         return QueuedRecords(topic, queue_id, batch)
 
@@ -307,7 +309,7 @@ class MessageWriter:
             store_host=self._store_host,
             now_ms=self._log.cluster_time_ms(),
             max_body_bytes=self._limits.max_command_bytes,
-            own_sys_flag=self._log.command_sys_flag,
+            own=BrokerFields(self._log.command_sys_flag),
         )
 
     async def _committed(self, appended: asyncio.Future[AppendOutcome]) -> AppendOutcome:

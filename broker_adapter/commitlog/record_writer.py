@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import count, repeat
 from operator import or_
+from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
@@ -26,9 +27,22 @@ from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
 #: Up to born_timestamp.
 _HEAD = struct.Struct(">IIIiiqqiq")
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+_TIMES_AND_PREPARED = struct.Struct(">iq")
 _CRC_MASK = 0x7FFFFFFF
 _I4 = range(-(1 << 31), 1 << 31)
 _I8 = range(-(1 << 63), 1 << 63)
+
+
+class BrokerFields(NamedTuple):
+    """What of a record the broker itself says. `sys_flag`: bits that it adds. `prepared_offset`: the physical
+    offset of the half message that a committed message was."""
+
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+
+NO_FIELDS = BrokerFields()
 
 
 class RecordBatch:
@@ -51,9 +65,9 @@ class RecordBatch:
         store_host: Host,
         now_ms: int,
         max_body_bytes: int,
-        own_sys_flag: int = 0,
+        own: BrokerFields = NO_FIELDS,
     ) -> None:
-        """`own_sys_flag`: bits that the broker itself adds to each."""
+        """`own`: of each of them."""
         raw = topic.encode()
         self._version = Version.V1 if len(raw) <= MAX_TOPIC_LENGTH else Version.V2
         self._topic = (
@@ -83,8 +97,9 @@ class RecordBatch:
         self._bodies: Sequence[bytes] = bodies
         self._crcs = [crc32(body) & _CRC_MASK for body in bodies]
         self._flags: Sequence[int] = flags
-        own_bits = host_bits | own_sys_flag
+        own_bits = host_bits | own.sys_flag
         self._sys_flags = [sys_flag & ~HOST_BITS | own_bits for sys_flag in sys_flags]
+        self._times_and_prepared = _TIMES_AND_PREPARED.pack(own.reconsume_times, own.prepared_offset)
         self._borns = [born or now_ms for born in borns]
 
     def __len__(self) -> int:
@@ -92,9 +107,10 @@ class RecordBatch:
 
     def fill(self, queue_offset: int, physical_offsets: Sequence[int], store_timestamp: int) -> list[bytes]:
         """The records: message i has queue_offset + i and lies at physical_offsets[i]."""
-        # Between head and body: hosts, times of storing and, unused, consumed again, prepared transaction;
-        # the length of the body.
-        middle = b"".join((self._born_host, _LONG.pack(store_timestamp), self._store_host, bytes(12)))
+        # Between head and body: hosts, times of storing and consumed again, prepared transaction; the length
+        # of the body.
+        stamp = _LONG.pack(store_timestamp)
+        middle = b"".join((self._born_host, stamp, self._store_host, self._times_and_prepared))
         middles = {length: middle + _INT.pack(length) for length in set(self._lengths)}
         heads = map(
             _HEAD.pack,

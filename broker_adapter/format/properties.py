@@ -6,7 +6,7 @@ only when a property is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from broker_adapter.errors import IllegalMessage, Status
 
@@ -61,6 +61,18 @@ def with_property(properties: Mapping[str, str], name: str, value: str) -> Prope
     if text and not text.endswith(PROPERTY_SEPARATOR):  # some clients leave the last one out
         text += PROPERTY_SEPARATOR
     return PropertiesText(f"{text}{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
+
+
+def replaced(text: str, changes: Mapping[str, str], *, without: Collection[str] = ()) -> str:
+    """Properties with others in place of those that have their names, and without those of some names. What
+    changes is the program's own, and not checked."""
+    kept = []
+    for item in text.split(PROPERTY_SEPARATOR):
+        name, _, value = item.partition(NAME_VALUE_SEPARATOR)
+        if name and value and name not in changes and name not in without:
+            kept.append(item)
+    kept += [f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in changes.items()]
+    return "".join(item + PROPERTY_SEPARATOR for item in kept)
 
 
 def join_properties(properties: Mapping[str, str]) -> str:

@@ -8,6 +8,12 @@ from broker_adapter.errors import IllegalMessage, Status
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
+#: Where RocketMQ's brokers keep halves of transactions, and what says that one has ended.
+HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+#: The group that has the offsets up to which both were looked at.
+TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
+#: Half messages whose producers never answered: users may read it.
+CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 MAX_TOPIC_LENGTH = 127
 #: Of retry and dead-letter topics, whose names are made of a group's and a topic's.
 MAX_DERIVED_TOPIC_LENGTH = 255

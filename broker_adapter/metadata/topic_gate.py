@@ -7,7 +7,7 @@ and read by nobody. So whoever appends asks here, in the step in which the log t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from broker_adapter.api import TopicConfig
@@ -28,8 +28,12 @@ class _Change(NamedTuple):
 class TopicGate:
     """Implements `broker_adapter.commitlog.message_writer.TopicCheck`. On the event loop."""
 
-    def __init__(self, metadata: MetadataState, use: LastUse | None = None) -> None:
-        """`use` is told of what is appended."""
+    def __init__(
+        self, metadata: MetadataState, use: LastUse | None = None, own: Collection[str] = ()
+    ) -> None:
+        """`use` is told of what is appended. `own`: topics that the broker itself writes, and that nobody
+        makes or deletes."""
+        self._own = own
         self._metadata = metadata
         self._use = use
         self._changes: dict[str, list[_Change]] = {}  # appended, and not known to be applied
@@ -39,12 +43,15 @@ class TopicGate:
         self._changes.clear()
 
     def appending(self, body: bytes) -> Callable[[int], None] | None:
-        """What is to be told the index of a command when the log takes it; None: nothing need be."""
+        """What is to be told the index of a command when the log takes it; None: nothing need be.
+        TopicRefused (TOPIC_RESERVED)."""
         try:
             command = records.decode(body).command if records.is_of_topic(body) else None
         except StoredDataDamaged:
             return None
         match command:
+            case DeleteTopic(topic=name) | PutTopic(config=TopicConfig(name=name)) if name in self._own:
+                raise error_for(Status.TOPIC_RESERVED, f"topic {name!r} belongs to the broker itself")
             case DeleteTopic(topic=name):
                 return lambda index: self._note(name, _Change(index, 0))
             case PutTopic(config=config, create_only=False):
@@ -53,6 +60,8 @@ class TopicGate:
 
     def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
         """Why a message that is appended now would be lost there; None: it is not."""
+        if topic in self._own:
+            return None
         if self._use is not None:
             self._use.touch(topic)
         # In this order: what is applied is forgotten first, so that the state has it when it is asked.

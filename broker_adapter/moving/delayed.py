@@ -14,7 +14,7 @@ from broker_adapter.api import PERM_READ, TopicConfig
 from broker_adapter.classic.commit_log import MAX_BODY_BYTES
 from broker_adapter.classic.queue_files import QueueFiles
 from broker_adapter.classic.store_directory import Contents, StoreDirectory
-from broker_adapter.classic.system_names import SCHEDULE_TOPIC
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.moving.master import Master

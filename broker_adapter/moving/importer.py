@@ -16,8 +16,9 @@ from broker_adapter.classic.store_directory import (
     QueueKey,
     StoreDirectory,
 )
-from broker_adapter.classic.system_names import SCHEDULE_TOPIC, is_system_group, is_system_topic
+from broker_adapter.classic.system_names import is_system_group, is_system_topic
 from broker_adapter.errors import Status, error_for
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
 from broker_adapter.moving.delayed import move_delayed, pending
 from broker_adapter.moving.storing import MOST_BYTES, MOST_RECORDS, Row, store_once
 from broker_adapter.moving.target import ImportTarget

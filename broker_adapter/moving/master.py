@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.classic.system_names import HALF_TOPIC
 from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
 from broker_adapter.errors import (
     AnswerMissing,
@@ -20,6 +19,7 @@ from broker_adapter.errors import (
     TopicRefused,
     error_for,
 )
+from broker_adapter.format.topic_names import HALF_TOPIC
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_adapter.classic.commit_log import StoredMessage
 from broker_adapter.classic.store_directory import in_queues
-from broker_adapter.classic.system_names import SCHEDULE_TOPIC, is_system_name
+from broker_adapter.classic.system_names import is_system_name
 from broker_adapter.errors import (
     AnswerMissing,
     NameServerUnavailable,
@@ -18,6 +18,7 @@ from broker_adapter.errors import (
     ReadFailed,
     Status,
 )
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
 from broker_adapter.ha.link import Link
 from broker_adapter.ha.records import RecordReader
 from broker_adapter.ha.transfers import first_report, supplied

@@ -33,8 +33,9 @@ class Sent(NamedTuple):
 class Delayed(NamedTuple):
     """A message that waits for its time; `recall_handle` takes it back."""
 
-    recall_handle: str
+    recall_handle: str  # "": it cannot be
     is_repeated: bool = False
+    shortfall: Status | None = None  # as in SendResult
 
 
 class Half(NamedTuple):
@@ -42,6 +43,9 @@ class Half(NamedTuple):
 
     transaction_id: str
     is_repeated: bool = False
+    queue_offset: int = 0  # among the half messages, if the log keeps them in a queue
+    physical_offset: int = 0
+    shortfall: Status | None = None  # as in SendResult
 
 
 class Delivery(NamedTuple):
@@ -130,6 +134,7 @@ class DeliveryApi(Protocol):
         *,
         message_id: str,
         deliver_at_ms: int,
+        level: int = 0,
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
@@ -137,6 +142,7 @@ class DeliveryApi(Protocol):
     ) -> Delayed:
         """Store a message that comes into its queue at a time of the wall clock, exactly once, and with its
         own message id.
+        `level`: RocketMQ's delay level, by which a log may keep it instead; 0: none.
         IllegalMessage if that is further away than the settings allow."""
 
     async def recall(self, topic: str, recall_handle: str) -> str:

@@ -184,6 +184,15 @@ class Checked(NamedTuple):
     next_ms: int
 
 
+class SystemOffset(NamedTuple):
+    """The broker itself has read a queue of its own up to here: delayed or half messages, say. It only
+    grows."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
 class Unknown(NamedTuple):
     """What a newer node has written: of no effect here."""
 
@@ -204,6 +213,7 @@ Element = (
     | Carried
     | End
     | Checked
+    | SystemOffset
     | Unknown
 )
 
@@ -230,6 +240,6 @@ class Deferred(NamedTuple):
     deferred_id: int
 
 
-#: bool: whether an Ack, Drop, End, Carried or Checked was done; int: how many messages a Fold has put back.
-#: None: not done, or nothing to say.
+#: bool: whether an Ack, Drop, End, Carried, Checked or SystemOffset was done; int: how many messages a Fold
+#: has put back. None: not done, or nothing to say.
 Outcome = Popped | Changed | Deferred | bool | int | None

@@ -35,8 +35,9 @@ _ROUND_TIMEOUT_MS = 600_000
 
 
 class Done(NamedTuple):
-    """What came of a request: the outcome of each of its elements; without any, once it is committed, the
-    queue offset of the first message of each of its batches, and where else these are."""
+    """What came of a request, once it is applied, or without elements once it is committed: the queue offset
+    of the first message of each of its batches; the outcome of each of its elements; where else the messages
+    are."""
 
     offsets: Sequence[int]
     outcomes: list[Outcome]
@@ -52,7 +53,7 @@ class Request:
     made: by then its topic may have been deleted, and another one with its name may have come.
     """
 
-    __slots__ = ("_release", "applied", "digest", "done", "elements", "is_due", "queued", "size")
+    __slots__ = ("_release", "applied", "digest", "done", "elements", "is_due", "queued", "size", "stored")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Request:
         self.elements = elements
         self.digest = digest
         self.applied: Done | None = None
+        self.stored: Sequence[Placed] | None = None
         self._release: Callable[[], None] | None = release
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.size = sum(sum(one.batch.sizes) for one in queued)
@@ -101,6 +103,12 @@ class Request:
         release, self._release = self._release, None
         if release is not None:
             release()
+
+    def settle_if_over(self) -> None:
+        """It is applied, and if it has messages it is known where they are."""
+        if self.applied is not None and (self.stored is not None or not self.queued):
+            places = self.stored or ()
+            self.settle(Done([one.queue_offset for one in places], self.applied.outcomes, places))
 
     def settle(self, done: Done) -> None:
         if not self.done.done():
@@ -277,6 +285,8 @@ class Committer:
         except PutIndeterminate as error:
             # What it has to be applied for is released when it is, or when the leadership ends.
             for request in requests:
+                if request.applied is not None:
+                    request.settle(request.applied)
                 request.fail(error)
                 if not (request.elements or request.digest):
                     request.release()
@@ -312,7 +322,10 @@ class Committer:
         for request in requests:
             places = firsts[at : at + len(request.queued)]
             at += len(request.queued)
-            if not request.elements:
+            request.stored = places
+            if request.elements:
+                request.settle_if_over()
+            else:
                 request.settle(Done([place.queue_offset for place in places], [], places))
                 if not request.digest:
                     request.release()
@@ -327,7 +340,7 @@ class Committer:
             count = len(request.elements)
             if count:
                 request.applied = Done([], outcomes[at : at + count])
-                request.settle(request.applied)
+                request.settle_if_over()
                 at += count
                 request.release()
             elif request.digest:

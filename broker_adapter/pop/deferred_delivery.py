@@ -55,6 +55,8 @@ ReadCommands = Callable[[Sequence[LogPosition]], Awaitable[list[bytes]]]
 
 
 class DeferredDelivery:
+    """Implements Deferring."""
+
     def __init__(
         self,
         state: DeliveryState,
@@ -118,6 +120,7 @@ class DeferredDelivery:
         message: OutgoingMessage,
         message_id: str,
         deliver_at_ms: int,
+        level: int,
         queue_id: int,
         born_host: str,
         timeout_ms: int,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 _RECEIPT = struct.Struct(">IiqqI")
+_HALF = struct.Struct(">IqqI")
 _DEFERRED = struct.Struct(">IqI")
 _CRC_SIZE = 4
 _TOPIC_DIGEST = 6
@@ -48,6 +49,18 @@ def parse_deferred(topic: str, handle: str) -> int | None:
     """The number of a deferred message; None for what is no handle of this topic."""
     fields = _fields(_DEFERRED, handle)
     return None if fields is None or fields[0] != crc32(topic.encode()) else fields[1]
+
+
+def half_handle(topic: str, queue_offset: int, physical_offset: int) -> str:
+    """The transaction id of a half message that has a place in a queue of such."""
+    return _text(_HALF, crc32(topic.encode()), queue_offset, physical_offset)
+
+
+def parse_half(topic: str, handle: str) -> tuple[int, int] | None:
+    """(queue offset, physical offset); None for what is no such transaction id of this topic."""
+    fields = _fields(_HALF, handle)
+    is_place = fields is not None and fields[0] == crc32(topic.encode()) and min(fields[1:3]) >= 0
+    return (fields[1], fields[2]) if fields is not None and is_place else None
 
 
 @lru_cache(1_024)

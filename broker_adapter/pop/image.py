@@ -1,7 +1,7 @@
 """The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
 
     0    4    "DDSI"
-    4    1    version, 4; 1 to 3 are read
+    4    1    version, 5; 1 to 4 are read
     5    4    CRC32 of all that follows
     9    8    applied index
          4    number of texts, and of each: 2+n
@@ -11,9 +11,12 @@
          4    number of delayed messages that the log has, in its order, and of each: number 8, due 8, topic 4
               (place of a text), position of its entry 8, size of the entry's body 4, place in its command 2
          4    number of ends, and of each: number 8, ending 1, stamp 8, topic 4 (place of a text)
+         4    number of queues of the broker's own, sorted, and of each: topic 4 (place of a text),
+              queue id 4, offset 8
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
-(big endian) Equal states have equal bytes. Before version 4 all deferred messages have their commands there.
+(big endian) Equal states have equal bytes. Before version 5 there are no
+queues of the broker's own. Before version 4 all deferred messages have their commands there.
 Before version 3 an end has no topic. In version 1 a queue has, instead of segments, the number of its pending
 messages 4, and of each what a segment has, with places of the texts of all.
 """
@@ -26,7 +29,7 @@ from operator import itemgetter
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.pop.commands import Defer, DeferredKind, Ending, QueueKey
+from broker_adapter.pop.commands import Defer, DeferredKind, Ending, QueueKey, SystemOffset
 from broker_adapter.pop.deferred_messages import DeferredMessage, DeferredMessages, Ended, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.queue_state import PENDING, PoppedMessage, QueueDelivery
@@ -34,7 +37,8 @@ from broker_adapter.pop.records import decode
 from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DDSI"
-VERSION = 4
+VERSION = 5
+_WITHOUT_SYSTEM_OFFSETS = 4
 _WITH_ALL_COMMANDS = 3
 _WITHOUT_TOPICS_OF_ENDS = 2
 _WITHOUT_SEGMENTS = 1
@@ -47,6 +51,7 @@ _QUEUE = struct.Struct(">IIiqI")
 _SEGMENT = struct.Struct(">I")
 _DEFERRED = struct.Struct(">qqiI")
 _IN_LOG = struct.Struct(">qqIqIH")
+_SYSTEM_OFFSET = struct.Struct(">Iiq")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
 
@@ -58,6 +63,10 @@ def save(state: DeliveryState) -> bytes:
     deferred = [_deferred(deferred_id, message) for deferred_id, message in state.deferred.whole()]
     in_log = _in_log(state.deferred, texts)
     ends = [_ended(ended, texts) for ended in state.deferred.ends()]
+    system_offsets = [
+        _SYSTEM_OFFSET.pack(texts.setdefault(topic, len(texts)), queue_id, offset)
+        for (topic, queue_id), offset in sorted(state.system_offsets().items())
+    ]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
     payload = b"".join(
@@ -73,6 +82,8 @@ def save(state: DeliveryState) -> bytes:
             *in_log,
             _COUNT.pack(len(ends)),
             *ends,
+            _COUNT.pack(len(system_offsets)),
+            *system_offsets,
             _COUNT.pack(len(ids) // _ID_SIZE),
             ids,
         )
@@ -169,6 +180,9 @@ class _Reader:
             deferred_id, ending, stamp_ms = self._take(_ENDED)
             of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
             state.deferred.remember(Ended(deferred_id, Ending(ending), stamp_ms, of))
+        for _ in range(self._count() if version > _WITHOUT_SYSTEM_OFFSETS else 0):
+            topic, queue_id, offset = self._take(_SYSTEM_OFFSET)
+            state.adopt([SystemOffset(texts[topic], queue_id, offset)])
         state.ids = DuplicateFilter(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")

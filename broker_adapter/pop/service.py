@@ -35,11 +35,12 @@ from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
 from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.dead_letters import DeadLetters
 from broker_adapter.pop.deferred_delivery import DeferredDelivery
+from broker_adapter.pop.deferring import DeferringParts, DispatchedQueues, MakeDeferring, in_commands
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.pop.peeker import Peeker
 from broker_adapter.pop.queue_state import PoppedMessage
 from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
-from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
+from broker_adapter.pop.receiver import Receive, ReceiveLimits, Receiver, not_passed_on
 from broker_adapter.pop.renewals import Renewals
 from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.sender import Sender, settled, within
@@ -115,12 +116,14 @@ class DeliveryService:
         metadata: MetadataState,
         writer: MessageWriter,
         reader: QueueReader,
-        files: Bounds,
+        files: DispatchedQueues,
         topics: Topics,
         log: KeptLog,
         runtime: Runtime,
         rounds: RoundLimits = _ROUNDS,
+        deferring: MakeDeferring = in_commands,
     ) -> None:
+        """`deferring`: how delayed messages and halves of transactions are kept."""
         self._settings = settings
         self._state = state
         self._metadata = metadata
@@ -161,7 +164,7 @@ class DeliveryService:
         self._peeker = Peeker(
             state, self._receiver, reader, files, self._receive_queues, now_ms=now_ms, run=runtime.run
         )
-        self._deferred = DeferredDelivery(
+        deferred = DeferredDelivery(
             state,
             committer,
             writer,
@@ -170,10 +173,25 @@ class DeliveryService:
             now_ms=now_ms,
             settings=delivery,
         )
+        self._deferred = deferring(
+            deferred,
+            DeferringParts(
+                state,
+                committer,
+                writer,
+                self._sender,
+                reader,
+                files,
+                topics.make,
+                now_ms,
+                runtime.run,
+                delivery,
+            ),
+        )
         self._carrier = Carrier(
             state,
             committer,
-            self._deferred.whole,
+            deferred.whole,
             log,
             look_ms=min(_CARRIER_LOOK_MS, delivery.upkeep_ms),
         )
@@ -264,6 +282,7 @@ class DeliveryService:
         *,
         message_id: str,
         deliver_at_ms: int,
+        level: int = 0,
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
@@ -274,7 +293,7 @@ class DeliveryService:
         # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
         due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
         return await self._deferred.delay(
-            config, message, message_id, due_ms, queue_id, born_host, timeout_ms
+            config, message, message_id, due_ms, level, queue_id, born_host, timeout_ms
         )
 
     async def recall(self, topic: str, recall_handle: str) -> str:

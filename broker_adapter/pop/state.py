@@ -42,6 +42,7 @@ from broker_adapter.pop.commands import (
     Purged,
     QueueKey,
     Sent,
+    SystemOffset,
 )
 from broker_adapter.pop.deferred_messages import NOWHERE, DeferredMessage, DeferredMessages, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
@@ -54,6 +55,8 @@ _PLACE_BITS = 16
 _MAX_PLACE = (1 << _PLACE_BITS) - 1
 #: No command was stored later: the times that are made of it fit into their fields.
 MAX_STAMP_MS = 1 << 62
+#: Queues of the broker's own whose offsets are kept. Part of the state's rules.
+MAX_SYSTEM_QUEUES = 1_024
 
 #: What is removed under the lock in one go, milliseconds of it; and for how long others may have it then.
 _SLICE, _GIVE_WAY_S = 2_000, 0.0005
@@ -72,6 +75,7 @@ class _Contents:
         self.queues: dict[QueueKey, QueueDelivery] = {}
         self.deferred = DeferredMessages()
         self.ids = DuplicateFilter()
+        self.system_offsets: dict[tuple[str, int], int] = {}  # by topic and queue id
         self.pending_count = 0
         self.by_group: dict[str, dict[QueueKey, QueueDelivery]] = {}
         self.pending_of: dict[str, int] = {}  # by group
@@ -135,6 +139,10 @@ class DeliveryState:
     @ids.setter
     def ids(self, ids: DuplicateFilter) -> None:
         self._now.ids = ids
+
+    def system_offset(self, topic: str, queue_id: int) -> int:
+        """How far the broker has come in a queue of its own."""
+        return self._now.system_offsets.get((topic, queue_id), 0)
 
     @property
     def pending_count(self) -> int:
@@ -201,6 +209,11 @@ class DeliveryState:
         with self.lock:
             return self.deferred.first_pos()
 
+    def system_offsets(self) -> dict[tuple[str, int], int]:
+        """How far the broker has come in each queue of its own."""
+        with self.lock:
+            return dict(self._now.system_offsets)
+
     def is_awaited(self, topic: str) -> bool:
         """Whether a delayed or half message waits for the topic."""
         with self.lock:
@@ -264,6 +277,12 @@ class DeliveryState:
                 if count % _SLICE == 0:
                     self._give_way()
 
+    def adopt(self, offsets: Sequence[SystemOffset]) -> None:
+        """What a log does not say: as `MetadataState.adopt`. On the applying thread."""
+        with self.lock:
+            for one in offsets:
+                self._advance(one)
+
     def restore(self, queue: QueueDelivery, pending: Sequence[tuple[int, PoppedMessage]]) -> None:
         """A queue of an image."""
         self._add(queue)
@@ -296,6 +315,8 @@ class DeliveryState:
                 return self.deferred.end(deferred_id, ending, stamp_ms)
             case Checked(deferred_id, next_ms):
                 return self.deferred.checked(deferred_id, next_ms)
+            case SystemOffset():
+                return self._advance(element)
             case Bury():
                 return self._bury(element, number, stamp_ms)
             case PassedOn(key, pop, offsets):
@@ -307,6 +328,14 @@ class DeliveryState:
             case _:
                 self.unknown += 1
         return None
+
+    def _advance(self, to: SystemOffset) -> bool:
+        offsets, queue = self._now.system_offsets, (to.topic, to.queue_id)
+        is_known = queue in offsets or len(offsets) < MAX_SYSTEM_QUEUES
+        if not is_known or to.offset < offsets.get(queue, 0):
+            return False
+        offsets[queue] = to.offset
+        return True
 
     def _pop(self, pop: Pop, number: int, stamp_ms: int) -> Popped:
         queue = self.queues.get(pop.key)

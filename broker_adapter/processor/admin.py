@@ -146,10 +146,11 @@ class AdminProcessor:
     async def all_offsets(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         async with self._of_all_groups:
             found = await self._broker.all_offsets()
+        found = found | bodies.transaction_offsets(self._broker.system_offsets())
         return _done(request, await self._texts.make(bodies.all_offsets, found))
 
     async def all_delays(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _done(request, bodies.no_delays())
+        return _done(request, bodies.delays(self._broker.system_offsets()))
 
     async def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
         """When this message was stored; 0 if it cannot be read."""

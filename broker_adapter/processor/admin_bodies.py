@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, QueueStats, TopicConfig
 from broker_adapter.errors import IllegalMessage, Status
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.bodies import QueueName, Subscription, parse
 from broker_adapter.processor.clients import Member
@@ -78,9 +80,19 @@ def all_offsets(offsets: Mapping[str, Sequence[QueueOffset]]) -> bytes:
     return _table("offsetTable", table.items(), 0)
 
 
-def no_delays() -> bytes:
-    """Delayed messages are kept in another way than RocketMQ's."""
-    return _table("offsetTable", (), 0)
+def delays(own: Mapping[tuple[str, int], int]) -> bytes:
+    """How far each delay level is delivered. `own`: the offsets of the broker's own queues."""
+    levels = sorted(
+        (queue_id + 1, offset) for (topic, queue_id), offset in own.items() if topic == SCHEDULE_TOPIC
+    )
+    return _table("offsetTable", ((str(level), offset) for level, offset in levels), 0)
+
+
+def transaction_offsets(own: Mapping[tuple[str, int], int]) -> dict[str, list[QueueOffset]]:
+    """Of the group that RocketMQ's own checks are. `own`: as of `delays`."""
+    rows = sorted(QueueOffset(*queue, offset) for queue, offset in own.items())
+    found = [one for one in rows if one.topic in (HALF_TOPIC, OP_TOPIC)]
+    return {TRANSACTION_GROUP: found} if found else {}
 
 
 def group_config(body: bytes) -> GroupConfig:

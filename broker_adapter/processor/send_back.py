@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from broker_adapter.api import BrokerApi, OutgoingMessage
 from broker_adapter.errors import ResponseCode
+from broker_adapter.format.delay_levels import level_ms
 from broker_adapter.format.message import decode
-from broker_adapter.format.properties import (
-    NAME_VALUE_SEPARATOR,
-    PROPERTY_SEPARATOR,
-    UNIQ_KEY,
-    PropertiesText,
-    split_properties,
-)
+from broker_adapter.format.properties import UNIQ_KEY, PropertiesText, replaced, split_properties
 from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import fields as read
-from broker_adapter.processor.delays import DELAYS, level_ms
+from broker_adapter.processor.delays import DELAYS
 from broker_adapter.processor.pulls import CheckRead, reconsume_times
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.sends import RECONSUME_TIME
@@ -69,7 +64,7 @@ class SendBackProcessor:
             changes |= {_DLQ_TOPIC: origin, _DLQ_ID: origin_id}
         again = OutgoingMessage(
             message.body,
-            PropertiesText(replaced(message.properties, changes)),
+            PropertiesText(replaced(message.properties, changes, without=DELAYS)),
             message.flag,
             message.sys_flag & ~TRANSACTION_MASK,
             message.born_timestamp,
@@ -83,24 +78,14 @@ class SendBackProcessor:
         if is_dead:
             await self._delivery.send(topic, again, message_id="", queue_id=0, born_host=born_host)
         else:
-            after_ms = level_ms(level or _FIRST_LEVEL + times)
+            level = level or _FIRST_LEVEL + times
             await self._delivery.send_delayed(
                 topic,
                 again,
                 message_id="",
-                deliver_at_ms=time.time_ns() // 1_000_000 + after_ms,
+                deliver_at_ms=time.time_ns() // 1_000_000 + level_ms(level),
+                level=level,
                 queue_id=0,
                 born_host=born_host,
             )
         return request.command.answer(ResponseCode.SUCCESS)
-
-
-def replaced(text: str, changes: Mapping[str, str]) -> str:
-    """Properties with others in place of those that have their names, and without delays: those are over."""
-    kept = []
-    for item in text.split(PROPERTY_SEPARATOR):
-        name, _, value = item.partition(NAME_VALUE_SEPARATOR)
-        if name and value and name not in changes and name not in DELAYS:
-            kept.append(item)
-    kept += [f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in changes.items()]
-    return "".join(item + PROPERTY_SEPARATOR for item in kept)

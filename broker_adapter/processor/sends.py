@@ -17,7 +17,7 @@ from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_MASK, MULTI_T
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import fields as read
-from broker_adapter.processor.delays import delivery_ms, seconds_ms
+from broker_adapter.processor.delays import delay_of, seconds_ms
 from broker_adapter.processor.replies import REPLY_TO_CLIENT
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.transactions import told_id
@@ -91,18 +91,32 @@ class SendProcessor:
                 queue_id=queue_id,
                 born_host=context.remote,
             )
-            return Stored(self._offset_id(0), max(0, queue_id), 0, told_id(half.transaction_id, topic))
-        at_ms = delivery_ms(properties, time.time_ns() // 1_000_000)
-        if at_ms is not None:
+            return Stored(
+                self._offset_id(half.physical_offset),
+                max(0, queue_id),
+                half.queue_offset,
+                told_id(half.transaction_id, topic),
+                shortfall=half.shortfall,
+            )
+        delay = delay_of(properties, time.time_ns() // 1_000_000)
+        if delay is not None:
             delayed = await delivery.send_delayed(
                 topic,
                 message,
                 message_id=message_id,
-                deliver_at_ms=at_ms,
+                deliver_at_ms=delay.at_ms,
+                level=delay.level,
                 queue_id=queue_id,
                 born_host=context.remote,
             )
-            return Stored(self._offset_id(0), max(0, queue_id), 0, message_id, delayed.recall_handle)
+            return Stored(
+                self._offset_id(0),
+                max(0, queue_id),
+                0,
+                message_id,
+                delayed.recall_handle,
+                shortfall=delayed.shortfall,
+            )
         sent = await delivery.send(
             topic, message, message_id=message_id, queue_id=queue_id, born_host=context.remote
         )

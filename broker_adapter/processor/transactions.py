@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
+from typing import NamedTuple
 
 from broker_adapter.errors import IllegalMessage, ReadFailed, ResponseCode, Status
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import UNIQ_KEY, split_properties
 from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from broker_adapter.pop.api import DeliveryApi, OrphanedHalf, Resolution
+from broker_adapter.pop.handles import half_handle
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.request import RemotingRequest
@@ -31,14 +33,26 @@ def told_id(transaction_id: str, topic: str) -> str:
     return f"{transaction_id}{_AT}{topic}"
 
 
-def topic_of(told: str) -> str:
-    """Of such an id. IllegalMessage (MESSAGE_ID_INVALID)."""
-    _, at, topic = told.partition(_AT)
-    if not at:
-        raise IllegalMessage(
-            Status.MESSAGE_ID_INVALID, f"transaction {told[:255]!r} is none of this broker's"
-        )
-    return topic
+class Named(NamedTuple):
+    """A transaction, as the request to end it names it."""
+
+    topic: str
+    transaction_id: str
+
+
+def named(fields: Mapping[str, str]) -> Named:
+    """By what this broker has told; by the place of the half and by its topic, if a broker of RocketMQ has
+    stored it (clients from 5 on name the topic). IllegalMessage (MESSAGE_ID_INVALID)."""
+    told = read.text(fields, "transactionId")
+    transaction_id, at, topic = told.partition(_AT)
+    if at:
+        return Named(topic, transaction_id)
+    topic = fields.get("topic", "")
+    offset = read.number(fields, "tranStateTableOffset", -1)
+    physical = read.number(fields, "commitLogOffset", -1)
+    if topic and min(offset, physical) >= 0:
+        return Named(topic, half_handle(topic, offset, physical))
+    raise IllegalMessage(Status.MESSAGE_ID_INVALID, f"transaction {told[:255]!r} is none of this broker's")
 
 
 class TransactionProcessor:
@@ -47,8 +61,7 @@ class TransactionProcessor:
 
     async def end(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields = request.fields
-        told = read.text(fields, "transactionId")
-        transaction_id, topic = told.partition(_AT)[0], topic_of(told)
+        topic, transaction_id = named(fields)
         resolution = _RESOLUTIONS.get(read.number(fields, "commitOrRollback", 0), Resolution.UNKNOWN)
         try:
             await self._delivery.end_transaction(topic, transaction_id, resolution)

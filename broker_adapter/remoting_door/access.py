@@ -12,7 +12,7 @@ from broker_adapter.errors import RemotingRefused, Status
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
 from broker_adapter.processor.fields import long_names, text
-from broker_adapter.processor.transactions import topic_of
+from broker_adapter.processor.transactions import named
 from broker_adapter.proxy.access.accounts import Account, Right
 from broker_adapter.proxy.access.permissions import Need, missing
 from broker_adapter.remoting.codes import RequestCode
@@ -109,7 +109,7 @@ def _to_send(request: RemotingCommand) -> Iterator[Need]:
 
 
 def _to_end(request: RemotingCommand) -> Iterator[Need]:
-    yield Need(False, topic_of(text(request.fields, "transactionId")), Right.PUB)
+    yield Need(False, named(request.fields).topic, Right.PUB)
 
 
 def _to_consume(request: RemotingCommand) -> Iterator[Need]:

@@ -73,6 +73,8 @@ class GivenOffsets(Protocol):
 
     def topics_of(self, group: str) -> Set[str]: ...
 
+    def system_offsets(self) -> Mapping[tuple[str, int], int]: ...
+
 
 class Broker:
     """Implements `broker_adapter.api.BrokerApi`. On the node's event loop; `readers` do what blocks."""
@@ -294,6 +296,9 @@ class Broker:
         await self._confirm()
         groups = list(self._metadata.groups())
         return await self._read(lambda: {group.name: self._offsets_of(group) for group in groups})
+
+    def system_offsets(self) -> Mapping[tuple[str, int], int]:
+        return self._given.system_offsets()
 
     def _offsets_of(self, group: Group) -> list[QueueOffset]:
         """On any thread."""

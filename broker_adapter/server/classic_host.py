@@ -19,6 +19,7 @@ from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.log.protocol import AppendLog, RecordLog
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.namesrv.values import MASTER_ID
+from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor import fields as read
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -31,6 +32,7 @@ from broker_adapter.server.classic_tables import TableWriter, adopt_tables
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
 from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.system_queues.service import OWN_TOPICS, SystemQueues
 from dledger import NodeConfig, TlsFiles
 from dledger.platform import ClientTls, NodeTrace, get_logger
 
@@ -48,6 +50,8 @@ class ClassicHost:
     slaves_read = True
     register_every_s = 5.0  # a slave learns so of another master
     reads_here = True
+    own_topics = OWN_TOPICS
+    deferring = SystemQueues
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -60,12 +64,13 @@ class ClassicHost:
         self,
         machine: Dispatcher,
         metadata: MetadataState,
+        delivery: DeliveryState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> ClassicNode:
         self._dispatcher = machine
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
-        adopt = partial(adopt_tables, self.root / "config", metadata)
+        adopt = partial(adopt_tables, self.root / "config", metadata, delivery)
         self._node = ClassicNode(
             self._config,
             self._classic,
@@ -100,8 +105,8 @@ class ClassicHost:
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return (
-            TableWriter(self.root / "config", parts),
             SlaveSync(self._node, parts, self._client_tls, self._max_offset),
+            TableWriter(self.root / "config", parts, self._node.wait_applied),
         )
 
     def _max_offset(self, topic: str, queue_id: int) -> int:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 
 from broker_adapter.api import GroupConfig, QueueOffset
 from broker_adapter.classic.system_names import is_system_group, is_system_topic
-from broker_adapter.classic.tables import groups_of, offsets_of, table_at, topics_of
+from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, table_at, topics_of
 from broker_adapter.errors import BrokerError
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from broker_adapter.metadata.commands import (
     MAX_OFFSETS_PER_COMMAND,
     NO_GENERATION,
@@ -27,8 +30,17 @@ from broker_adapter.metadata.commands import (
     PutTopic,
 )
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.processor.admin_bodies import all_groups, all_offsets, all_topics, no_delays
+from broker_adapter.pop.commands import SystemOffset
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.processor.admin_bodies import (
+    all_groups,
+    all_offsets,
+    all_topics,
+    delays,
+    transaction_offsets,
+)
 from broker_adapter.server.log_host import BrokerParts
+from dledger import ReadFailed
 from dledger.platform import OsDisk, get_logger, read_file, replace_file
 
 _log = get_logger("tables")
@@ -38,11 +50,13 @@ _NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delay
 _DIGESTS = "tables_written.json"
 
 
-def adopt_tables(directory: Path, metadata: MetadataState, is_new: bool) -> None:
+def adopt_tables(directory: Path, metadata: MetadataState, delivery: DeliveryState, is_new: bool) -> None:
     """What the tables say, into metadata that know nothing (`is_new`), or to what they know if somebody else
-    has written the tables since. STORE_TABLE_DAMAGED."""
+    has written the tables since. `delivery` gets how far that one has come in its own queues.
+    STORE_TABLE_DAMAGED."""
     if not is_new and _digests(directory) == _digests_written(directory):
         return
+    delivery.adopt(_system_offsets(directory))
     refused = 0
     for command in _commands(directory):
         try:
@@ -69,6 +83,21 @@ def _commands(directory: Path) -> Iterator[Command]:
             yield PutGroup(GroupConfig(name, auto_created=True))
         for at in range(0, len(offsets), MAX_OFFSETS_PER_COMMAND):
             yield CommitOffsets(name, NO_GENERATION, tuple(offsets[at : at + MAX_OFFSETS_PER_COMMAND]))
+
+
+def _system_offsets(directory: Path) -> list[SystemOffset]:
+    delays = delays_of(table_at(directory / "delayOffset.json"))
+    offsets = offsets_of(table_at(directory / "consumerOffset.json"))
+    return own_offsets(delays, offsets)
+
+
+def own_offsets(
+    delays: Mapping[int, int], offsets: Mapping[str, Sequence[QueueOffset]]
+) -> list[SystemOffset]:
+    """`delays`: by level; `offsets`: by group. As a broker of RocketMQ has them."""
+    found = [SystemOffset(SCHEDULE_TOPIC, level - 1, offset) for level, offset in delays.items() if level > 0]
+    of_transactions = offsets.get(TRANSACTION_GROUP, ())
+    return found + [SystemOffset(*one) for one in of_transactions if one.topic in (HALF_TOPIC, OP_TOPIC)]
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -101,13 +130,18 @@ def offsets_by_group(parts: BrokerParts) -> dict[str, list[QueueOffset]]:
         for queue, offset in parts.delivery_state.offsets_of(group.name).items():
             offsets[queue] = max(offset, offsets.get(queue, offset))
         found[group.name] = [QueueOffset(*queue, offset) for queue, offset in sorted(offsets.items())]
-    return found
+    return found | transaction_offsets(parts.delivery_state.system_offsets())
 
 
 class TableWriter:
     """Implements Beside. Writes what has changed, once a second at most, each table whole."""
 
-    def __init__(self, directory: Path, parts: BrokerParts) -> None:
+    def __init__(
+        self, directory: Path, parts: BrokerParts, wait_applied: Callable[[], Awaitable[int]]
+    ) -> None:
+        """`wait_applied`: until all that the log has now can be seen in `parts`; ReadFailed."""
+        self._wait_applied = wait_applied
+        self._writing = Lock()
         self._directory = directory
         self._parts = parts
         self._written: dict[str, bytes] = {}
@@ -121,6 +155,8 @@ class TableWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        with suppress(ReadFailed):
+            await self._wait_applied()
         await self._write()
 
     async def _run(self) -> None:
@@ -138,25 +174,27 @@ class TableWriter:
                 _log.error("tables could not be written", exc_info=error)
 
     def _write_changed(self) -> None:
-        for name, content in self._contents().items():
-            if self._written.get(name) != content:
-                _replace(self._directory / name, content)
-                self._written[name] = content
-                digests = {name: _digest(content) for name, content in self._written.items()}
-                replace_file(OsDisk(), self._directory / _DIGESTS, json.dumps(digests).encode())
+        with self._writing:  # a task that was cancelled leaves its thread behind
+            for name, content in self._contents().items():
+                if self._written.get(name) != content:
+                    _replace(self._directory / name, content)
+                    self._written[name] = content
+                    digests = {name: _digest(content) for name, content in self._written.items()}
+                    replace_file(OsDisk(), self._directory / _DIGESTS, json.dumps(digests).encode())
 
     def _contents(self) -> dict[str, bytes]:
         metadata = self._parts.metadata
         version = max(metadata.applied_index, 0)
         topics = list(metadata.topics.values())
         groups = [group.config for group in metadata.groups()]
-        if not topics and not groups:
+        own = self._parts.delivery_state.system_offsets()
+        if not topics and not groups and not own:
             return {}
         return {
             "topics.json": all_topics(topics, version),
             "subscriptionGroup.json": all_groups(groups, version),
             "consumerOffset.json": all_offsets(offsets_by_group(self._parts)),
-            "delayOffset.json": no_delays(),
+            "delayOffset.json": delays(own),
         }
 
 

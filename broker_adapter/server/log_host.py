@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, Replicated
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.namesrv.registration import EVERY_S, RegistrarStatus
 from broker_adapter.namesrv.values import MASTER_ID
+from broker_adapter.pop.deferring import MakeDeferring, in_commands
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.remoting.executors import Processor
 from broker_adapter.store.dispatcher import Dispatcher
@@ -37,7 +38,7 @@ class BrokerParts(Protocol):
 
 
 class Beside(Protocol):
-    """A work beside the broker: `start` behind it, `stop` before it. It keeps its own errors."""
+    """A work beside the broker: `start` behind it, `stop` when it writes no more. It keeps its own errors."""
 
     def start(self) -> None: ...
 
@@ -61,6 +62,7 @@ class LogHost(Protocol):
         self,
         machine: Dispatcher,
         metadata: MetadataState,
+        delivery: DeliveryState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> BrokerNode:
@@ -94,6 +96,14 @@ class LogHost(Protocol):
     def beside(self, parts: BrokerParts) -> Sequence[Beside]: ...
 
     @property
+    def own_topics(self) -> Collection[str]:
+        """That the broker alone writes, whether there are configurations of them or not."""
+
+    @property
+    def deferring(self) -> MakeDeferring:
+        """How delayed messages and halves of transactions are kept."""
+
+    @property
     def reads_here(self) -> bool:
         """Who reads at a slave means that slave."""
 
@@ -121,6 +131,8 @@ class ReplicatedHost:
     slaves_read = False
     register_every_s = EVERY_S
     reads_here = False
+    own_topics = ()
+    deferring = staticmethod(in_commands)
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -132,6 +144,7 @@ class ReplicatedHost:
         self,
         machine: Dispatcher,
         metadata: MetadataState,
+        delivery: DeliveryState,
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> NodeServer:

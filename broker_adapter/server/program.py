@@ -153,13 +153,15 @@ class BrokerProgram:
         )
         self.traffic = Traffic(time.monotonic, _day)
         self.topic_use, self.group_use = LastUse(_monotonic_ms), LastUse(_monotonic_ms)
-        self.topic_gate = TopicGate(self.metadata, self.topic_use)
+        self.topic_gate = TopicGate(self.metadata, self.topic_use, self.host.own_topics)
         self.dispatcher = self._make_dispatcher()
 
     def make_node(self, **options: Any) -> BrokerNode:
         """`options`: further ones of the node, for tests."""
         config, settings = self.config, self.settings
-        self.node = node = self.host.make_node(self.dispatcher, self.metadata, self._trace, options)
+        self.node = node = self.host.make_node(
+            self.dispatcher, self.metadata, self.delivery_state, self._trace, options
+        )
         max_record, max_entries = config.limits.max_body_bytes, batch_entries(config.limits.max_batch_entries)
         largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
@@ -275,6 +277,7 @@ class BrokerProgram:
                 lambda: os.urandom(16),
             ),
             RoundLimits(min(ROUND_BYTES, node.max_batch_bytes // 2), min(ROUND_ENTRIES, max_entries)),
+            self.host.deferring,
         )
 
     async def start(self) -> None:
@@ -311,8 +314,6 @@ class BrokerProgram:
     async def stop(self) -> None:
         """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
         new master and handed on to it."""
-        for work in self._beside:
-            await work.stop()
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await self.clients.handlers.drain(_DRAIN_S)
@@ -338,6 +339,8 @@ class BrokerProgram:
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
+        for work in self._beside:
+            await work.stop()
         self._readers.stop()
 
     def info(self) -> BrokerInfo:

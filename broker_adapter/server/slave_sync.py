@@ -25,6 +25,8 @@ from broker_adapter.metadata.commands import (
     ResetOffsets,
 )
 from broker_adapter.moving.master import Master
+from broker_adapter.pop.commands import SystemOffset
+from broker_adapter.server.classic_tables import own_offsets
 from broker_adapter.server.log_host import BrokerParts
 from dledger.platform import get_logger
 
@@ -94,6 +96,7 @@ class SlaveSync:
             topics = (await master.topics()).values()
             groups = (await master.groups()).values()
             offsets = await master.offsets()
+            own = own_offsets(await master.delays(), offsets)
         commands: list[Command] = [
             *self._topics([one for one in topics if not is_system_topic(one)]),
             *self._groups([one for one in groups if not is_system_group(one.name)]),
@@ -101,15 +104,16 @@ class SlaveSync:
         for group, found in offsets.items():
             if not is_system_group(group):
                 commands += self._offsets(group, found)
-        if commands:
-            await self._node.feed.run(lambda: self._adopt(commands))
+        await self._node.feed.run(lambda: self._adopt(commands, own))
 
-    def _adopt(self, commands: Sequence[Command]) -> None:
+    def _adopt(self, commands: Sequence[Command], own: Sequence[SystemOffset]) -> None:
         """On the machine's thread. What is refused is so again the next time, and harms nobody."""
         for command in commands:
             if self._node.roles.leads:
                 return  # from here on the log has it all
             self._parts.metadata.adopt(command)
+        if not self._node.roles.leads:
+            self._parts.delivery_state.adopt(own)
 
     def _topics(self, found: Sequence[TopicConfig]) -> list[Command]:
         here = self._parts.metadata.topics

@@ -170,7 +170,7 @@ class Dispatching:
             route = self._routes.get(run.tail) or self._routes.of_tail(run.tail)
         except StoredDataDamaged:
             return 0
-        if route.is_metadata or route.is_delivery or route.is_keyed:
+        if route.is_metadata or route.is_delivery or route.is_keyed or route.delay_ms:
             return 0
         for queue_id, begin, end in run.parts():
             if queue_id < 0:
@@ -202,7 +202,8 @@ class Dispatching:
             if queue_offset == queue.max_offset + units.count or self._makes_room(
                 entry.index, queue, queue_offset, physical_offset
             ):
-                units.parts.append(_pack_unit(physical_offset, size, route.tag_code))
+                code = stamp + route.delay_ms if route.delay_ms else route.tag_code
+                units.parts.append(_pack_unit(physical_offset, size, code))
                 units.count += 1
         if route.is_keyed and part != TRANSACTION_ROLLBACK:
             self._keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))

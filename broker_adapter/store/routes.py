@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
+from broker_adapter.format.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, level_ms, level_of
 from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import Message
 from broker_adapter.format.properties import KEYS, MAX_PROPERTIES_BYTES, TAGS, UNIQ_KEY, split_properties
@@ -33,6 +34,8 @@ class Route(NamedTuple):
     is_keyed: bool
     is_metadata: bool
     is_delivery: bool
+    #: So long after it was stored a message is due, which its unit has instead of a tag; 0: it has its tag.
+    delay_ms: int
 
 
 class Routes:
@@ -91,6 +94,7 @@ class Routes:
             unique_key is not None or keys is not None,
             topic == METADATA_TOPIC,
             topic == DELIVERY_TOPIC,
+            level_ms(level_of(found.get(DELAY_LEVEL))) if topic == SCHEDULE_TOPIC else 0,
         )
 
     def _tag_code(self, tag: str) -> int:

@@ -33,6 +33,8 @@ class ClassicPair:
         self.remoting = {f"n{i}": f"127.0.0.1:{ports[i + 3]}" for i in (1, 2)}
         self._settings = settings
         self.programs: dict[str, BrokerProgram] = {}
+        #: Further settings of brokers that are started from now on.
+        self.more: Mapping[str, Any] = {}
 
     def program(self, node_id: str, **classic: Any) -> BrokerProgram:
         other = "n2" if node_id == "n1" else "n1"
@@ -48,6 +50,7 @@ class ClassicPair:
         )
         settings = {
             **SMALL,
+            **self.more,
             "store": "classic",
             "remoting": {"listen": self.remoting[node_id]},
             "classic": {

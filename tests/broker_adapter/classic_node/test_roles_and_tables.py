@@ -50,7 +50,11 @@ def filled() -> MetadataState:
 
 async def written(folder: Path, metadata: MetadataState) -> None:
     parts = SimpleNamespace(metadata=metadata, delivery_state=DeliveryState())
-    writer = TableWriter(folder, cast(BrokerParts, parts))
+
+    async def applied() -> int:
+        return 0
+
+    writer = TableWriter(folder, cast(BrokerParts, parts), applied)
     writer.start()
     await writer.stop()
 
@@ -64,7 +68,7 @@ async def test_tables_are_rocketmqs_and_give_the_same_again(tmp_path: Path) -> N
     }
     assert offsets_of(table_at(tmp_path / "consumerOffset.json")) == {"g": [QueueOffset("t", 1, 42)]}
     again = MetadataState()
-    adopt_tables(tmp_path, again, True)
+    adopt_tables(tmp_path, again, DeliveryState(), True)
     assert again.topics == metadata.topics
     group = again.group("g")
     assert group is not None and dict(group.offsets) == {("t", 1): 42}
@@ -74,18 +78,18 @@ async def test_tables_are_taken_over_if_somebody_else_has_written_them(tmp_path:
     metadata = filled()
     await written(tmp_path, metadata)
     known = MetadataState()
-    adopt_tables(tmp_path, known, False)
+    adopt_tables(tmp_path, known, DeliveryState(), False)
     assert not known.topics, "they are what we wrote: the log says as much"
     path = tmp_path / "topics.json"
     table = json.loads(path.read_bytes())
     own = {"perm": 6, "readQueueNums": 18, "writeQueueNums": 18}
     table["topicConfigTable"] |= {"new": own, "SCHEDULE_TOPIC_XXXX": own}
     await asyncio.to_thread(path.write_text, json.dumps(table))
-    adopt_tables(tmp_path, known, False)
+    adopt_tables(tmp_path, known, DeliveryState(), False)
     assert sorted(known.topics) == ["new", "t"], "without those that are RocketMQ's own"
 
 
 def test_nothing_is_adopted_where_there_are_no_tables(tmp_path: Path) -> None:
     metadata = MetadataState()
-    adopt_tables(tmp_path / "config", metadata, True)
+    adopt_tables(tmp_path / "config", metadata, DeliveryState(), True)
     assert not metadata.topics and not metadata.groups()

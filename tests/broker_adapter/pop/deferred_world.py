@@ -115,5 +115,5 @@ async def delayed(world: World, count: int, size: int = 1) -> list[str]:
     for number in range(count):
         message = OutgoingMessage(b"%d" % number + bytes(size))
         due_ms = world.now_ms + 1000
-        found.append((await world.deferred.delay(TOPIC, message, "", due_ms, -1, "", 1000)).recall_handle)
+        found.append((await world.deferred.delay(TOPIC, message, "", due_ms, 0, -1, "", 1000)).recall_handle)
     return found

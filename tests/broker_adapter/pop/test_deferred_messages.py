@@ -285,7 +285,7 @@ async def test_the_end_of_a_transaction_is_told_in_its_own_topic_only() -> None:
 async def test_the_end_of_a_delayed_message_is_not_told_as_that_of_a_transaction() -> None:
     world = World()
     due_ms = world.now_ms + 1000
-    delayed = await world.deferred.delay(TOPIC, OutgoingMessage(b"x"), "", due_ms, -1, "", 1000)
+    delayed = await world.deferred.delay(TOPIC, OutgoingMessage(b"x"), "", due_ms, 0, -1, "", 1000)
     await world.deferred.recall("t", delayed.recall_handle, 1000)
     with pytest.raises(ReadFailed) as error:
         await world.deferred.end_transaction("t", delayed.recall_handle, Resolution.UNKNOWN, 1000)

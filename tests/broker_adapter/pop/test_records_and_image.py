@@ -31,13 +31,14 @@ from broker_adapter.pop.commands import (
     QueueKey,
     Sent,
     SentId,
+    SystemOffset,
     Unknown,
 )
 from broker_adapter.pop.deferred_messages import MAX_END_AGE_MS, LogPosition
 from broker_adapter.pop.duplicate_filter import MAX_AGE_MS, DuplicateFilter
 from broker_adapter.pop.handles import deferred_handle, parse_deferred, parse_receipt, receipt_handle
 from broker_adapter.pop.records import NO_REQUEST, SENT_OVERHEAD, SENT_SIZE, decode, encode, encode_sent
-from broker_adapter.pop.state import DeliveryState
+from broker_adapter.pop.state import MAX_SYSTEM_QUEUES, DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
 
 KEY = QueueKey("g", "t", 2)
@@ -58,6 +59,7 @@ ELEMENTS: list[Element] = [
     Bury(KEY, 1, 2, 3),
     PassedOn(KEY, 7, (1, 3)),
     PassedOn(KEY, 7, ()),
+    SystemOffset("SCHEDULE_TOPIC_XXXX", 17, 1 << 40),
     Purged("t", 4, 99),
     Fold(KEY, 60_000, 9),
     Pop(KEY, "c", "", 1, False, False, False, 0, 0, (), (), True),
@@ -183,10 +185,41 @@ THIRD_IMAGE = (
 )
 
 
-def test_an_image_of_the_version_before_is_taken_as_it_was() -> None:
+#: And by version 4.
+FOURTH_IMAGE = (
+    "4444534904cb0cbf4d000000000000000500000002000167000174000000010000000000000001000000020000000000"
+    "000003000000010000006800000002000163000161000000020000000000000000000000000004000000000000000004"
+    "1a0000000100000000000000010100000000000003e800000000000000020000000000040000000000000000041a0000"
+    "000100000000000000010100000000000003e80000000100000000000500000000000000000063000000000000005f44"
+    "4401000000000000000000000000000000000003000174000269640006636c69656e7406000000360100000000000100"
+    "0000000000006300010002ffffffff00000004000000000000000500087f000001000000020000000470017602620000"
+    "00000000000100000000000400010100000000000003e9000000010000000164646464646464646464646464646464ff"
+    "ffffff000000000004000100000000000003e8"
+)
+
+
+@pytest.mark.parametrize("older", [THIRD_IMAGE, FOURTH_IMAGE])
+def test_an_image_of_a_version_before_is_taken_as_it_was(older: str) -> None:
     state = DeliveryState()
-    image.load(state, bytes.fromhex(THIRD_IMAGE))
+    image.load(state, bytes.fromhex(older))
     assert image.save(state) == image.save(filled())
+
+
+def test_an_image_has_how_far_the_broker_has_come_in_queues_of_its_own() -> None:
+    state = filled()
+    before = state.applied_index
+    state.apply(before + 1, 1000, encode([SystemOffset("a", 1, 5), SystemOffset("b", 0, 7)]))
+    state.apply(before + 2, 1000, encode([SystemOffset("a", 1, 4), SystemOffset("b", 0, 8)]))
+    other = DeliveryState()
+    image.load(other, image.save(state))
+    assert image.save(other) == image.save(state)
+    assert other.system_offsets() == {("a", 1): 5, ("b", 0): 8}, "they only grow"
+
+
+def test_there_are_no_more_queues_of_the_brokers_own_than_may_be() -> None:
+    state = DeliveryState()
+    state.apply(1, 1000, encode([SystemOffset("a", number, 1) for number in range(MAX_SYSTEM_QUEUES + 1)]))
+    assert len(state.system_offsets()) == MAX_SYSTEM_QUEUES
 
 
 def test_an_image_has_of_a_delayed_message_where_the_log_has_it_and_no_more() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.message import Message, decode
-from broker_adapter.format.properties import split_properties
+from broker_adapter.format.properties import replaced, split_properties
 from broker_adapter.processor.bodies import heartbeat
 from broker_adapter.processor.clients import RemotingClients
-from broker_adapter.processor.send_back import replaced
+from broker_adapter.processor.delays import DELAYS
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -247,7 +247,8 @@ def test_clients_in_c_plus_plus_write_numbers() -> None:
 
 
 def test_properties_that_are_replaced_leave_others_as_they_are() -> None:
-    assert replaced("a\x01b\x01c\x02DELAY\x013\x02x\x01old", {"x": "new"}) == "a\x01b\x01c\x02x\x01new\x02"
+    text = "a\x01b\x01c\x02DELAY\x013\x02x\x01old"
+    assert replaced(text, {"x": "new"}, without=DELAYS) == "a\x01b\x01c\x02x\x01new\x02"
 
 
 def test_what_a_connection_has_said_ends_with_it() -> None:

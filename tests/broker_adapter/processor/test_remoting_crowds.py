@@ -176,6 +176,9 @@ class ManyGroups:
     def group(self, name: str) -> GroupConfig | None:
         return GroupConfig(name)
 
+    def system_offsets(self) -> dict[tuple[str, int], int]:
+        return {}
+
     async def all_offsets(self) -> dict[str, list[QueueOffset]]:
         self.asked += 1
         self.at_once += 1

@@ -14,7 +14,7 @@ from broker_adapter.errors import ResponseCode
 from broker_adapter.format.host import Host, known_host
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import split_properties
-from broker_adapter.processor.delays import delivery_ms
+from broker_adapter.processor.delays import Delay, delay_of
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import HeaderForm
 from tests.broker_adapter.cluster import BrokerCluster, brokers
@@ -105,7 +105,7 @@ async def test_properties_that_nobody_knows_are_kept(asker: Asker) -> None:
 
 
 def test_ali_ons_delays_by_a_property_of_its_own() -> None:
-    assert delivery_ms({"__STARTDELIVERTIME": "5000"}, 1_000) == 5_000
+    assert delay_of({"__STARTDELIVERTIME": "5000"}, 1_000) == Delay(5_000)
 
 
 async def test_a_code_that_nobody_knows_is_answered_with_3(asker: Asker) -> None:

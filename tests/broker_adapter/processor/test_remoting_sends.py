@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.errors import IllegalMessage, ResponseCode
+from broker_adapter.format.delay_levels import LEVELS_MS
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.message_id import parse_offset_id
 from broker_adapter.format.properties import split_properties
-from broker_adapter.processor.delays import LEVELS_MS, delivery_ms
+from broker_adapter.processor.delays import Delay, delay_of
 from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -142,15 +143,15 @@ async def test_a_delayed_message_comes_later(cluster: BrokerCluster) -> None:
 
 def test_delays_are_levels_or_times() -> None:
     assert len(LEVELS_MS) == 18
-    assert delivery_ms({"DELAY": "1"}, 1000) == 2000
-    assert delivery_ms({"DELAY": "18"}, 0) == delivery_ms({"DELAY": "99"}, 0) == 7_200_000
-    assert delivery_ms({"DELAY": "0"}, 5) is None
-    assert delivery_ms({"TIMER_DELAY_SEC": "3"}, 5) == 3005
-    assert delivery_ms({"TIMER_DELAY_MS": "3"}, 5) == 8
-    assert delivery_ms({"TIMER_DELIVER_MS": "30"}, 5) == delivery_ms({"__STARTDELIVERTIME": "30"}, 5) == 30
-    assert delivery_ms({}, 5) is None
+    assert delay_of({"DELAY": "1"}, 1000) == Delay(2000, 1)
+    assert delay_of({"DELAY": "18"}, 0) == delay_of({"DELAY": "99"}, 0) == Delay(7_200_000, 18)
+    assert delay_of({"DELAY": "0"}, 5) is None
+    assert delay_of({"TIMER_DELAY_SEC": "3"}, 5) == Delay(3005)
+    assert delay_of({"TIMER_DELAY_MS": "3"}, 5) == Delay(8)
+    assert delay_of({"TIMER_DELIVER_MS": "30"}, 5) == delay_of({"__STARTDELIVERTIME": "30"}, 5) == Delay(30)
+    assert delay_of({}, 5) is None
     with pytest.raises(IllegalMessage):
-        delivery_ms({"TIMER_DELIVER_MS": "-1"}, 5)
+        delay_of({"TIMER_DELIVER_MS": "-1"}, 5)
 
 
 async def test_sends_go_on_while_the_master_goes(cluster: BrokerCluster) -> None:

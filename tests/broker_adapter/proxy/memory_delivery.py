@@ -157,6 +157,7 @@ class MemoryDelivery(DeliveryApi):
         *,
         message_id: str,
         deliver_at_ms: int,
+        level: int = 0,
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,

@@ -1,0 +1,83 @@
+"""Delayed messages and halves in RocketMQ's own form; what that has no place for is kept in commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC, fitting_level
+from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC
+from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
+from broker_adapter.pop.deferring import Deferring, DeferringParts
+from broker_adapter.system_queues.levels import LevelDelivery
+from broker_adapter.system_queues.transactions import Transactions
+
+#: Topics that the broker alone writes.
+OWN_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC})
+
+
+class SystemQueues:
+    """Implements Deferring. `own`: for messages with a time of their own, which have no level, and for those
+    that were kept there before."""
+
+    def __init__(self, own: Deferring, parts: DeferringParts) -> None:
+        self._own = own
+        self._levels = LevelDelivery(parts)
+        self._transactions = Transactions(parts)
+
+    def start(self) -> None:
+        self._own.start()
+        self._levels.start()
+        self._transactions.start()
+
+    def stop(self) -> None:
+        self._own.stop()
+        self._levels.stop()
+        self._transactions.stop()
+
+    def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
+        self._own.on_orphan(ask)
+        self._transactions.on_orphan(ask)
+
+    async def delay(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        deliver_at_ms: int,
+        level: int,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+    ) -> Delayed:
+        if fitting := fitting_level(level):
+            return await self._levels.put(
+                config, message, message_id, fitting, queue_id, born_host, timeout_ms
+            )
+        return await self._own.delay(
+            config, message, message_id, deliver_at_ms, level, queue_id, born_host, timeout_ms
+        )
+
+    async def half(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        client_id: str,
+        check_after_ms: int,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+    ) -> Half:
+        return await self._transactions.put(
+            config, message, message_id, check_after_ms, queue_id, born_host, timeout_ms
+        )
+
+    async def recall(self, topic: str, handle: str, timeout_ms: int) -> str:
+        return await self._own.recall(topic, handle, timeout_ms)
+
+    async def end_transaction(
+        self, topic: str, transaction_id: str, resolution: Resolution, timeout_ms: int
+    ) -> None:
+        if not await self._transactions.end(topic, transaction_id, resolution, timeout_ms):
+            await self._own.end_transaction(topic, transaction_id, resolution, timeout_ms)

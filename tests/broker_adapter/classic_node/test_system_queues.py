@@ -1,0 +1,242 @@
+"""Delayed messages and transactions of a broker with a classic log, in RocketMQ's own queues."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.errors import BrokerError, ReadFailed, Status
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.format.message import Message, decode
+from broker_adapter.format.properties import split_properties
+from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+from broker_adapter.pop.api import OrphanedHalf, Resolution
+from broker_adapter.server.program import BrokerProgram
+from tests.node.local import until
+
+from .classic_pair import ClassicPair, classic_pair
+
+ALONE = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
+
+
+def outgoing(text: str, **properties: str) -> OutgoingMessage:
+    return OutgoingMessage(text.encode(), properties)
+
+
+def read(program: BrokerProgram, topic: str, queue_id: int = 0) -> list[Message]:
+    """All messages of a queue, whoever it belongs to."""
+    least, end = program.files.bounds(topic, queue_id)
+    units = program.files.units(topic, queue_id, least, end - least)
+    return [decode(program.host.records.record_at(unit.physical_offset)) for unit in units]
+
+
+def bodies(program: BrokerProgram, topic: str = "t") -> list[str]:
+    return sorted(
+        message.body.decode()
+        for queue_id in range(program.metadata.topics[topic].read_queues)
+        for message in read(program, topic, queue_id)
+    )
+
+
+async def delayed(program: BrokerProgram, text: str, level: int, **properties: str) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    await program.delivery.send_delayed(
+        "t", outgoing(text, **properties), message_id=text, deliver_at_ms=now_ms + 1_000, level=level
+    )
+
+
+async def half(program: BrokerProgram, text: str, check_after_ms: int = 0) -> str:
+    found = await program.delivery.send_half(
+        "t", outgoing(text, TAGS="a"), message_id=text, client_id="c", check_after_ms=check_after_ms
+    )
+    return found.transaction_id
+
+
+async def started(pair: ClassicPair, **more: Any) -> BrokerProgram:
+    await pair.start("n1", **ALONE, **more)
+    program = await pair.writable("n1")
+    await program.broker.put_topic(TopicConfig("t", 2, 2))
+    return program
+
+
+async def test_a_delayed_message_waits_in_the_queue_of_its_level(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await delayed(program, "soon", 1, TAGS="a")
+        await delayed(program, "late", 18)
+        await delayed(program, "soon", 1)
+        await program.files.wait_applied()
+        (late,) = read(program, SCHEDULE_TOPIC, 17)
+        properties = split_properties(late.properties)
+        assert properties["REAL_TOPIC"] == "t" and properties["REAL_QID"] == str(late.queue_id % 2)
+        assert properties["DELAY"] == "18" and properties["UNIQ_KEY"] == "late"
+        (unit,) = program.files.units(SCHEDULE_TOPIC, 17, 0, 1)
+        assert unit.tag_code == late.store_timestamp + 7_200_000
+        await until(lambda: bodies(program) == ["soon"])
+        (soon,) = [one for queue_id in (0, 1) for one in read(program, "t", queue_id)]
+        assert split_properties(soon.properties) == {"TAGS": "a", "UNIQ_KEY": "soon"}
+        (first,) = read(program, SCHEDULE_TOPIC, 0)
+        assert soon.store_timestamp >= first.store_timestamp + 1_000
+        assert program.delivery_state.system_offsets() == {(SCHEDULE_TOPIC, 0): 1}
+        await pair.stop()
+        table = json.loads((tmp_path / "n1/config/delayOffset.json").read_text())
+        assert table["offsetTable"] == {"1": 1}
+
+
+async def test_what_waits_outlives_a_restart_and_comes_once(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        for number in range(250):
+            await delayed(program, str(number), 1 + number % 2)
+        await pair.stop()
+        program = await started(pair)
+        await until(lambda: len(bodies(program)) == 250)
+        await pair.stop()
+        program = await started(pair)
+        await delayed(program, "last", 1)
+        await until(lambda: "last" in bodies(program))
+        assert len(bodies(program)) == 251, "none of them came twice"
+
+
+async def test_a_slave_has_the_offsets_of_levels_with_the_log(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path, "n1", "n2") as pair:
+        program = await pair.writable("n1")
+        await program.broker.put_topic(TopicConfig("t", 2, 2))
+        await delayed(program, "soon", 1)
+        await delayed(program, "later", 2)
+        await until(lambda: bodies(program) == ["soon"])
+        await pair.in_step()
+        await pair.stop("n1")
+        slave = pair.node("n2")
+        await slave.change_role(True, force=True)
+        program = await pair.writable("n2")
+        await until(lambda: bodies(program) == ["later", "soon"])
+
+
+async def test_a_message_of_a_deleted_topic_is_dropped(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await delayed(program, "gone", 1)
+        await program.broker.delete_topic("t")
+        await until(lambda: program.delivery_state.system_offset(SCHEDULE_TOPIC, 0) == 1)
+        await program.broker.put_topic(TopicConfig("t", 2, 2))
+        assert bodies(program) == []
+
+
+async def test_a_commit_stores_the_message_and_an_op_message(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        first, second = await half(program, "first"), await half(program, "second")
+        assert await half(program, "first") == first, "a repeated send gets the same transaction"
+        await program.delivery.end_transaction("t", first, Resolution.COMMIT)
+        await program.delivery.end_transaction("t", second, Resolution.ROLLBACK)
+        await program.delivery.end_transaction("t", first, Resolution.COMMIT)  # again: nothing more
+        with pytest.raises(ReadFailed) as caught:
+            await program.delivery.end_transaction("t", second, Resolution.COMMIT)
+        assert caught.value.status is Status.TRANSACTION_UNKNOWN
+        await program.files.wait_applied()
+        halves, ops = read(program, HALF_TOPIC), read(program, OP_TOPIC)
+        properties = split_properties(halves[0].properties)
+        assert properties.pop("REAL_QID") in "01" and properties == {
+            "TAGS": "a",
+            "UNIQ_KEY": "first",
+            "TRAN_MSG": "true",
+            "PGROUP": "t",
+            "__transactionId__": "first",
+            "REAL_TOPIC": "t",
+        }
+        assert [one.sys_flag & TRANSACTION_MASK for one in halves] == [0, 0]
+        assert [(one.body, split_properties(one.properties)["TAGS"]) for one in ops] == [
+            (b"0,", "d"),
+            (b"1,", "d"),
+        ]
+        (stored,) = [one for queue_id in (0, 1) for one in read(program, "t", queue_id)]
+        assert stored.body == b"first" and stored.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT
+        assert stored.prepared_transaction_offset == halves[0].physical_offset
+
+
+async def test_an_ended_transaction_stays_ended_over_a_restart(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        ended, rolled_back, opened = [await half(program, text) for text in ("a", "b", "c")]
+        await program.delivery.end_transaction("t", ended, Resolution.COMMIT)
+        await program.delivery.end_transaction("t", rolled_back, Resolution.ROLLBACK)
+        await pair.stop()
+        program = await started(pair)
+        for transaction in (ended, rolled_back):
+            with pytest.raises(ReadFailed):
+                await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await program.delivery.end_transaction("t", opened, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["a", "c"])
+
+
+async def with_checks(pair: ClassicPair, asked: list[OrphanedHalf], **delivery: int) -> BrokerProgram:
+    pair.more = {"delivery": {"check_first_ms": 50, "check_again_ms": 50, **delivery}}
+    program = await started(pair)
+    program.delivery.on_orphan(asked.append)
+    return program
+
+
+async def test_a_producer_that_says_nothing_is_asked_and_its_answer_counts(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked)
+        transaction = await half(program, "open")
+        await until(lambda: len(asked) >= 2)
+        assert [one.checks for one in asked[:2]] == [1, 2]
+        shown = decode(asked[1].record)
+        assert (shown.topic, shown.body) == ("t", b"open")
+        found = read(program, HALF_TOPIC)[shown.queue_offset]
+        assert found.physical_offset == shown.physical_offset, "it is asked about where it is now"
+        assert split_properties(found.properties)["TRANSACTION_CHECK_TIMES"] == "2"
+        # As the producer knew it first, and later from the question.
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["open"])
+        count = len(asked)
+        await until(lambda: program.delivery_state.system_offset(OP_TOPIC, 0) == 1)
+        assert len(asked) == count and bodies(program) == ["open"]
+
+
+async def test_a_half_that_nobody_answers_for_goes_where_users_find_it(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked, max_checks=3)
+        transaction = await half(program, "nobody's")
+        await until(lambda: CHECK_MAX_TOPIC in program.metadata.topics)
+        await until(lambda: bodies(program, CHECK_MAX_TOPIC) == ["nobody's"])
+        assert [one.checks for one in asked] == [1, 2, 3] and bodies(program) == []
+        with pytest.raises(ReadFailed):
+            await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        _, end = program.files.bounds(HALF_TOPIC, 0)
+        assert program.delivery_state.system_offset(HALF_TOPIC, 0) == end
+
+
+async def test_a_half_with_time_of_its_own_holds_up_no_other(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked, check_again_ms=60_000)
+        patient = await half(program, "patient", check_after_ms=600_000)
+        await half(program, "hurried")
+        await until(lambda: len(asked) == 1)
+        assert decode(asked[0].record).body == b"hurried"
+        await program.delivery.end_transaction("t", patient, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["patient"])
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC])
+async def test_nobody_else_writes_the_brokers_own_topics(tmp_path: Path, topic: str) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        with pytest.raises(BrokerError) as caught:
+            await program.broker.send(topic, [outgoing("forged")])
+        assert caught.value.status is Status.TOPIC_RESERVED
+        with pytest.raises(BrokerError):
+            await program.broker.put_topic(TopicConfig(topic, 1, 1))
+        await program.files.wait_applied()
+        assert program.files.bounds(topic, 0) == (0, 0)
