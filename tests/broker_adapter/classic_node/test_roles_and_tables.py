@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.classic.tables import groups_of, offsets_of, table_at, topics_of
+from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, table_at, topics_of
 from broker_adapter.classic_node.roles import RoleRecord, read_role, write_role
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.metadata.commands import NO_GENERATION, CommitOffsets, PutGroup, PutTopic
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.commands import SystemOffset
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.classic_tables import TableWriter, adopt_tables
 from broker_adapter.server.log_host import BrokerParts
@@ -93,3 +95,35 @@ def test_nothing_is_adopted_where_there_are_no_tables(tmp_path: Path) -> None:
     metadata = MetadataState()
     adopt_tables(tmp_path / "config", metadata, DeliveryState(), True)
     assert not metadata.topics and not metadata.groups()
+
+
+async def test_the_tables_that_are_written_last_are_the_newest(tmp_path: Path) -> None:
+    """Also if a thread that was writing older ones goes on when its task is cancelled."""
+    delivery, may_go_on, has_begun = DeliveryState(), Event(), Event()
+    parts = SimpleNamespace(metadata=filled(), delivery_state=delivery)
+
+    async def applied() -> int:
+        return 0
+
+    class Slow(TableWriter):
+        def _contents(self) -> dict[str, bytes]:
+            contents = super()._contents()
+            if not has_begun.is_set():
+                has_begun.set()
+                may_go_on.wait(60)
+            return contents
+
+    writer = Slow(tmp_path, cast(BrokerParts, parts), applied)
+    writer.start()
+    await asyncio.to_thread(has_begun.wait, 60)
+    delivery.adopt(
+        [SystemOffset("SCHEDULE_TOPIC_XXXX", 2, 7), SystemOffset("RMQ_SYS_TRANS_HALF_TOPIC", 0, 3)]
+    )
+    asyncio.get_running_loop().call_later(0.1, may_go_on.set)
+    await writer.stop()
+    assert delays_of(table_at(tmp_path / "delayOffset.json")) == {3: 7}
+    offsets = offsets_of(table_at(tmp_path / "consumerOffset.json"))
+    assert offsets["CID_RMQ_SYS_TRANS"] == [QueueOffset("RMQ_SYS_TRANS_HALF_TOPIC", 0, 3)]
+    again = DeliveryState()
+    adopt_tables(tmp_path, MetadataState(), again, True)
+    assert again.system_offsets() == delivery.system_offsets()

@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog import message_writer
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
-from broker_adapter.errors import Busy, Status
+from broker_adapter.errors import BrokerError, Busy, Status
 from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.log.replicated import ReplicatedAppends
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, DeleteTopic, PutTopic
@@ -200,3 +200,13 @@ def test_turns_of_so_many_topics_are_remembered(monkeypatch: pytest.MonkeyPatch)
         assert world.writer.queue_of(TopicConfig(f"T{number}"), -1) == 0
         assert len(world.writer._turns) <= 3
     assert world.writer.queue_of(TopicConfig("T9"), -1) == 1, "known ones go on"
+
+
+def test_topics_of_the_brokers_own_take_messages_and_nobody_changes_them() -> None:
+    gate = TopicGate(MetadataState(), own={"own"})
+    assert gate.refusal("own", 17) is None
+    assert gate.refusal("other", 0) is not None
+    for command in (PutTopic(TopicConfig("own")), DeleteTopic("own")):
+        with pytest.raises(BrokerError) as caught:
+            gate.appending(encode(command, b"r" * 16))
+        assert caught.value.status is Status.TOPIC_RESERVED

@@ -15,8 +15,8 @@ from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.format.host import NO_HOST
-from broker_adapter.pop.commands import Ack, Pop, QueueKey
-from broker_adapter.pop.committer import ROUND_ENTRIES, Committer, Request
+from broker_adapter.pop.commands import Ack, Pop, QueueKey, SystemOffset
+from broker_adapter.pop.committer import ROUND_ENTRIES, Committer, Done, Request
 from broker_adapter.pop.records import decode, encode
 
 KEY = QueueKey("g", "t", 0)
@@ -298,3 +298,21 @@ async def test_a_command_that_was_set_aside_costs_its_round_and_not_all_that_are
     append.commit()
     world.apply(append)
     assert (await asyncio.wait_for(asked, 30)).outcomes == [True]
+
+
+@pytest.mark.parametrize("is_applied_first", [False, True])
+async def test_a_request_with_both_is_over_when_it_is_applied_and_its_places_are_known(
+    is_applied_first: bool,
+) -> None:
+    world = World()
+    request = Request(queued=send(b"").queued, elements=[SystemOffset("s", 0, 5)])
+    done = world.committer.submit(request)
+    append = await world.writer.appends.get()
+    steps = [append.commit, lambda: world.apply(append)]
+    if is_applied_first:
+        steps.reverse()
+    steps[0]()
+    await turns()
+    assert not done.done()
+    steps[1]()
+    assert await done == Done([0], [True], [Placed(0, 0)])
