@@ -79,6 +79,8 @@ class Producer(RemotingClient):
         self._create_topics = create_topics
         self._greeted: set[str] = set()  # addresses of brokers that know this producer
         self._is_greeting = False
+        #: Topics whose brokers are greeted; the route of one whose brokers are away is not known meanwhile.
+        self._greeting: dict[str, None] = {}
         self._requests = PendingRequests()
         replies = Executor("replies", running=64, waiting=1000)
         push = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
@@ -186,14 +188,20 @@ class Producer(RemotingClient):
         while True:
             await asyncio.sleep(self._options.heartbeat_broker_s)
             self._greeted.clear()
-            for topic in self._client.routes.known:
-                await self._greet(topic)
+            for topic in list(self._greeting):
+                try:
+                    await self._greet(topic)
+                except BrokerError as error:
+                    _log.info("brokers were not greeted: topic %s, %s", topic, error)
 
     async def _greet(self, topic: str) -> None:
         """Brokers ask the producers that they know, and pass answers on to them."""
         if not self._is_greeting:
             self._is_greeting = True
             self._client.run(self._keep_greeting())
+        if len(self._greeting) >= self._options.max_topics and topic not in self._greeting:
+            del self._greeting[next(iter(self._greeting))]
+        self._greeting[topic] = None
         route = self._client.routes.known.get(topic)
         if route is None:
             await self._write_queues(topic)

@@ -21,7 +21,15 @@ from broker_adapter.errors import (
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
-from broker_adapter.remoting_client import ClientOptions, Message, MessageQueue, Producer, SendStatus
+from broker_adapter.remoting_client import (
+    ClientOptions,
+    LocalTransactionState,
+    Message,
+    MessageQueue,
+    Producer,
+    SendStatus,
+    TransactionProducer,
+)
 from broker_adapter.remoting_client.connections import Connections
 from tests.node.local import until
 
@@ -239,3 +247,36 @@ async def test_calls_wait_while_too_much_is_in_flight_and_say_that_nothing_was_s
         assert isinstance(error, PutRefused) and error.status is Status.TOO_MANY_CALLS
         assert len(server.seen) == 1
         await connections.close()
+
+
+async def test_a_broker_that_was_away_is_greeted_when_it_is_back() -> None:
+    """Otherwise it has nobody to ask about transactions."""
+    away: list[int] = []  # questions for the route meanwhile
+
+    def broker(request: RemotingCommand) -> RemotingCommand:
+        is_send = request.code == RequestCode.SEND_MESSAGE_V2
+        return stored(request) if is_send else request.answer(0)
+
+    async with serving(broker) as (server,):
+        is_away = False
+
+        def routes(request: RemotingCommand) -> RemotingCommand:
+            if is_away:
+                away.append(request.code)
+                return request.answer(17, "No topic route info in name server for the topic")
+            return request.answer(0, body=route_body([server]))
+
+        options = replace(PATIENT, poll_name_server_s=0.05, heartbeat_broker_s=0.05)
+        async with (
+            serving(routes) as (names,),
+            TransactionProducer(
+                "g", names.server.address, lambda _: LocalTransactionState.UNKNOWN, options=options
+            ) as producer,
+        ):
+            message = Message("t", b"half")
+            await producer.send_in_transaction(message, lambda _: LocalTransactionState.UNKNOWN)
+            is_away = True
+            await until(lambda: len(away) > 2)
+            greeted = len(server.seen_of(RequestCode.HEART_BEAT))
+            is_away = False
+            await until(lambda: len(server.seen_of(RequestCode.HEART_BEAT)) > greeted)
