@@ -113,6 +113,9 @@ class SlaveSync:
                 return  # from here on the log has it all
             self._parts.metadata.adopt(command)
         if not self._node.roles.leads:
+            # No further than this log goes: what comes there later would be passed over.
+            ends = [self._max_offset(one.topic, one.queue_id) for one in own]
+            own = [one._replace(offset=min(one.offset, end)) for one, end in zip(own, ends, strict=True)]
             self._parts.delivery_state.adopt(own)
 
     def _topics(self, found: Sequence[TopicConfig]) -> list[Command]:

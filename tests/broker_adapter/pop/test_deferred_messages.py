@@ -259,7 +259,7 @@ async def test_names_of_topics_and_clients_take_memory_as_long_as_messages_wait_
         due_ms = world.now_ms + 1000
         topic = TopicConfig(f"t{number}", 1, 1)
         message, host = OutgoingMessage(b"x"), f"10.0.0.{number}:1"
-        delayed = await world.deferred.delay(topic, message, "", due_ms, -1, host, 1000)
+        delayed = await world.deferred.delay(topic, message, "", due_ms, 0, -1, host, 1000)
         await world.deferred.recall(topic.name, delayed.recall_handle, 1000)
     deferred = world.state.deferred
     assert not deferred and (len(deferred._topics.names), len(deferred._clients.names)) == (1, 1)
