@@ -173,21 +173,9 @@ class DeliveryService:
             now_ms=now_ms,
             settings=delivery,
         )
-        self._deferred = deferring(
-            deferred,
-            DeferringParts(
-                state,
-                committer,
-                writer,
-                self._sender,
-                reader,
-                files,
-                topics.make,
-                now_ms,
-                runtime.run,
-                delivery,
-            ),
-        )
+        used = (state, committer, writer, self._sender, reader, files)
+        parts = DeferringParts(*used, topics.make, now_ms, runtime.run, delivery)
+        self._deferred = deferring(deferred, parts)
         self._carrier = Carrier(
             state,
             committer,
