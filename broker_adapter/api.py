@@ -213,15 +213,15 @@ class BrokerApi(Protocol):
         if there is one, however large. `tags`: only messages with one of these. `remote`: host:port of the
         client, which takes turns with others."""
 
-    async def message_at(self, physical_offset: int) -> bytes:
-        """The record at a commit-log offset."""
+    async def message_at(self, physical_offset: int, *, remote: str = "") -> bytes:
+        """The record at a commit-log offset. `remote`, here and below: as for `pull`."""
 
     async def query(
-        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int, remote: str = ""
     ) -> list[bytes]:
         """Records of a topic with this key (or UNIQ_KEY), stored between the times, the newest first."""
 
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, remote: str = "") -> int:
         """The offset of the first message stored at this time or later; max_offset if there is none."""
 
     async def put_topic(self, config: TopicConfig) -> None: ...
@@ -231,10 +231,10 @@ class BrokerApi(Protocol):
     def topics(self) -> list[TopicConfig]:
         """In no order."""
 
-    async def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str, *, remote: str = "") -> list[QueueStats]:
         """Of every queue. Linearizable: what was acknowledged before the call is counted."""
 
-    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+    async def queue_stats(self, topic: str, queue_id: int, *, remote: str = "") -> QueueStats:
         """Likewise of one. TopicRefused (QUEUE_UNKNOWN)."""
 
     async def put_group(self, config: GroupConfig) -> None: ...
@@ -248,7 +248,7 @@ class BrokerApi(Protocol):
         """Committed in the log on return. A generation that is not the group's newest is refused; -1 is for
         consumers that assign queues to themselves, in groups that have no members."""
 
-    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+    async def offsets(self, group: str, *, remote: str = "") -> tuple[int, list[QueueOffset]]:
         """(generation, the offsets that the group has committed). Linearizable."""
 
     async def all_offsets(self) -> dict[str, list[QueueOffset]]:

@@ -71,7 +71,7 @@ class AdminProcessor:
         raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {name[:255]!r}")
 
     async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        stats = await self._broker.topic_stats(read.text(request.fields, "topic"))
+        stats = await self._broker.topic_stats(read.text(request.fields, "topic"), remote=context.remote)
         return _done(request, await self._texts.make(bodies.topic_stats, self._broker_name, stats))
 
     # -- groups -------------------------------------------------------------------------------------------

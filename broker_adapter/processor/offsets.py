@@ -33,7 +33,7 @@ class OffsetProcessor:
             found = None
         if found is not None:
             return _told(command, found)
-        stats = await self._stats(request)
+        stats = await self._stats(request, context)
         is_fresh = stats.min_offset == 0 and stats.max_offset <= _FRESH_MESSAGES
         if is_fresh and read.flag(fields, "setZeroIfNotFound", default=True):
             return _told(command, 0)
@@ -48,24 +48,26 @@ class OffsetProcessor:
         return request.command.answer(ResponseCode.SUCCESS)
 
     async def max_offset(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _told(request.command, (await self._stats(request)).max_offset)
+        return _told(request.command, (await self._stats(request, context)).max_offset)
 
     async def min_offset(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        return _told(request.command, (await self._stats(request)).min_offset)
+        return _told(request.command, (await self._stats(request, context)).min_offset)
 
     async def by_time(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         when_ms = max(0, read.number(request.fields, "timestamp"))
-        return _told(request.command, await self._broker.offset_by_time(*_queue(request), when_ms))
+        offset = await self._broker.offset_by_time(*_queue(request), when_ms, remote=context.remote)
+        return _told(request.command, offset)
 
     async def earliest_time(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """-1 for an empty queue."""
-        stats = await self._stats(request)
-        found = await self._broker.pull(*_queue(request), stats.min_offset, max_messages=1)
+        stats = await self._stats(request, context)
+        begin = stats.min_offset
+        found = await self._broker.pull(*_queue(request), begin, max_messages=1, remote=context.remote)
         when_ms = store_timestamp_of(found.records[0]) if found.records else -1
         return request.command.answer(ResponseCode.SUCCESS, fields={"timestamp": str(when_ms)})
 
-    async def _stats(self, request: RemotingRequest) -> QueueStats:
-        return await self._broker.queue_stats(*_queue(request))
+    async def _stats(self, request: RemotingRequest, context: CallContext) -> QueueStats:
+        return await self._broker.queue_stats(*_queue(request), remote=context.remote)
 
 
 def _queue(request: RemotingRequest) -> tuple[str, int]:

@@ -107,7 +107,7 @@ class PullProcessor:
 
     async def view(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """By the physical offset in a message id."""
-        record = await self._broker.message_at(read.number(request.fields, "offset"))
+        record = await self._broker.message_at(read.number(request.fields, "offset"), remote=context.remote)
         self._check_read(context, decode(record, verify_body=False).topic)
         return request.command.answer(ResponseCode.SUCCESS, body=body_of([record]))
 
@@ -120,6 +120,7 @@ class PullProcessor:
             begin_ms=max(0, read.number(fields, "beginTimestamp", 0)),
             end_ms=read.number(fields, "endTimestamp", (1 << 63) - 1),
             max_messages=max(1, min(read.number(fields, "maxNum", 32), _MAX_MESSAGES)),
+            remote=context.remote,
         )
         told = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
         if not records:

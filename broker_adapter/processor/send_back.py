@@ -50,7 +50,7 @@ class SendBackProcessor:
     async def send_back(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
         fields = request.fields
         group, level = read.text(fields, "group"), read.number(fields, "delayLevel", 0)
-        record = await self._broker.message_at(read.number(fields, "offset"))
+        record = await self._broker.message_at(read.number(fields, "offset"), remote=context.remote)
         message = decode(record, verify_body=False)
         self._check_read(context, message.topic)
         times = reconsume_times(record)

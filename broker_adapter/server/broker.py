@@ -181,13 +181,13 @@ class Broker:
             has_grown = partial(self._has, topic, queue_id, offset)
             await self.long_polls.wait(topic, queue_id, offset, has_grown, deadline)
 
-    async def message_at(self, physical_offset: int) -> bytes:
+    async def message_at(self, physical_offset: int, *, remote: str = "") -> bytes:
         if physical_offset < 0:
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message at {physical_offset}")
-        return await self._read(partial(self._reader.message_at, physical_offset))
+        return await self._read(partial(self._reader.message_at, physical_offset), remote)
 
     async def query(
-        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int, remote: str = ""
     ) -> list[bytes]:
         if not key or begin_ms < 0 or end_ms < begin_ms or max_messages < 1:
             text = f"key {key!r}, begin_ms {begin_ms}, end_ms {end_ms}, max_messages {max_messages}"
@@ -201,12 +201,13 @@ class Broker:
                 begin_ms=begin_ms,
                 end_ms=end_ms,
                 max_messages=min(max_messages, _MAX_QUERIED),
-            )
+            ),
+            remote,
         )
 
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, remote: str = "") -> int:
         self._check_readable(topic, queue_id)
-        return await self._read(partial(self._reader.offset_by_time, topic, queue_id, timestamp_ms))
+        return await self._read(partial(self._reader.offset_by_time, topic, queue_id, timestamp_ms), remote)
 
     # -- topics -------------------------------------------------------------------------------------------
 
@@ -235,11 +236,13 @@ class Broker:
     def topics(self) -> list[TopicConfig]:
         return list(self._metadata.topics.values())
 
-    async def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str, *, remote: str = "") -> list[QueueStats]:
         await self._confirm()
         config = self._known_topic(topic)
         count = max(config.read_queues, config.write_queues)
-        return await self._read(lambda: [self._queue_stats(topic, queue_id) for queue_id in range(count)])
+        return await self._read(
+            lambda: [self._queue_stats(topic, queue_id) for queue_id in range(count)], remote
+        )
 
     async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
         """As `ImportApi` has it."""
@@ -262,12 +265,12 @@ class Broker:
 
         return await self._read(read)
 
-    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+    async def queue_stats(self, topic: str, queue_id: int, *, remote: str = "") -> QueueStats:
         await self._confirm()
         config = self._known_topic(topic)
         if not 0 <= queue_id < max(config.read_queues, config.write_queues):
             raise error_for(Status.QUEUE_UNKNOWN, f"topic {topic} has no queue {queue_id}")
-        return await self._read(partial(self._queue_stats, topic, queue_id))
+        return await self._read(partial(self._queue_stats, topic, queue_id), remote)
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -286,11 +289,11 @@ class Broker:
         self._use_all(one.topic for one in offsets)
         await self._groups.commit(group, generation, offsets)
 
-    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+    async def offsets(self, group: str, *, remote: str = "") -> tuple[int, list[QueueOffset]]:
         await self._confirm()
         found = self._known_group(group)
 
-        return found.generation, await self._read(partial(self._offsets_of, found))
+        return found.generation, await self._read(partial(self._offsets_of, found), remote)
 
     async def all_offsets(self) -> dict[str, list[QueueOffset]]:
         await self._confirm()
@@ -425,5 +428,5 @@ class Broker:
         """Whether the queue has grown to there since it was read, on another thread, when nobody waited."""
         return self._files.bounds(topic, queue_id)[1] > offset
 
-    async def _read(self, work: Callable[[], T]) -> T:
-        return await self._readers.run(work)
+    async def _read(self, work: Callable[[], T], remote: str = "") -> T:
+        return await self._readers.run(work, client_of(remote))

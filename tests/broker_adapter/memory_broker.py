@@ -275,14 +275,14 @@ class MemoryBroker:
         status = PullStatus.NO_NEW_MESSAGE if at == offset else PullStatus.NO_MATCHED_MESSAGE
         return PullResult(status, at, least, end)
 
-    async def message_at(self, physical_offset: int) -> bytes:
+    async def message_at(self, physical_offset: int, *, remote: str = "") -> bytes:
         record = self.cluster.by_position.get(physical_offset)
         if record is None:
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message at {physical_offset}")
         return record
 
     async def query(
-        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int, remote: str = ""
     ) -> list[bytes]:
         found = []
         for record in reversed(self.cluster.by_position.values()):
@@ -293,7 +293,7 @@ class MemoryBroker:
                 found.append(record)
         return found[:max_messages]
 
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, remote: str = "") -> int:
         self._topic(topic, create=False)
         queue = self.cluster.queues[topic, queue_id]
         later = (i for i, stored in enumerate(queue) if stored.store_ms >= timestamp_ms)
@@ -325,10 +325,10 @@ class MemoryBroker:
     def topics(self) -> list[TopicConfig]:
         return list(self.cluster.topics.values())
 
-    async def queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+    async def queue_stats(self, topic: str, queue_id: int, *, remote: str = "") -> QueueStats:
         return (await self.topic_stats(topic))[queue_id]
 
-    async def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str, *, remote: str = "") -> list[QueueStats]:
         config = self._topic(topic, create=False)
         cluster = self.cluster
         return [
@@ -372,7 +372,7 @@ class MemoryBroker:
         self._need_master()
         return self.cluster.groups[group].offsets.get((topic, queue_id))
 
-    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+    async def offsets(self, group: str, *, remote: str = "") -> tuple[int, list[QueueOffset]]:
         self._need_master()
         state = self.cluster.groups[group]
         return state.generation, [QueueOffset(*queue, at) for queue, at in sorted(state.offsets.items())]

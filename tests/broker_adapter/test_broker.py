@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, current_thread
 
 import pytest
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
-from broker_adapter.errors import BrokerError, NotMaster, Status
+from broker_adapter.errors import BrokerError, NotMaster, ReadFailed, Status
 from broker_adapter.format.message import decode
+from broker_adapter.server.broker import Broker
 from broker_adapter.store.dispatcher import Dispatcher
+from dledger.platform import ENTRY_HEADER_SIZE
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
 from tests.node.local import until
 
@@ -78,24 +82,43 @@ async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> N
         assert [decode(record).body for record in result.records] == [b"yes"]
 
 
-async def test_pulls_of_an_address_take_turns_with_those_of_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda broker, remote: broker.pull("orders", 0, 0, remote=remote),
+        lambda broker, remote: broker.message_at(ENTRY_HEADER_SIZE, remote=remote),
+        lambda broker, remote: broker.query(
+            "orders", "k", begin_ms=0, end_ms=1 << 60, max_messages=1, remote=remote
+        ),
+        lambda broker, remote: broker.offset_by_time("orders", 0, 0, remote=remote),
+        lambda broker, remote: broker.topic_stats("orders", remote=remote),
+        lambda broker, remote: broker.queue_stats("orders", 0, remote=remote),
+        lambda broker, remote: broker.offsets("g", remote=remote),
+    ],
+    ids=["pull", "message_at", "query", "offset_by_time", "topic_stats", "queue_stats", "offsets"],
+)
+async def test_reads_of_an_address_take_turns_with_those_of_others(
+    tmp_path: Path, ask: Callable[[Broker, str], Awaitable[object]]
+) -> None:
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
         await program.broker.send("orders", messages("a"), queue_id=0)
         await in_step(program)
+        await program.broker.commit_offsets("g", -1, [QueueOffset("orders", 0, 1)])
         gate, done = Event(), list[str]()
 
-        async def pull(remote: str) -> None:
-            assert (await program.broker.pull("orders", 0, 0, remote=remote)).records
+        async def read(remote: str) -> None:
+            with suppress(ReadFailed):  # there need not be a message at that position
+                await ask(program.broker, remote)
             done.append(remote)
 
         busy = [asyncio.create_task(program._readers.run(gate.wait)) for _ in range(2)]
         await asyncio.sleep(0)
         remotes = [*(f"10.0.0.1:{port}" for port in range(50)), "10.0.0.2:1"]
-        pulls = [asyncio.create_task(pull(remote)) for remote in remotes]
-        await asyncio.sleep(0)
+        reads = [asyncio.create_task(read(remote)) for remote in remotes]
+        await until(lambda: sum(map(len, program._readers._readers._waiting.values())) == 51)
         gate.set()
-        await asyncio.gather(*busy, *pulls)
+        await asyncio.gather(*busy, *reads)
         assert len(done) == 51
         assert done.index("10.0.0.2:1") <= 5, "two threads, and a few of the other may be done before"
 

@@ -85,9 +85,9 @@ class QueueCalls:
             )
         if request.query_offset_policy == pb.QueryOffsetPolicy.TIMESTAMP:
             when_ms = timestamp_ms(request.timestamp)
-            offset = await self._broker.offset_by_time(topic, queue_id, when_ms)
+            offset = await self._broker.offset_by_time(topic, queue_id, when_ms, remote=context.remote)
             return calls.QueryOffsetResponse(status=ok(), offset=offset)
-        for stats in await self._broker.topic_stats(topic):
+        for stats in await self._broker.topic_stats(topic, remote=context.remote):
             if stats.queue_id == queue_id:
                 is_end = request.query_offset_policy == pb.QueryOffsetPolicy.END
                 offset = stats.max_offset if is_end else stats.min_offset
@@ -113,7 +113,7 @@ class QueueCalls:
     ) -> calls.GetOffsetResponse:
         group = group_of(request.group, context.namespace)
         topic, queue_id = _queue(request.message_queue, context)
-        for found in (await self._broker.offsets(group))[1]:
+        for found in (await self._broker.offsets(group, remote=context.remote))[1]:
             if (found.topic, found.queue_id) == (topic, queue_id):
                 return calls.GetOffsetResponse(status=ok(), offset=found.offset)
         text = f"group {group} has no offset in queue {queue_id} of {topic}"

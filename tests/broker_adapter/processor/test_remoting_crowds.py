@@ -187,7 +187,7 @@ class ManyGroups:
         self.at_once -= 1
         return {f"g{number}": [QueueOffset("t", 0, 0)] for number in range(20)}
 
-    async def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str, *, remote: str = "") -> list[QueueStats]:
         self.topics_asked.append(topic)
         return [QueueStats(topic, 0, 0, 3, 0)]
 
