@@ -193,6 +193,14 @@ class SystemOffset(NamedTuple):
     offset: int
 
 
+class SystemQueueEnd(NamedTuple):
+    """A queue of the broker's own ends here, so it was not read further: whoever said so had a longer log."""
+
+    topic: str
+    queue_id: int
+    end: int
+
+
 class Unknown(NamedTuple):
     """What a newer node has written: of no effect here."""
 
@@ -214,6 +222,7 @@ Element = (
     | End
     | Checked
     | SystemOffset
+    | SystemQueueEnd
     | Unknown
 )
 

@@ -24,6 +24,7 @@ Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
     12 Fold    g t q, idle ms 8, most 4
     13 Carried number 8, then as Defer
     14 SystemOffset  topic 2, queue id 4, offset 8
+    15 SystemQueueEnd  topic 2, queue id 4, end 8
 
 (big endian, signed but for lengths, counts and places) A version or kind that a node does not know is passed
 over: newer nodes write what older ones do not know. What does not fit is damage, and changes nothing.
@@ -59,6 +60,7 @@ from broker_adapter.pop.commands import (
     Sent,
     SentId,
     SystemOffset,
+    SystemQueueEnd,
     Unknown,
 )
 
@@ -92,7 +94,7 @@ _MOST_MS = 1 << 62
 
 _POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _DEFER_KIND, _END_KIND = range(1, 8)
 _CHECKED_KIND, _BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND, _CARRIED_KIND = range(8, 14)
-_SYSTEM_OFFSET_KIND = 14
+_SYSTEM_OFFSET_KIND, _SYSTEM_QUEUE_END_KIND = 14, 15
 
 #: What `Sent` adds to a command: so much, and so much for each id.
 SENT_OVERHEAD, SENT_SIZE = _ELEMENT.size, _SENT.size
@@ -195,6 +197,8 @@ def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
             return _framed(_FOLD_KIND, _FOLD.pack(*_places(key, texts), idle_ms, most))
         case SystemOffset(topic, queue_id, offset):
             return _framed(_SYSTEM_OFFSET_KIND, _PURGED.pack(_place(topic, texts), queue_id, offset))
+        case SystemQueueEnd(topic, queue_id, end):
+            return _framed(_SYSTEM_QUEUE_END_KIND, _PURGED.pack(_place(topic, texts), queue_id, end))
     raise AssertionError(element)
 
 
@@ -281,11 +285,12 @@ def _decode_newer(kind: int, data: bytes, texts: Sequence[str]) -> Element:
     if kind == _CARRIED_KIND:
         (deferred_id,) = _NUMBER.unpack_from(data)
         return Carried(deferred_id, _decode_defer(data[_NUMBER.size :], texts))
-    if kind == _SYSTEM_OFFSET_KIND:
+    if kind in (_SYSTEM_OFFSET_KIND, _SYSTEM_QUEUE_END_KIND):
         topic, queue_id, offset = _PURGED.unpack(data)
         if queue_id < 0 or offset < 0:
             raise ValueError(f"queue {queue_id}, offset {offset}")
-        return SystemOffset(texts[topic], queue_id, offset)
+        element = SystemOffset if kind == _SYSTEM_OFFSET_KIND else SystemQueueEnd
+        return element(texts[topic], queue_id, offset)
     return Unknown(kind)
 
 

@@ -43,6 +43,7 @@ from broker_adapter.pop.commands import (
     QueueKey,
     Sent,
     SystemOffset,
+    SystemQueueEnd,
 )
 from broker_adapter.pop.deferred_messages import NOWHERE, DeferredMessage, DeferredMessages, LogPosition
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
@@ -317,6 +318,10 @@ class DeliveryState:
                 return self.deferred.checked(deferred_id, next_ms)
             case SystemOffset():
                 return self._advance(element)
+            case SystemQueueEnd(topic, queue_id, end):
+                offsets = self._now.system_offsets
+                if offsets.get((topic, queue_id), 0) > end:
+                    offsets[topic, queue_id] = end
             case Bury():
                 return self._bury(element, number, stamp_ms)
             case PassedOn(key, pop, offsets):

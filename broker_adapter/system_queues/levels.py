@@ -26,6 +26,7 @@ from broker_adapter.pop.deferring import DeferringParts
 from broker_adapter.pop.handles import id_digest
 from broker_adapter.pop.sender import settled, with_id
 from broker_adapter.system_queues.due_loop import DueLoop
+from broker_adapter.system_queues.lost_tail import LostTail
 from broker_adapter.system_queues.records import read_records
 from broker_adapter.system_queues.waiting import Waiting, fields_of, put_aside, waiting
 
@@ -40,7 +41,12 @@ class LevelDelivery:
     def __init__(self, parts: DeferringParts) -> None:
         self._parts = parts
         self._loop = DueLoop("delay-levels", self._look, parts.now_ms)
-        self.start, self.stop = self._loop.start, self._loop.stop
+        self._lost_tail = LostTail(parts, [(SCHEDULE_TOPIC, queue_id) for queue_id in range(len(LEVELS_MS))])
+        self.stop = self._loop.stop
+
+    def start(self) -> None:
+        self._lost_tail.start()
+        self._loop.start()
 
     async def put(
         self,
@@ -72,6 +78,7 @@ class LevelDelivery:
     async def _look(self) -> int | None:
         if await self._parts.files.wait_applied() < 0:
             return None  # the log is empty
+        await self._lost_tail.settle()
         found = [await self._deliver(queue_id) for queue_id in range(len(LEVELS_MS))]
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 

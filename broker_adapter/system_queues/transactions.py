@@ -33,6 +33,7 @@ from broker_adapter.pop.handles import half_handle, id_digest, parse_half
 from broker_adapter.pop.sender import settled, with_id, within
 from broker_adapter.system_queues.due_loop import DueLoop
 from broker_adapter.system_queues.judging import CheckRules, Judgement, Step, judge, offsets_of
+from broker_adapter.system_queues.lost_tail import LostTail
 from broker_adapter.system_queues.records import read_records
 from broker_adapter.system_queues.waiting import (
     CHECK_TIMES,
@@ -70,6 +71,7 @@ class Transactions:
         self._rules = CheckRules(settings.check_first_ms, settings.check_again_ms, settings.max_checks)
         self._ask: Callable[[OrphanedHalf], None] = lambda _: None
         self._loop = DueLoop("halves", self._look, parts.now_ms)
+        self._lost_tail = LostTail(parts, [(HALF_TOPIC, 0), (OP_TOPIC, 0)])
         self._loaded = asyncio.Event()
         self.clear()
 
@@ -86,6 +88,7 @@ class Transactions:
 
     def start(self) -> None:
         self.clear()
+        self._lost_tail.start()
         self._loop.start()
 
     def stop(self) -> None:
@@ -215,6 +218,7 @@ class Transactions:
         if await self._parts.files.wait_applied() < 0:
             self._loaded.set()  # the log is empty
             return None
+        await self._lost_tail.settle()
         await self._read_ops()
         self._loaded.set()
         least, end = self._parts.files.bounds(HALF_TOPIC, 0)

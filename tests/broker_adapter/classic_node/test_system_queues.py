@@ -176,6 +176,31 @@ async def test_an_ended_transaction_stays_ended_over_a_restart(tmp_path: Path) -
         await until(lambda: bodies(program) == ["a", "c"])
 
 
+async def test_what_a_lost_tail_of_the_log_had_is_no_reason_to_pass_over_what_comes(tmp_path: Path) -> None:
+    """RocketMQ writes its tables at other times than its log."""
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await delayed(program, "before", 1)
+        await until(lambda: bodies(program) == ["before"])
+        await pair.stop()
+        config = tmp_path / "n1/config"
+        levels = json.loads((config / "delayOffset.json").read_text())
+        levels["offsetTable"]["1"] = 9
+        (config / "delayOffset.json").write_text(json.dumps(levels))
+        offsets = json.loads((config / "consumerOffset.json").read_text())
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            offsets["offsetTable"][f"{topic}@CID_RMQ_SYS_TRANS"] = {"0": 9}
+        (config / "consumerOffset.json").write_text(json.dumps(offsets))
+        asked: list[OrphanedHalf] = []
+        program = await with_checks(pair, asked)
+        ended, _ = await half(program, "ended"), await half(program, "orphan")
+        await delayed(program, "behind", 1)
+        await program.delivery.end_transaction("t", ended, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["before", "behind", "ended"])
+        await until(lambda: b"orphan" in [decode(one.record).body for one in asked])
+        assert program.delivery_state.system_offset(SCHEDULE_TOPIC, 0) == 2
+
+
 async def with_checks(pair: ClassicPair, asked: list[OrphanedHalf], **delivery: int) -> BrokerProgram:
     pair.more = {"delivery": {"check_first_ms": 50, "check_again_ms": 50, **delivery}}
     program = await started(pair)

@@ -32,6 +32,7 @@ from broker_adapter.pop.commands import (
     Sent,
     SentId,
     SystemOffset,
+    SystemQueueEnd,
     Unknown,
 )
 from broker_adapter.pop.deferred_messages import MAX_END_AGE_MS, LogPosition
@@ -60,6 +61,7 @@ ELEMENTS: list[Element] = [
     PassedOn(KEY, 7, (1, 3)),
     PassedOn(KEY, 7, ()),
     SystemOffset("SCHEDULE_TOPIC_XXXX", 17, 1 << 40),
+    SystemQueueEnd("SCHEDULE_TOPIC_XXXX", 17, 1 << 40),
     Purged("t", 4, 99),
     Fold(KEY, 60_000, 9),
     Pop(KEY, "c", "", 1, False, False, False, 0, 0, (), (), True),
@@ -214,6 +216,16 @@ def test_an_image_has_how_far_the_broker_has_come_in_queues_of_its_own() -> None
     image.load(other, image.save(state))
     assert image.save(other) == image.save(state)
     assert other.system_offsets() == {("a", 1): 5, ("b", 0): 8}, "they only grow"
+
+
+def test_only_the_end_of_a_queue_of_the_brokers_own_takes_its_offset_back() -> None:
+    state = DeliveryState()
+    state.apply(
+        1, 1000, encode([SystemOffset("a", 1, 5), SystemQueueEnd("a", 1, 7), SystemQueueEnd("b", 0, 1)])
+    )
+    assert state.system_offsets() == {("a", 1): 5}
+    state.apply(2, 1000, encode([SystemQueueEnd("a", 1, 3)]))
+    assert state.system_offset("a", 1) == 3
 
 
 def test_there_are_no_more_queues_of_the_brokers_own_than_may_be() -> None:
