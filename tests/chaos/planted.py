@@ -210,8 +210,8 @@ INDEX_BUGS = (
     Bug(
         "units-of-another-size",
         "broker_adapter/store/dispatching.py",
-        "                units.parts.append(_pack_unit(physical_offset, size, route.tag_code))\n",
-        "                units.parts.append(_pack_unit(physical_offset, size + 1, route.tag_code))\n",
+        "                units.parts.append(_pack_unit(physical_offset, size, code))\n",
+        "                units.parts.append(_pack_unit(physical_offset, size + 1, code))\n",
         fault("kill", "follower", 2, 0.5),
         workload="broker",
         seconds=4,

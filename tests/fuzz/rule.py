@@ -68,7 +68,6 @@ EXCEPTIONS = {
     "dledger.store.disk:read_file": "bytes as they are",
     "broker_adapter.store.queue_reader:QueueReader.read": "records of an offset: reading, not decoding",
     "broker_adapter.store.dispatcher:Metadata.load": "what others implement",
-    "broker_adapter.store.files:read_file": "bytes as they are",
     "broker_adapter.store.open_files:OpenFiles.read": "bytes as they are",
     "chaos.cli.convert_command:convert_command": "a command",
     "chaos.spec.model:load": "a step of the model",

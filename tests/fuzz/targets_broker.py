@@ -404,6 +404,14 @@ TARGETS = (
         text=True,
     ),
     Target(
+        "half-handle",
+        lambda rng: handles.half_handle("T", 5, 7).encode(),
+        text(lambda found: handles.parse_half("T", found)),
+        (handles.parse_half,),
+        repair=with_handle_sum,
+        text=True,
+    ),
+    Target(
         "recall-handle",
         lambda rng: handles.deferred_handle("T", 5).encode(),
         text(lambda found: handles.parse_deferred("T", found)),

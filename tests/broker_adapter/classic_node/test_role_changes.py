@@ -18,6 +18,7 @@ from broker_adapter.errors import BrokerError, Status
 from broker_adapter.ha.transfers import encode_report
 from broker_adapter.metadata.commands import NO_GENERATION, CommitOffsets, PutGroup, PutTopic
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.log_host import BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
 from dledger import ConfigError
@@ -165,9 +166,9 @@ def synced(known: Mapping[int, int], told: Mapping[int, int], by_handshake: bool
     node = SimpleNamespace(
         replication=SimpleNamespace(by_handshake=by_handshake), roles=SimpleNamespace(leads=False)
     )
-    parts = cast(BrokerParts, SimpleNamespace(metadata=metadata))
+    parts = cast(BrokerParts, SimpleNamespace(metadata=metadata, delivery_state=DeliveryState()))
     sync = SlaveSync(cast(Any, node), parts, lambda: None, lambda topic, queue_id: 70)
-    sync._adopt(sync._offsets("g", offsets(told)))
+    sync._adopt(sync._offsets("g", offsets(told)), [])
     group = metadata.group("g")
     assert group is not None
     return {queue_id: offset for (_, queue_id), offset in group.offsets.items()}
