@@ -140,6 +140,7 @@ GROUP BY g.run, g.what, g.span, g.since, g.until
 """
 
 #: Leaders of times in which hostile clients worked, or had just done so. `others`: faults that explain them.
+#: Behind `settled` the harness stops the nodes, and a leader that stops hands over.
 _LEADERS = f"""
 SELECT m.run, m.node, m.term, m.src, m.inc, m.seq, count(k.run) AS others FROM milestones m
 SEMI JOIN (SELECT i.run, i.since, i.until + r.span AS until FROM ({_IN_FORCE}) i
@@ -147,7 +148,9 @@ SEMI JOIN (SELECT i.run, i.since, i.until + r.span AS until FROM ({_IN_FORCE}) i
   ON h.run = m.run AND m.mono >= h.since AND m.mono <= h.until
 LEFT JOIN ({_IN_FORCE}) k
   ON k.run = m.run AND NOT k.is_hostile AND k.since <= m.mono AND m.mono <= k.until + {_GRACE_NS}
-WHERE m.e = 'leader' GROUP BY m.run, m.node, m.term, m.src, m.inc, m.seq
+LEFT JOIN (SELECT run, min(mono) AS mono FROM meta WHERE e = 'settled' GROUP BY run) s ON s.run = m.run
+WHERE m.e = 'leader' AND (s.mono IS NULL OR m.mono < s.mono)
+GROUP BY m.run, m.node, m.term, m.src, m.inc, m.seq
 """
 
 #: Servers that ended. `others`: faults that explain it.

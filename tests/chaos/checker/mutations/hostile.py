@@ -101,6 +101,20 @@ def hostile_clients_unseat_a_leader(trace: Trace) -> None:
     pause(trace, number(kill_end, "mono"), 30)
 
 
+@mutation("")
+def a_leader_hands_over_as_the_nodes_are_stopped(trace: Trace) -> None:
+    """Soon after hostile clients: that is the harness's doing."""
+    hostile_clients_unseat_a_leader(trace)
+    [healed] = lines(trace, Ev.META, e="healed")
+    last = max(number(line, "lidx") for line in lines(trace, Ev.DUMP))
+    elected = max(lines(trace, Ev.RAFT, e="leader"), key=lambda line: number(line, "mono"))
+    settled = add(trace, healed, e="settled", off=last)
+    at = number(elected, "mono") - 1
+    settled |= {"mono": at, "wall": number(healed, "wall") - number(healed, "mono") + at}
+    trace.files[str(healed["src"]), number(healed, "inc")].sort(key=lambda line: number(line, "mono"))
+    trace.renumber()
+
+
 @mutation("A9")
 def hostile_clients_end_a_server(trace: Trace) -> None:
     begin, _ = hostile_before_the_faults(trace)
