@@ -234,6 +234,23 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.commitlog",
         "broker_adapter.store",
     },
+    "broker_adapter.deferred": {
+        *_BROKER_BASE,
+        "broker_adapter.config",
+        "broker_adapter.commitlog",
+        "broker_adapter.store",
+        "broker_adapter.pop",
+    },
+    # What puts delivery together of its parts.
+    "broker_adapter.pop.service": {
+        *_BROKER_BASE,
+        "broker_adapter.config",
+        "broker_adapter.metadata",
+        "broker_adapter.commitlog",
+        "broker_adapter.store",
+        "broker_adapter.pop",
+        "broker_adapter.deferred",
+    },
     "broker_adapter.proxy.messages": {
         *_BROKER_BASE,
         CLIENT_GENERATED,
@@ -295,6 +312,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.commitlog",
         "broker_adapter.store",
         "broker_adapter.pop",
+        "broker_adapter.deferred",
     },
     "broker_adapter.server": {
         *_BROKER_BASE,
@@ -321,6 +339,8 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.proxy.calls",
         "broker_adapter.proxy.forwarding",
         "broker_adapter.traffic",
+        "broker_adapter.pop.service",
+        "broker_adapter.deferred",
     },
     # Its simulator is an extension of the log's.
     "broker_adapter.testing": {
@@ -338,6 +358,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.role",
         "broker_adapter.pop",
         "broker_adapter.server",
+        "broker_adapter.pop.service",
     },
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli.connect": {

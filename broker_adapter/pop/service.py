@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from broker_adapter.api import GroupConfig, OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.deferred.carrier import Carrier, KeptLog
+from broker_adapter.deferred.deferred_delivery import DeferredDelivery
+from broker_adapter.deferred.deferring import DeferringParts, DispatchedQueues, MakeDeferring, in_commands
 from broker_adapter.errors import (
     IllegalMessage,
     PutIndeterminate,
@@ -30,12 +33,9 @@ from broker_adapter.pop.api import (
     Resolution,
     Sent,
 )
-from broker_adapter.pop.carrier import Carrier, KeptLog
 from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
 from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.dead_letters import DeadLetters
-from broker_adapter.pop.deferred_delivery import DeferredDelivery
-from broker_adapter.pop.deferring import DeferringParts, DispatchedQueues, MakeDeferring, in_commands
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.pop.peeker import Peeker
 from broker_adapter.pop.queue_state import PoppedMessage

@@ -14,6 +14,7 @@ import structlog
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.put_gathering import QueuedRecords
+from broker_adapter.deferred.deferring import DeferringParts
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.format.delay_levels import DELAY_LEVEL, LEVELS_MS, SCHEDULE_TOPIC
@@ -22,7 +23,6 @@ from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.pop.api import Delayed
 from broker_adapter.pop.commands import SystemOffset
 from broker_adapter.pop.committer import Request
-from broker_adapter.pop.deferring import DeferringParts
 from broker_adapter.pop.handles import id_digest
 from broker_adapter.pop.sender import settled, with_id
 from broker_adapter.system_queues.due_loop import DueLoop

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import structlog
 
+from broker_adapter.deferred.deferring import DeferringParts
 from broker_adapter.pop.commands import SystemQueueEnd
 from broker_adapter.pop.committer import Request
-from broker_adapter.pop.deferring import DeferringParts
 
 _log = structlog.get_logger(part="delivery")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.deferred.deferring import Deferring, DeferringParts
 from broker_adapter.format.delay_levels import SCHEDULE_TOPIC, fitting_level
 from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
-from broker_adapter.pop.deferring import Deferring, DeferringParts
 from broker_adapter.system_queues.levels import LevelDelivery
 from broker_adapter.system_queues.transactions import Transactions
 

@@ -18,6 +18,7 @@ import structlog
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import BrokerFields
+from broker_adapter.deferred.deferring import DeferringParts
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status
 from broker_adapter.format.host import known_host
 from broker_adapter.format.message import Message, decode, encode
@@ -27,7 +28,6 @@ from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TO
 from broker_adapter.pop.api import Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import SystemOffset
 from broker_adapter.pop.committer import Request
-from broker_adapter.pop.deferring import DeferringParts
 from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import half_handle, id_digest, parse_half
 from broker_adapter.pop.sender import settled, with_id, within

@@ -223,7 +223,7 @@ INDEX_BUGS = (
 DELIVERY_BUGS = (
     Bug(
         "deliver-delayed-again",
-        "broker_adapter/pop/deferred_delivery.py",
+        "broker_adapter/deferred/deferred_delivery.py",
         "            elements=[End(deferred_id, ending)],\n",
         "            elements=[] if ending is Ending.MOVED else [End(deferred_id, ending)],\n",
         KINDS + fault("kill", "follower", 1, 1),
@@ -232,7 +232,7 @@ DELIVERY_BUGS = (
     ),
     Bug(
         "drop-committed-halves",
-        "broker_adapter/pop/deferred_delivery.py",
+        "broker_adapter/deferred/deferred_delivery.py",
         "        if ending in (Ending.MOVED, Ending.COMMITTED):\n",
         "        if ending is Ending.MOVED:\n",
         KINDS + fault("kill", "follower", 1, 1),
@@ -402,7 +402,7 @@ BUGS = (
     ),
     Bug(
         "deliver-delayed-at-once",
-        "broker_adapter/pop/deferred_delivery.py",
+        "broker_adapter/deferred/deferred_delivery.py",
         "self._put(defer._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)\n",
         "self._put(defer._replace(due_ms=0), timeout_ms)\n",
         KINDS + fault("kill", "follower", 1, 1),
@@ -411,7 +411,7 @@ BUGS = (
     ),
     Bug(
         "deliver-rolled-back",
-        "broker_adapter/pop/deferred_delivery.py",
+        "broker_adapter/deferred/deferred_delivery.py",
         "        if ending in (Ending.MOVED, Ending.COMMITTED):\n",
         "        if ending is not Ending.RECALLED:\n",
         KINDS + fault("kill", "leader", 1, 1),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset, TopicConfig
+from broker_adapter.deferred.deferred_delivery import DeferredDelivery
 from broker_adapter.errors import (
     Busy,
     IllegalMessage,
@@ -35,7 +36,6 @@ from broker_adapter.pop.api import (
     Sent,
 )
 from broker_adapter.pop.commands import Defer, DeferredKind
-from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.deferred_messages import DeferredMessage
 from broker_adapter.pop.handles import deferred_handle
 from broker_adapter.server.program import BrokerProgram

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.deferred.deferred_delivery import DeferredDelivery
 from broker_adapter.format.message import decode
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX
 from broker_adapter.pop import dead_letters, image
@@ -15,7 +16,6 @@ from broker_adapter.pop.api import AckStatus, Delivery
 from broker_adapter.pop.commands import Drop, Pop, QueueKey
 from broker_adapter.pop.committer import Done, Request
 from broker_adapter.pop.dead_letters import DeadLetters
-from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.deferred_messages import DeferredMessages
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.receiver import Receiver

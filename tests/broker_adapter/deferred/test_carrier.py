@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
+from broker_adapter.deferred import carrier as carrier_module
+from broker_adapter.deferred.carrier import Carrier
 from broker_adapter.errors import Busy, ReadFailed
-from broker_adapter.pop import carrier as carrier_module
-from broker_adapter.pop.carrier import Carrier
 from broker_adapter.pop.commands import Carried, End, Ending
 from broker_adapter.pop.committer import Committer, Request
-from tests.broker_adapter.pop.deferred_world import World, delayed
+from tests.broker_adapter.deferred.deferred_world import World, delayed
 from tests.node.local import until
 
 

@@ -17,6 +17,7 @@ import structlog
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.deferred.timetable import Timetable
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
 from broker_adapter.format.host import NO_HOST, Host, known_host
 from broker_adapter.format.message import Message, encode
@@ -31,7 +32,6 @@ from broker_adapter.pop.handles import deferred_handle, id_digest, parse_deferre
 from broker_adapter.pop.records import CARRIED_OVERHEAD
 from broker_adapter.pop.sender import Sender, with_id, within
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.pop.timetable import Timetable
 from broker_adapter.shares import fits
 from dledger.platform import LARGE_BYTES, large_turns, wake_queue
 

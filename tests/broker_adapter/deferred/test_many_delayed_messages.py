@@ -16,7 +16,7 @@ from broker_adapter.pop.commands import Defer, DeferredKind, Element, End, Endin
 from broker_adapter.pop.deferred_messages import IN_LOG_BYTES, LogPosition
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
-from tests.broker_adapter.pop.deferred_world import ID, START, World
+from tests.broker_adapter.deferred.deferred_world import ID, START, World
 from tests.node.local import until
 
 DAY_MS = 86_400_000

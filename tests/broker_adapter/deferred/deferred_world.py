@@ -10,11 +10,11 @@ from typing import Any, cast
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import AnyTopic, MessageWriter
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.deferred.deferred_delivery import DeferredDelivery
 from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.pop.api import Half, OrphanedHalf
 from broker_adapter.pop.commands import Element
 from broker_adapter.pop.committer import Committer, Done, Request
-from broker_adapter.pop.deferred_delivery import DeferredDelivery
 from broker_adapter.pop.deferred_messages import LogPosition
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.sender import Sender

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.deferred import deferred_delivery as module
+from broker_adapter.deferred.timetable import Timetable
 from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.format.sys_flag import COMPRESSED, TRANSACTION_MASK
-from broker_adapter.pop import deferred_delivery as module
 from broker_adapter.pop.api import Resolution
 from broker_adapter.pop.commands import Checked, Defer, DeferredKind, End, Ending
 from broker_adapter.pop.committer import Request
 from broker_adapter.pop.records import encode
-from broker_adapter.pop.timetable import Timetable
 from dledger.platform import LARGE_BYTES
 from dledger.turns import MOST_WOKEN
-from tests.broker_adapter.pop.deferred_world import ID, START, TOPIC, World, delayed
+from tests.broker_adapter.deferred.deferred_world import ID, START, TOPIC, World, delayed
 from tests.node.local import until
 
 

@@ -1,0 +1,1 @@
+"""Messages in no queue yet, on the master: taken in, moved when they are due, carried along the log."""
