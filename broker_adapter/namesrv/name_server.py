@@ -22,7 +22,7 @@ from broker_adapter.namesrv.values import (
     Route,
     TableLimits,
 )
-from broker_adapter.namesrv.watching import Watcher, Watchers
+from broker_adapter.namesrv.watching import RouteNotices, Watcher, Watchers
 from dledger.platform import SharedPlaces, get_logger
 
 _log = get_logger("namesrv")
@@ -214,6 +214,16 @@ class NameServer:
         except NameServerBusy:
             self.limit_hit("watcher")
             raise
+
+    def notify(self, tell: Callable[[Collection[str]], None], client: str) -> RouteNotices | None:
+        """Who calls `tell` when routes change that are asked for from now on. None: there are too many."""
+        notices = RouteNotices(self.limits.max_watched_topics, tell)
+        try:
+            self.watchers.admit(notices, client)
+        except NameServerBusy:
+            self.limit_hit("watcher")
+            return None
+        return notices
 
     def topic_rows(self, most: int) -> dict[str, dict[str, TopicConfig]]:
         """topic -> broker name -> queues, as routes show them; the first ones by name."""

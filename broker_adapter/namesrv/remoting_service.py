@@ -6,7 +6,8 @@ RocketMQ's own is known by its address, and has no term but that of the controll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from broker_adapter.api import PERM_WRITE, BrokerRole
@@ -23,7 +24,8 @@ from broker_adapter.namesrv.values import (
     Route,
     invalid,
 )
-from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.namesrv.watching import RouteNotices
+from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
@@ -38,6 +40,8 @@ _Fields: TypeAlias = Mapping[str, str]
 #: A list of as many topics is made and written in a turn of the event loop of its own.
 _MANY_TOPICS = 256
 _MANY_ROWS = 256
+#: Of one notice of changes.
+_NOTICE_TOPICS = 1024
 
 
 class NameServerRemoting:
@@ -55,6 +59,7 @@ class NameServerRemoting:
         self._callers = callers
         self._sessions: dict[RemotingConnection, dict[NodeKey, int]] = {}
         self._versions: dict[NodeKey, bodies.DataVersion] = {}
+        self._notices: dict[RemotingConnection, RouteNotices] = {}
 
     def register_with(self, dispatch: Dispatch) -> None:
         """On the executors that calls by gRPC have, too."""
@@ -106,6 +111,8 @@ class NameServerRemoting:
             self._server.close_session(session, key)
             if self._server.entry(key) is None:
                 self._versions.pop(key, None)
+        if (notices := self._notices.pop(connection, None)) is not None:
+            self._server.watchers.remove(notices)
 
     # -- brokers ------------------------------------------------------------------------------------------
 
@@ -203,7 +210,24 @@ class NameServerRemoting:
             return request.answer(
                 ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic}"
             )
-        return request.answer(ResponseCode.SUCCESS, body=bodies.route_data(route, self._order_of(route)))
+        is_watched = request.fields.get(WATCH_ROUTE) == "true" and self._watch(connection, topic)
+        return request.answer(
+            ResponseCode.SUCCESS,
+            fields={WATCH_ROUTE: "true"} if is_watched else None,
+            body=bodies.route_data(route, self._order_of(route)),
+        )
+
+    def _watch(self, connection: RemotingConnection, topic: str) -> bool:
+        """In the turn of the event loop in which the route is read: no change lies between. Topics without a
+        route are not watched, so a client cannot make this process keep names."""
+        notices = self._notices.get(connection)
+        if notices is None:
+            tell = partial(_tell_of_changes, connection)
+            notices = self._server.notify(tell, client_address(connection.host))
+            if notices is None:
+                return False
+            self._notices[connection] = notices
+        return notices.watch(topic)
 
     def _order_of(self, route: Route) -> str | None:
         """As an operator has set it; else from topics whose messages are in order."""
@@ -288,6 +312,13 @@ class NameServerRemoting:
     def _check_change(self, connection: RemotingConnection, what: str) -> None:
         if self._callers is not None:
             self._callers.check_change(connection.auth_context, what)
+
+
+def _tell_of_changes(connection: RemotingConnection, topics: Collection[str]) -> None:
+    names = list(topics)
+    for begin in range(0, len(names), _NOTICE_TOPICS):
+        body = bodies.topic_list(names[begin : begin + _NOTICE_TOPICS])
+        connection.notify(RemotingCommand.oneway(RequestCode.ROUTES_CHANGED, body=body))
 
 
 def _registration(fields: _Fields, body: bodies.RegisterBody) -> Registration:

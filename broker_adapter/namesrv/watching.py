@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol
 
 from broker_adapter.errors import NameServerBusy, Status
 from dledger.platform import SharedPlaces, wake_queue
@@ -47,11 +49,44 @@ class Watcher:
         return topic
 
 
+class RouteNotices:
+    """One connection that asked for routes and wants to know of their next change: it is told of a topic
+    once, and again after it has asked again. So it never has more to read than it has asked questions.
+    """
+
+    def __init__(self, most: int, tell: Callable[[Collection[str]], None]) -> None:
+        """`most` topics at a time; `tell` sends a notice."""
+        self._topics: set[str] = set()
+        self._most = most
+        self._tell = tell
+
+    def watch(self, topic: str) -> bool:
+        """False: too many are watched."""
+        if topic not in self._topics and len(self._topics) >= self._most:
+            return False
+        self._topics.add(sys.intern(topic))  # one text for all who watch it
+        return True
+
+    def mark(self, topics: Collection[str]) -> None:
+        """The routes of these have changed."""
+        fewer, more = sorted((self._topics, topics), key=len)
+        if concerned := [topic for topic in fewer if topic in more]:
+            self._topics.difference_update(concerned)
+            self._tell(concerned)
+
+
+class Marked(Protocol):
+    """Whoever is told of changes."""
+
+    def mark(self, topics: Collection[str]) -> None:
+        """The routes of these have changed."""
+
+
 class Watchers:
     """All of them, up to a limit."""
 
     def __init__(self, limit: int) -> None:
-        self._watchers: dict[Watcher, str] = {}  # and whose share its place is
+        self._watchers: dict[Marked, str] = {}  # and whose share its place is
         self._places = SharedPlaces(
             limit, "watchers of routes are open", "watch over fewer streams, or raise limits.max_watchers"
         )
@@ -61,19 +96,23 @@ class Watchers:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def __iter__(self) -> Iterator[Watcher]:
+    def __iter__(self) -> Iterator[Marked]:
         return iter(self._watchers)
 
     def add(self, topics: Collection[str] | None, known: Iterable[str], client: str = "") -> Watcher:
         """NameServerBusy (NAMESRV_LIMIT). `client`: the address whose share of the places it takes."""
-        if (refusal := self._places.refusal(client)) is not None:
-            raise NameServerBusy(Status.NAMESRV_LIMIT, refusal)
         watcher = Watcher(topics, known)
-        self._places.take(client)
-        self._watchers[watcher] = client
+        self.admit(watcher, client)
         return watcher
 
-    def remove(self, watcher: Watcher) -> None:
+    def admit(self, watcher: Marked, client: str = "") -> None:
+        """As `add`, of one that is there."""
+        if (refusal := self._places.refusal(client)) is not None:
+            raise NameServerBusy(Status.NAMESRV_LIMIT, refusal)
+        self._places.take(client)
+        self._watchers[watcher] = client
+
+    def remove(self, watcher: Marked) -> None:
         if (client := self._watchers.pop(watcher, None)) is not None:
             self._places.give_back(client)
 
@@ -87,7 +126,7 @@ class Watchers:
         topics, self._changed = self._changed, {}
         self._is_marking = True
 
-        def mark(watcher: Watcher | None) -> bool:
+        def mark(watcher: Marked | None) -> bool:
             if watcher is not None:
                 watcher.mark(topics)
             elif self._changed:

@@ -4,6 +4,7 @@ answers have the codes of broker_adapter.errors.ResponseCode."""
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class RequestCode(IntEnum):
@@ -92,6 +93,11 @@ class RequestCode(IntEnum):
     IMPORT_MESSAGES = 910_002
     READ_QUEUE = 910_003
     CHANGE_BROKER_ROLE = 910_004
+    ROUTES_CHANGED = 910_005
+
+
+#: A field of GET_ROUTEINFO_BY_TOPIC, and of its answer: ROUTES_CHANGED tells of the route's next change.
+WATCH_ROUTE: Final = "watchRoute"
 
 
 class Language(IntEnum):

@@ -12,10 +12,13 @@ from typing import Any, Self
 
 from broker_adapter.errors import ReadFailed, ResponseCode, Status, TopicRefused
 from broker_adapter.format.unique_keys import UniqueKeys
+from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting_client.connections import Connections
 from broker_adapter.remoting_client.core.outcomes import error_of
+from broker_adapter.remoting_client.core.route_data import parse_topic_list
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.routes import NameServers, RouteCache
 
@@ -43,10 +46,15 @@ class ClientInstance:
         #: Groups know their members by it: no two clients may have the same.
         self.client_id = f"{os.getpid()}@{secrets.token_hex(6)}"
         self._tasks: list[asyncio.Task[None]] = []
+        self.dispatch.register([RequestCode.ROUTES_CHANGED], self._routes_changed, Executor("routes", 8, 64))
 
     def start(self) -> None:
         """Begin to renew routes."""
         self.run(self.routes.run())
+        self.run(self.routes.follow())
+
+    async def _routes_changed(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        self.routes.changed(parse_topic_list(request.body))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Let it go on until it ends or the client is closed."""

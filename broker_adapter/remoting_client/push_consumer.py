@@ -125,6 +125,7 @@ class PushConsumer(RemotingClient):
         self._client.dispatch.register(
             [RequestCode.RESET_CONSUMER_CLIENT_OFFSET], self._offsets_reset, Executor("resets", 8, 64)
         )
+        self._client.routes.on_change = lambda topic: self._rebalance.set()  # it may have other queues
         self._client.start()
         await self._heartbeat()
         await self._balance()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from broker_adapter.errors import (
     AnswerMissing,
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 #: After a failure a route is asked for again at once, but not more often.
 _MIN_AGE_S = 0.5
+#: Routes of which a NameServer says that they have changed are asked for at once, but not more often; less
+#: often while nobody answers.
+_NOTICED_S, _NOTICED_AGAIN_S = 0.2, 1.0
 
 
 class NameServers:
@@ -57,14 +60,18 @@ class NameServers:
 
 
 class RouteCache:
-    """On one event loop; `run` renews what is kept until it is cancelled."""
+    """On one event loop; `run` and `follow` renew what is kept until they are cancelled."""
 
     def __init__(self, name_servers: NameServers, options: ClientOptions) -> None:
         self._name_servers = name_servers
         self._options = options
         self._routes: dict[str, tuple[TopicRoute, float]] = {}  # with its age; least recently used first
         self._asking: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._stale: dict[str, None] = {}  # routes that have changed
+        self._noticed = asyncio.Event()
         self.min_age_s = _MIN_AGE_S
+        #: Called with a topic whose route is another one than before.
+        self.on_change: Callable[[str], None] = lambda topic: None
 
     @property
     def known(self) -> dict[str, TopicRoute]:
@@ -100,6 +107,32 @@ class RouteCache:
                 except BrokerError as error:
                     _log.info("a route is not renewed: topic %s, %s", topic, error)
 
+    def changed(self, topics: Iterable[str]) -> None:
+        """A NameServer says so: `follow` asks for those of them that are kept."""
+        self._stale.update(dict.fromkeys(topic for topic in topics if topic in self._routes))
+        if self._stale:
+            self._noticed.set()
+
+    async def follow(self) -> None:
+        while True:
+            await self._noticed.wait()
+            self._noticed.clear()
+            stale, self._stale = self._stale, {}
+            left = [topic for topic in stale if not await self._is_renewed(topic)]
+            await asyncio.sleep(_NOTICED_AGAIN_S if left else _NOTICED_S)
+            self.changed(left)
+
+    async def _is_renewed(self, topic: str) -> bool:
+        """False: nobody has answered, so ask again."""
+        try:
+            await self.ask(topic)
+        except TopicRefused:
+            return True  # it is not kept any more
+        except BrokerError as error:
+            _log.info("a route has changed and is not renewed: topic %s, %s", topic, error)
+            return False
+        return True
+
     async def close(self) -> None:
         asking = list(self._asking.values())
         for task in asking:
@@ -123,8 +156,10 @@ class RouteCache:
                 self._routes.pop(topic, None)
             raise error
         route = parse_route(answer.body)
-        self._routes.pop(topic, None)
+        before = self._routes.pop(topic, None)
         while len(self._routes) >= self._options.max_topics:
             self._routes.pop(next(iter(self._routes)))
         self._routes[topic] = route, asyncio.get_running_loop().time()
+        if before is not None and before[0] != route:
+            self.on_change(topic)
         return route

@@ -25,7 +25,7 @@ from broker_adapter.remoting_client.core.admin_bodies import (
     parse_topic_stats,
     parse_topics,
 )
-from broker_adapter.remoting_client.core.route_data import parse_clusters, parse_route
+from broker_adapter.remoting_client.core.route_data import parse_clusters, parse_route, parse_topic_list
 from broker_adapter.remoting_client.core.values import decode_messages
 from broker_adapter.remoting_client.group_requests import parse_locked, parse_members
 from tests.fuzz.target import Target
@@ -119,6 +119,10 @@ def _locked(rng: Random) -> bytes:
 
 def _members(rng: Random) -> bytes:
     return json.dumps({"consumerIdList": [f"c{number}" for number in range(rng.randrange(4))]}).encode()
+
+
+def _notice(rng: Random) -> bytes:
+    return json.dumps({"topicList": [f"t{number}" for number in range(rng.randrange(4))]}).encode()
 
 
 def _body(rng: Random) -> bytes:
@@ -224,6 +228,7 @@ TARGETS = (
     Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),
     Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),
     Target("client-locks", _locked, parse_locked, (parse_locked,), (FrameRefused,), text=True),
+    Target("client-notice", _notice, parse_topic_list, (parse_topic_list,), (FrameRefused,), text=True),
     Target("client-members", _members, parse_members, (parse_members,), (FrameRefused,), text=True),
     Target(
         "client-admin",

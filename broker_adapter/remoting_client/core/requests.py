@@ -13,7 +13,7 @@ from broker_adapter.format.properties import (
     encode_properties,
     join_properties,
 )
-from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core.values import MessageQueue
 
@@ -119,9 +119,9 @@ def reset_offset(group: str, queue: MessageQueue, offset: int) -> RemotingComman
 
 
 def route_of(topic: str) -> RemotingCommand:
-    return RemotingCommand(
-        RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
-    )
+    """NameServers of ours tell of the next change of the route, too; others pass over that."""
+    fields = {"topic": topic, "acceptStandardJsonOnly": "true", WATCH_ROUTE: "true"}
+    return RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
 
 
 def of_queue(code: RequestCode, queue: MessageQueue, **more: str) -> RemotingCommand:

@@ -110,6 +110,14 @@ def parse_route(body: bytes) -> TopicRoute:
     )
 
 
+def parse_topic_list(body: bytes) -> list[str]:
+    """Names of topics. FrameRefused (FRAME_INVALID)."""
+    topics = _object(body).get("topicList")
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise _malformed("topicList is no list of names")
+    return topics
+
+
 def parse_clusters(body: bytes) -> dict[str, list[BrokerAddresses]]:
     """Cluster -> its brokers, of a ClusterInfo. FrameRefused (FRAME_INVALID)."""
     found = _object(body)
