@@ -50,6 +50,11 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "Long delays of many messages, or transactions that nobody ends.",
         "Wait until some are due. End transactions. Raise `delivery.max_held_bytes`.",
     ),
+    Status.OS_PAGE_CACHE_BUSY: Advice(
+        "The master of a classic log waits for its disk. Nothing was stored.",
+        "An fdatasync takes longer than `classic.page_cache_busy_ms`.",
+        "Send again later. If it lasts, look at the master's disk: its health says how long a sync takes.",
+    ),
     Status.OUTCOME_UNKNOWN: Advice(
         "No answer came for sure. The message is in doubt.",
         "A failover or a broken connection while the message was under way.",
@@ -425,6 +430,11 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "Too many requests of this kind are under way.",
         "More load than the executor of these request codes takes.",
         "Clients try again automatically. Look at the metric of the executor that the message names.",
+    ),
+    Status.QUEUE_WAIT_TOO_LONG: Advice(
+        "A send waited too long for its turn. Nothing was stored.",
+        "The node has more to do than its CPU can, or was stopped for a while.",
+        "Send again later. Send less at once, or raise `remoting.send_queue_wait_ms`.",
     ),
     Status.CODE_UNKNOWN: Advice(
         "Nobody answers this request code here.",

@@ -72,6 +72,7 @@ class Status(IntEnum):
     TOO_MANY_CALLS = 704
     NOT_CONNECTED = 705  # given by clients: the broker was not reached
     TOO_MANY_HELD_MESSAGES = 706
+    OS_PAGE_CACHE_BUSY = 707
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -184,6 +185,7 @@ class Status(IntEnum):
     NOT_AUTHENTICATED = 805
     NOT_PERMITTED = 806
     CLIENT_NOT_CONNECTED = 807
+    QUEUE_WAIT_TOO_LONG = 808
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -200,6 +202,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_HELD_MESSAGES: ResponseCode.SYSTEM_BUSY,
+    Status.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
     Status.DELAY_TOO_LONG: ResponseCode.MESSAGE_ILLEGAL,
     Status.HANDLE_INVALID: ResponseCode.QUERY_NOT_FOUND,
     Status.TRANSACTION_UNKNOWN: ResponseCode.QUERY_NOT_FOUND,
@@ -267,6 +270,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.NAMESRV_NOT_ALLOWED: ResponseCode.NO_PERMISSION,
     Status.FRAME_INVALID: ResponseCode.SYSTEM_ERROR,
     Status.EXECUTOR_FULL: ResponseCode.SYSTEM_BUSY,
+    Status.QUEUE_WAIT_TOO_LONG: ResponseCode.SYSTEM_BUSY,
     Status.CODE_UNKNOWN: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     Status.ANSWER_MISSING: ResponseCode.SYSTEM_ERROR,
     Status.REQUEST_FAILED: ResponseCode.SYSTEM_ERROR,
@@ -404,6 +408,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.TOO_MANY_CALLS: Busy,
     Status.NOT_CONNECTED: PutRefused,
     Status.TOO_MANY_HELD_MESSAGES: Busy,
+    Status.OS_PAGE_CACHE_BUSY: Busy,
     Status.DELAY_TOO_LONG: IllegalMessage,
     Status.HANDLE_INVALID: ReadFailed,
     Status.TRANSACTION_UNKNOWN: ReadFailed,
@@ -473,6 +478,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.NAMESRV_NOT_ALLOWED: NameServerRefused,
     Status.FRAME_INVALID: RemotingRefused,
     Status.EXECUTOR_FULL: RemotingRefused,
+    Status.QUEUE_WAIT_TOO_LONG: RemotingRefused,
     Status.CODE_UNKNOWN: RemotingRefused,
     Status.ANSWER_MISSING: AnswerMissing,
     Status.REQUEST_FAILED: RemotingFailed,

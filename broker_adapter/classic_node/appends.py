@@ -9,10 +9,13 @@ from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.classic_node.group_commit import ClassicOutcome, GroupCommit
 from broker_adapter.classic_node.records import TERM
 from broker_adapter.classic_node.roles import RoleTeller
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.format.sys_flag import TRANSACTION_PREPARED
 from broker_adapter.log.protocol import Fill, Places
 from dledger import AppendOutcome, Code, InvalidRequest, NotLeader, Overloaded
+
+#: RocketMQ's words for a request that comes while isOSPageCacheBusy.
+_BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 
 
 class ClassicAppends:
@@ -36,16 +39,19 @@ class ClassicAppends:
         max_batch_bytes: int,
         max_pending_bytes: int,
         timeout_ms: int,
+        busy_ms: int,
         on_grown: Callable[[], None],
         on_failure: Callable[[BrokerError], None],
     ) -> None:
-        """`timeout_ms`: of appends that name none. `on_grown`: the log has more."""
+        """`timeout_ms`: of appends that name none. `busy_ms`: while one has waited longer for the disk, no
+        further one is taken. `on_grown`: the log has more."""
         self.is_stopping = False
         self._roles = roles
         self._now_ms = now_ms
         self._max_batch_bytes = max_batch_bytes
         self._max_pending_bytes = max_pending_bytes
         self._timeout_ms = timeout_ms
+        self._busy_ms = busy_ms
         self._on_grown = on_grown
         self._on_failure = on_failure
 
@@ -63,8 +69,8 @@ class ClassicAppends:
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:
-        """NotLeader, Overloaded, InvalidRequest, Busy (DISK_FULL): nothing was stored. PutIndeterminate
-        (LOG_FAILED): nobody knows, and the broker stops."""
+        """NotLeader, Overloaded, InvalidRequest, Busy (DISK_FULL, OS_PAGE_CACHE_BUSY): nothing was stored.
+        PutIndeterminate (LOG_FAILED): nobody knows, and the broker stops."""
         self._check(sizes, expected)
         log = self._log
         log.make_room(sizes)  # before queue offsets are taken
@@ -88,6 +94,9 @@ class ClassicAppends:
             raise NotLeader("this broker is no master")
         if (event.term, event.role_epoch) != expected:
             raise NotLeader("this broker became master again since", code=Code.ROLE_EPOCH_CHANGED)
+        if (oldest_ms := self._commit.oldest_ms) > self._busy_ms:
+            text = f"{_BUSY}: the oldest append has waited {oldest_ms} ms for the disk"
+            raise error_for(Status.OS_PAGE_CACHE_BUSY, text)
         if not sizes:
             raise InvalidRequest("a batch has at least one record", code=Code.REQUEST_WITH_EMPTY_BODYS)
         size = sum(sizes)

@@ -72,11 +72,11 @@ def async_rule(settings: ClassicSettings) -> AsyncRule | None:
 class _Append:
     __slots__ = ("begun", "deadline", "end", "future", "outcome", "timer")
 
-    def __init__(self, end: int, outcome: ClassicOutcome, deadline: float) -> None:
+    def __init__(self, end: int, outcome: ClassicOutcome, begun: float, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         self.end = end
         self.outcome = outcome
-        self.begun = perf_counter()
+        self.begun = begun
         self.deadline = deadline
         self.future: asyncio.Future[AppendOutcome] = loop.create_future()
         self.timer: asyncio.TimerHandle | None = None
@@ -100,9 +100,10 @@ class GroupCommit:
         rule: AsyncRule | None,
         on_flushed: Callable[[], None],
         on_failure: Callable[[BrokerError], None],
+        now: Callable[[], float] = perf_counter,
     ) -> None:
         """`rule`: appends are answered at once, and synced by it; None: they are answered when they are
-        durable. `on_flushed`: told whenever more is durable. `on_failure`: the disk has failed."""
+        durable. `on_flushed`: told whenever more is durable. `on_failure`: the disk has failed. `now`: s."""
         self.pending_bytes = 0
         self._log = log
         self._thread = thread
@@ -110,6 +111,7 @@ class GroupCommit:
         self._rule = rule
         self._on_flushed = on_flushed
         self._on_failure = on_failure
+        self._now = now
         self._waiting: deque[_Append] = deque()
         self._acks: set[asyncio.Task[None]] = set()
         self._more = asyncio.Event()
@@ -137,7 +139,7 @@ class GroupCommit:
     ) -> asyncio.Future[AppendOutcome]:
         """Records from `begin` to `end` are in the log."""
         loop = asyncio.get_running_loop()
-        one = _Append(end, outcome, loop.time() + timeout_ms / 1000)
+        one = _Append(end, outcome, self._now(), loop.time() + timeout_ms / 1000)
         self.pending_bytes += end - begin
         one.future.add_done_callback(lambda _: self._answered(one, end - begin))
         if self._rule is None:
@@ -148,6 +150,12 @@ class GroupCommit:
         self.grown()
         return one.future
 
+    @property
+    def oldest_ms(self) -> int:
+        """How long the oldest append has waited for the disk, though it may have been answered that it is
+        late; 0: none waits, as always with ASYNC_FLUSH."""
+        return int(1000 * (self._now() - self._waiting[0].begun)) if self._waiting else 0
+
     def grown(self) -> None:
         """There is something to sync."""
         self._more.set()
@@ -157,7 +165,7 @@ class GroupCommit:
     def _answered(self, one: _Append, size: int) -> None:
         self.pending_bytes -= size
         if not one.future.cancelled() and one.future.exception() is None:
-            self._metrics.append_latency.observe(perf_counter() - one.begun)
+            self._metrics.append_latency.observe(self._now() - one.begun)
 
     async def _run(self) -> None:
         loop, log, rule = asyncio.get_running_loop(), self._log, self._rule
@@ -180,10 +188,10 @@ class GroupCommit:
             self._on_failure(error_for(Status.LOG_FAILED, text))
 
     async def _flush(self) -> None:
-        begun = self.syncing_since = perf_counter()
+        begun = self.syncing_since = self._now()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._log.flush)
         self.syncing_since = None
-        self._metrics.fsync_latency.observe(perf_counter() - begun)
+        self._metrics.fsync_latency.observe(self._now() - begun)
         self._flushed()
 
     def _flushed(self) -> None:

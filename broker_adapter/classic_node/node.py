@@ -115,6 +115,7 @@ class ClassicNode:
             max_batch_bytes=self.max_batch_bytes,
             max_pending_bytes=config.limits.max_pending_bytes,
             timeout_ms=config.limits.append_timeout_ms,
+            busy_ms=settings.page_cache_busy_ms,
             on_grown=self._grown,
             on_failure=self._failed,
         )

@@ -28,6 +28,9 @@ class ClassicSettings(BaseModel):
     """ASYNC_FLUSH only: fewer pages of 4 KiB wait (`flushCommitLogLeastPages`)."""
     flush_thorough_interval_ms: Positive = 10_000
     """ASYNC_FLUSH only: ... but not longer than this (`flushCommitLogThoroughInterval`)."""
+    page_cache_busy_ms: Positive = 1_000
+    """SYNC_FLUSH only: while an append has waited longer than this for the disk, others are refused: 707
+    (`osPageCacheBusyTimeOutMills`)."""
     file_size: Annotated[int, Field(ge=1 << 16, le=(1 << 31) - 1)] = 1 << 30
     """Bytes of a file of the CommitLog, fixed by the first one (`mappedFileSizeCommitLog`)."""
     disk_reserve_bytes: Annotated[int, Field(ge=0)] = 64 << 20

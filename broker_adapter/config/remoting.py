@@ -37,6 +37,9 @@ class RemotingSettings(BaseModel):
     """Connections of clients from one address."""
     max_sends: Positive = 4_096
     """Sends, and changes of offsets, under way."""
+    send_queue_wait_ms: Positive = 1_000
+    """A send that has waited longer than this for its turn is refused: 808 (`waitTimeMillsInSendQueue`, there
+    200)."""
     max_pulls: Positive = 10_000
     """Pulls under way, those that wait for messages included."""
     max_queries: Positive = 256

@@ -7,11 +7,12 @@ executors that are full say SYSTEM_BUSY at once, hooks before and after each req
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
@@ -22,6 +23,8 @@ _log = get_logger("remoting")
 
 #: Under which requests are counted whose code nobody knows: clients may name four billion.
 UNKNOWN_CODE: Final = -1
+#: RocketMQ's words.
+_CLEANED = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"
 _ANSWERS = frozenset(int(code) for code in ResponseCode)
 
 #: None: there is no answer, or the processor sends it itself.
@@ -84,12 +87,20 @@ class RpcHook(Protocol):
     ) -> None: ...
 
 
+class _Entry(NamedTuple):
+    processor: Processor
+    executor: Executor
+    most_wait_s: float | None
+
+
 class Dispatch:
     """Answers requests. On one event loop."""
 
-    def __init__(self, hooks: Iterable[RpcHook] = ()) -> None:
+    def __init__(self, hooks: Iterable[RpcHook] = (), *, now: Callable[[], float] = time.monotonic) -> None:
+        """`now`: seconds, which never fall."""
         self._hooks = tuple(hooks)
-        self._table: dict[int, tuple[Processor, Executor]] = {}
+        self._now = now
+        self._table: dict[int, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}  # that end with it
         self._large: Counter[RemotingConnection] = Counter()  # requests that wait for turns of their own
@@ -97,11 +108,19 @@ class Dispatch:
         #: that nobody knows together as UNKNOWN_CODE.
         self.counts: Counter[tuple[int, int]] = Counter()
 
-    def register(self, codes: Iterable[int], processor: Processor, executor: Executor) -> None:
-        """Each code once."""
+    def register(
+        self,
+        codes: Iterable[int],
+        processor: Processor,
+        executor: Executor,
+        *,
+        most_wait_s: float | None = None,
+    ) -> None:
+        """Each code once. `most_wait_s`: a request whose turn comes later is refused, as by RocketMQ's
+        BrokerFastFailure: its client may have given up, and would have it done twice."""
         for code in codes:
             assert code not in self._table, f"request code {code} has a processor"
-            self._table[code] = processor, executor
+            self._table[code] = _Entry(processor, executor, most_wait_s)
 
     @property
     def codes(self) -> frozenset[int]:
@@ -110,7 +129,7 @@ class Dispatch:
 
     @property
     def executors(self) -> list[Executor]:
-        return list({id(executor): executor for _, executor in self._table.values()}.values())
+        return list({id(entry.executor): entry.executor for entry in self._table.values()}.values())
 
     @property
     def under_way(self) -> int:
@@ -124,12 +143,12 @@ class Dispatch:
                 connection, request, Status.CODE_UNKNOWN, f"request type {request.code} not supported"
             )
             return
-        processor, executor = entry
+        executor = entry.executor
         if refusal := executor.admit(client_address(connection.host)):
             self._refuse(connection, request, Status.EXECUTOR_FULL, f"[OVERLOAD]system busy: {refusal}")
             return
         connection.begin()
-        task = asyncio.get_running_loop().create_task(self._run(connection, request, processor, executor))
+        task = asyncio.get_running_loop().create_task(self._run(connection, request, entry, self._now()))
         self._tasks.add(task)
         if executor.ends_with_connection:
             self._of_connection.setdefault(connection, set()).add(task)
@@ -160,20 +179,18 @@ class Dispatch:
         connection.end()
 
     async def _run(
-        self,
-        connection: RemotingConnection,
-        request: RemotingCommand,
-        processor: Processor,
-        executor: Executor,
+        self, connection: RemotingConnection, request: RemotingCommand, entry: _Entry, arrived: float
     ) -> None:
+        executor = entry.executor
         async with executor.turn:
             await self._turn(connection, is_large=executor.is_expensive or len(request.body) >= LARGE_BYTES)
             if connection.is_closed:
                 return  # nobody waits: it was not begun
             try:
+                self._check_wait(entry, self._now() - arrived)
                 for hook in self._hooks:
                     hook.before(connection, request)
-                answer = await processor(connection, request)
+                answer = await entry.processor(connection, request)
             except BrokerError as error:
                 answer = _refusal(request, error)
             except Exception:
@@ -181,6 +198,13 @@ class Dispatch:
                 _log.exception("a request failed", code=request.code, peer=connection.peer)
                 answer = _defect(request)
         self._send(connection, request, answer)
+
+    @staticmethod
+    def _check_wait(entry: _Entry, waited_s: float) -> None:
+        if entry.most_wait_s is not None and waited_s > entry.most_wait_s:
+            size = entry.executor.under_way - 1
+            text = f"{_CLEANED}, period in queue: {1000 * waited_s:.0f}ms, size of queue: {size}"
+            raise RemotingRefused(Status.QUEUE_WAIT_TOO_LONG, text)
 
     async def _turn(self, connection: RemotingConnection, *, is_large: bool) -> None:
         """The requests of one connection keep their order: none overtakes a large one."""

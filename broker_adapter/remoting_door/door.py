@@ -93,6 +93,7 @@ class RemotingDoor:
         self._check_operator = check_operator
         self._knows_accounts = knows_accounts
         self._sends = Executor("sends", settings.max_sends, 0)
+        self._most_send_wait_s = settings.send_queue_wait_ms / 1000
         self._pulls = Executor("pulls", settings.max_pulls, 0, ends_with_connection=True)
         self._queries = Executor("queries", settings.max_queries, settings.max_queries)
         self._pushes = Executor("replies", settings.max_queries, settings.max_queries)
@@ -100,7 +101,8 @@ class RemotingDoor:
         self.admin = Executor("admin", settings.max_queries, settings.max_queries)
 
     def register_with(self, dispatch: Dispatch) -> None:
-        dispatch.register((*SENDS, *CHANGES), self._pass_on, self._sends)
+        dispatch.register(SENDS, self._pass_on, self._sends, most_wait_s=self._most_send_wait_s)
+        dispatch.register(CHANGES, self._pass_on, self._sends)
         dispatch.register(PULLS, self._pull, self._pulls)
         dispatch.register(POPS, self._pass_on, self._pulls)
         dispatch.register(REPLIES, self._reply, self._pushes)

@@ -68,6 +68,7 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.TOO_MANY_CALLS,
         Status.NOT_CONNECTED,
         Status.TOO_MANY_HELD_MESSAGES,
+        Status.OS_PAGE_CACHE_BUSY,
         Status.TOPIC_CHANGED,
         Status.TOO_MANY_TOPICS,
         Status.TOO_MANY_GROUPS,

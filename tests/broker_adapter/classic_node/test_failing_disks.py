@@ -8,7 +8,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker_adapter.errors import BrokerError, Status
+import pytest
+
+from broker_adapter.errors import BrokerError, Busy, ResponseCode, Status
 from dledger.platform import OsDisk
 from dledger.store.disk import Buffer
 from tests.broker_adapter.classic_node.classic_pair import classic_pair
@@ -67,5 +69,51 @@ def test_the_checkpoint_says_nothing_of_messages_that_were_not_dispatched(tmp_pa
                 goes_on.set()
             newest_ms = node.log.last_stamp_ms
             await until(lambda: node.log.checkpoint.logics_ms >= newest_ms)
+
+    asyncio.run(run())
+
+
+class StalledDisk(OsDisk):
+    """Its syncs stand still while `may_go` is not set."""
+
+    def __init__(self) -> None:
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def fdatasync(self, handle: int) -> None:
+        self.may_go.wait()
+        super().fdatasync(handle)
+
+
+def test_a_master_whose_disk_stands_still_refuses_sends_until_it_goes_on(tmp_path: Path) -> None:
+    """Else each waits for its time-out, and is in the log all the same."""
+
+    async def run() -> None:
+        disk, clock_s = StalledDisk(), [0.0]
+        async with classic_pair(tmp_path) as pair:
+            program = pair.programs["n1"] = pair.program("n1", page_cache_busy_ms=700, **ASYNC)
+            await program.make_node(disk=disk).start()
+            await program.start()
+            master, node = await pair.writable("n1"), pair.node("n1")
+            await master.broker.send("t", messages("makes the topic"), queue_id=0)
+            node.commit._now = lambda: clock_s[0]
+            disk.may_go.clear()
+            try:
+                stored = asyncio.ensure_future(master.broker.send("t", messages("a"), queue_id=0))
+                await until(lambda: node.commit.syncing_since is not None)
+                clock_s[0] = 0.7
+                also = asyncio.ensure_future(master.broker.send("t", messages("b"), queue_id=0))
+                end = node.log.end_offset
+                await until(lambda: node.log.end_offset > end)
+                end, clock_s[0] = node.log.end_offset, 0.701
+                with pytest.raises(Busy, match=r"REJECTREQUEST.*701 ms") as refused:
+                    await master.broker.send("t", messages("refused"), queue_id=0)
+                assert refused.value.status is Status.OS_PAGE_CACHE_BUSY
+                assert refused.value.response_code is ResponseCode.SYSTEM_BUSY
+                assert node.log.end_offset == end and not stored.done()
+            finally:
+                disk.may_go.set()
+            assert [(await one).queue_offset for one in (stored, also)] == [1, 2]
+            assert (await master.broker.send("t", messages("c"), queue_id=0)).queue_offset == 3
 
     asyncio.run(run())

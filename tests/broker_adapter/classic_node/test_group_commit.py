@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -57,7 +58,9 @@ class World:
 
 @asynccontextmanager
 async def commits(
-    rule: AsyncRule | None = None, on_flushed: Callable[[], None] = lambda: None
+    rule: AsyncRule | None = None,
+    on_flushed: Callable[[], None] = lambda: None,
+    now: Callable[[], float] = time.perf_counter,
 ) -> AsyncIterator[tuple[World, GroupCommit]]:
     world, thread = World(), ThreadPoolExecutor(1)
 
@@ -72,6 +75,7 @@ async def commits(
         rule=rule,
         on_flushed=flushed,
         on_failure=world.failure.set_result,
+        now=now,
     )
     commit.start()
     try:
@@ -130,6 +134,35 @@ async def test_a_flush_that_fails_is_told_whatever_it_is(failure: Exception, rul
         if rule is None:
             with pytest.raises(Indeterminate):
                 await answer
+
+
+async def test_the_oldest_append_ages_until_it_is_durable_though_it_was_answered() -> None:
+    clock_s, is_flushed = [50.0], asyncio.Event()
+    async with commits(on_flushed=is_flushed.set, now=lambda: clock_s[0]) as (world, commit):
+        assert commit.oldest_ms == 0
+        late = world.append(commit, 10, 1)
+        await world.begun()
+        clock_s[0] = 51.5
+        young = world.append(commit, 20)
+        assert shortfall(await late) is Status.FLUSH_DISK_TIMEOUT
+        assert commit.oldest_ms == 1500
+        world.log.may_go.release()
+        await is_flushed.wait()
+        assert commit.oldest_ms == 0
+        clock_s[0] = 51.75
+        assert commit.oldest_ms == 250
+        world.log.may_go.release()
+        await young
+        assert commit.oldest_ms == 0
+
+
+async def test_nobody_waits_for_the_disk_with_async_flush() -> None:
+    clock_s = [50.0]
+    async with commits(AsyncRule(0.001, 0), now=lambda: clock_s[0]) as (world, commit):
+        await world.append(commit, 10)
+        await world.begun()
+        clock_s[0] = 60
+        assert commit.oldest_ms == 0
 
 
 async def test_async_flush_answers_at_once_and_syncs_later() -> None:

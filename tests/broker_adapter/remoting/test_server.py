@@ -590,6 +590,43 @@ async def test_connections_that_send_at_once_share_the_turns() -> None:
         one.close("the test is over")
 
 
+class _Answered(RemotingConnection):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__(_Counting(), ROOMY, ByteBudget(1 << 20))
+        self.answers: list[RemotingCommand] = []
+
+    def send(self, command: RemotingCommand) -> None:
+        self.answers.append(command)
+
+
+async def test_a_request_whose_turn_comes_too_late_is_refused_and_not_begun() -> None:
+    clock_s, begun, go_on = [7.0], list[int](), asyncio.Event()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        begun.append(request.opaque)
+        await go_on.wait()
+        return request.answer(0)
+
+    dispatch, connection = Dispatch(now=lambda: clock_s[0]), _Answered()
+    executor = Executor("sends", running=1, waiting=8)
+    dispatch.register([ECHO], processor, executor, most_wait_s=0.2)
+    dispatch.register([LARGE], processor, executor)
+    for opaque, (arrived_s, code) in enumerate([(7, ECHO), (7, LARGE), (7, ECHO), (7.125, ECHO)]):
+        clock_s[0] = arrived_s
+        dispatch.answer(connection, RemotingCommand(code, opaque=opaque))
+        await until(lambda: begun == [0])
+    clock_s[0] = 7.25  # the third waited for 250 ms, the fourth for 125
+    go_on.set()
+    await dispatch.drained()
+    assert begun == [0, 1, 3]
+    [refused] = [answer for answer in connection.answers if answer.code != 0]
+    assert (refused.opaque, refused.code) == (2, ResponseCode.SYSTEM_BUSY)
+    assert "808" in (refused.remark or "") and "[TIMEOUT_CLEAN_QUEUE]broker busy" in (refused.remark or "")
+    assert "period in queue: 250ms, size of queue: " in (refused.remark or "")
+
+
 @pytest.mark.parametrize(("is_expensive", "most"), [(False, MOST_WOKEN), (True, 1)])
 async def test_processors_that_do_not_wait_share_the_turns(is_expensive: bool, most: int) -> None:
     of_turn = [0]
