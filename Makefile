@@ -246,7 +246,7 @@ chaos-planted: $(DEV) clients-python ## Bugs planted in a copy of the product, e
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-rocketmq: $(DEV) interop-java clients-java ## RocketMQ's Java client with its own DLedger group, and with ours, and our gRPC door (5 minutes; needs java and mvn)
+bench-rocketmq: $(DEV) interop-java clients-java ## RocketMQ's Java client with its own brokers, and with ours, and our gRPC door (12 minutes; needs java and mvn; ARGS="--log classic")
 	@$(BIN)/python -m tests.interop.bench $(ARGS)
 
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)

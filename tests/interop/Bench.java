@@ -3,16 +3,19 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.LongPredicate;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 
-/** The same load on any cluster: SERVERS TOPIC SECONDS. Bodies of 1 KiB. Says a figure a line. */
+/** The same load on any cluster: SERVERS TOPIC SECONDS. Bodies of 1 KiB. Says a figure a line.
+ * With a fourth argument: sends so many messages, and says nothing. */
 public final class Bench {
     private static final byte[] BODY = new byte[1024];
     private static final int IN_FLIGHT = 64;
@@ -29,6 +32,10 @@ public final class Bench {
         producer.setNamesrvAddr(arguments[0]);
         producer.setSendMsgTimeout(10_000);
         producer.start();
+        if (arguments.length > 3) {
+            fill(producer, Long.parseLong(arguments[3]));
+            System.exit(0);
+        }
         many(producer); // warms up
         say("sends a second, 64 in flight", many(producer));
         say("messages a second, batches of 64, 4 in flight", batches(producer));
@@ -53,7 +60,7 @@ public final class Bench {
             producer.send(new Message(topic, BODY), new SendCallback() {
                 @Override
                 public void onSuccess(SendResult result) {
-                    done.incrementAndGet();
+                    (result.getSendStatus() == SendStatus.SEND_OK ? done : failed).incrementAndGet();
                     room.release();
                 }
 
@@ -72,12 +79,22 @@ public final class Bench {
     }
 
     private static long batches(DefaultMQProducer producer) throws Exception {
-        AtomicLong done = new AtomicLong();
         long begin = System.nanoTime();
+        AtomicLong done = send(producer, count -> System.nanoTime() - begin < nanos);
+        return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
+    }
+
+    private static void fill(DefaultMQProducer producer, long messages) throws Exception {
+        send(producer, count -> count < messages);
+    }
+
+    /** Batches, as long as the number of messages that are sent allows. */
+    private static AtomicLong send(DefaultMQProducer producer, LongPredicate goesOn) throws Exception {
+        AtomicLong done = new AtomicLong();
         List<Thread> threads = new ArrayList<>();
         for (int number = 0; number < 4; number++) {
             Thread thread = new Thread(() -> {
-                while (System.nanoTime() - begin < nanos) {
+                while (goesOn.test(done.get())) {
                     List<Message> batch = new ArrayList<>();
                     for (int one = 0; one < BATCH; one++) {
                         batch.add(new Message(topic, BODY));
@@ -96,7 +113,7 @@ public final class Bench {
         for (Thread thread : threads) {
             thread.join();
         }
-        return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
+        return done;
     }
 
     private static long lone(DefaultMQProducer producer) throws Exception {

@@ -1,8 +1,9 @@
-"""The same Java client with RocketMQ's DLedger group of three, and with ours: `make bench-rocketmq`."""
+"""The same Java client with RocketMQ's DLedger group of three or its master and slave, and with ours:
+`make bench-rocketmq`."""
 
 from __future__ import annotations
 
-import subprocess
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,10 +13,9 @@ import click
 
 from tests.process.cluster import free_ports
 
-from . import genuine, ours
+from . import bench_classic, genuine, ours
+from .bench_client import CLUSTER, measured, said, show
 
-TOPIC = "bench"
-_CLUSTER = "DefaultCluster"
 #: The figure of Bench.java that BenchGrpc.java measures, too.
 _SENDS = "sends a second, 64 in flight"
 
@@ -31,7 +31,7 @@ def dledger_group(home: Path) -> Iterator[str]:
         for number in range(3):
             settings = {
                 "brokerName": "broker-a",
-                "brokerClusterName": _CLUSTER,
+                "brokerClusterName": CLUSTER,
                 "enableDLegerCommitLog": "true",
                 "dLegerGroup": "broker-a",
                 "dLegerPeers": peers,
@@ -48,56 +48,39 @@ def dledger_group(home: Path) -> Iterator[str]:
             process.kill()
 
 
-def measured(home: Path, servers: str, seconds: int) -> dict[str, int]:
-    """What Bench.java says, by figure."""
-    genuine.mqadmin(home, servers, *f"updateTopic -c {_CLUSTER} -t {TOPIC} -r 8 -w 8".split())
-    return _said(home, genuine.LIB, "Bench", servers, seconds)
-
-
 def over_grpc(home: Path, address: str, seconds: int) -> dict[str, int]:
     """What BenchGrpc.java says, with the client of RocketMQ 5; nothing, loudly, if that is not there."""
     if not any(genuine.CLIENT_GRPC.glob("rocketmq-client-java-*.jar")):
         print(f"NOT MEASURED OVER GRPC: no jars in {genuine.CLIENT_GRPC} (`make clients-java` fetches them)")
         return {}
-    return _said(home, genuine.CLIENT_GRPC, "BenchGrpc", address, seconds)
+    return said(home, genuine.CLIENT_GRPC, "BenchGrpc", address, str(seconds))
 
 
-def _said(home: Path, lib: Path, program: str, at: str, seconds: int) -> dict[str, int]:
-    """The figures that a program beside this file says of a topic."""
-    path = f"{home}:{lib}/*"
-    source = Path(__file__).with_name(f"{program}.java")
-    subprocess.run(["javac", "-nowarn", "-cp", path, "-d", home, source], check=True)
-    command, environment = genuine.java(home, path, program, at, TOPIC, str(seconds))
-    said = subprocess.run(
-        command,
-        env=environment,
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-    ).stdout
-    figures = [line[2:].rsplit(": ", 1) for line in said.splitlines() if line.startswith("@ ")]
-    return {name: int(figure) for name, figure in figures}
-
-
-@click.command()
-@click.option("--seconds", default=20, help="Of each load.")
-def main(seconds: int) -> None:
-    """Print both systems' figures, one after the other on this machine, and their ratio."""
-    home = Path(tempfile.mkdtemp(prefix="bench-rocketmq-"))
+def replicated(home: Path, seconds: int) -> None:
+    """A group of three of each."""
     with dledger_group(home / "genuine") as servers:
         theirs = measured(home, servers, seconds)
     with ours.cluster(home / "ours") as cluster:
         mine = measured(home, cluster.plan.companions[0].remoting_address, seconds)
         by_grpc = over_grpc(home, ours.master(cluster).address, seconds)
-    print("| figure | RocketMQ 5.5.0, DLedger | ours | ours / theirs |\n|---|---|---|---|")
-    for name, figure in mine.items():
-        other = theirs.get(name, 0)
-        print(f"| {name} | {other:,} | {figure:,} | {figure / max(other, 1):.2f} |")
-    for name, figure in by_grpc.items():  # beside RocketMQ's sends by its own protocol
-        other = theirs.get(_SENDS, 0)
-        print(f"| {name} | {other:,} | {figure:,} | {figure / max(other, 1):.2f} |")
+    # The client of RocketMQ 5 beside RocketMQ's sends by its own protocol.
+    show("DLedger", {**theirs, **dict.fromkeys(by_grpc, theirs.get(_SENDS, 0))}, {**mine, **by_grpc})
+
+
+@click.command()
+@click.option("--seconds", default=20, help="Of each load.")
+@click.option("--log", type=click.Choice(["replicated", "classic", "both"]), default="both")
+@click.option("--messages", default=300_000, help="Of 1 KiB, which a new slave copies at least.")
+def main(seconds: int, log: str, messages: int) -> None:
+    """Print both systems' figures, one after the other on this machine, and their ratio."""
+    home = Path(tempfile.mkdtemp(prefix="bench-rocketmq-"))
+    try:
+        if log != "classic":
+            replicated(home, seconds)
+        if log != "replicated":
+            bench_classic.run(home, seconds, messages)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":

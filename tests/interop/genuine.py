@@ -246,11 +246,13 @@ class ClientProcess:
         return newest.read_text()[-3000:]
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = _WITHIN_S) -> None:
+async def eventually(
+    condition: Callable[[], Awaitable[bool]], within_s: float = _WITHIN_S, pause_s: float = _PAUSE_S
+) -> None:
     """Brokers of another process do things in their own time."""
     async with asyncio.timeout(within_s):
         while not await condition():
-            await pace(_PAUSE_S)
+            await pace(pause_s)
 
 
 async def pace(seconds: float) -> None:
