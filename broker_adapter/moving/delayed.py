@@ -2,7 +2,8 @@
 
 SCHEDULE_TOPIC_XXXX has a queue for each level; delayOffset.json says how much of each was delivered, and the
 unit of a message in the ConsumeQueue when it is due. What has been taken over goes into a topic of that name
-here, at its queue offset: an import that is run again begins behind it.
+here, at its queue offset: an import that is run again begins behind it. A broker on a classic log has that
+topic itself, and gets one of another name.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from broker_adapter.api import PERM_READ, TopicConfig
 from broker_adapter.classic.commit_log import MAX_BODY_BYTES
 from broker_adapter.classic.queue_files import QueueFiles
 from broker_adapter.classic.store_directory import Contents, StoreDirectory
+from broker_adapter.errors import Status, TopicRefused
 from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
-from broker_adapter.format.message import Message, decode
+from broker_adapter.format.message import Message, decode, encode
 from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.moving.master import Master
 from broker_adapter.moving.several import each
@@ -23,6 +25,8 @@ from broker_adapter.moving.target import ImportTarget
 
 _REAL_TOPIC, _REAL_QUEUE, _LEVEL, _DELIVER_MS = "REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_DELIVER_MS"
 _QUEUES = 18
+#: For brokers that have SCHEDULE_TOPIC_XXXX themselves.
+_TAKEN_TOPIC = "SCHEDULE_TOPIC_TAKEN_OVER"
 
 
 class Delayed(NamedTuple):
@@ -62,17 +66,16 @@ async def move_delayed(
     waiting = pending(store, contents)
     if not waiting:
         return 0
-    queues = max(_QUEUES, *(queue_id + 1 for queue_id in waiting))
-    await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
+    taken = await _make_taken(target, max(_QUEUES, *(queue_id + 1 for queue_id in waiting)))
     ends = {}
     for queue_id, (begin, _) in waiting.items():
-        _, ends[queue_id] = await target.bounds(SCHEDULE_TOPIC, queue_id)
+        _, ends[queue_id] = await target.bounds(taken, queue_id)
         if not ends[queue_id]:
-            await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
+            await target.begin_queue(taken, queue_id, begin)
             ends[queue_id] = begin
     units = store.queue_files()
     try:
-        return await _send_all(store, contents, target, topics, ends, units)
+        return await _send_all(store, contents, target, topics, taken, ends, units)
     finally:
         units.close()
 
@@ -82,13 +85,13 @@ async def mark_delayed(master: Master, target: ImportTarget, delays: Mapping[int
     late it comes. `delays`: by level, the first offset that was not delivered. How many there are."""
     config = (await master.topics()).get(SCHEDULE_TOPIC)
     queues = _QUEUES if config is None else max(_QUEUES, config.write_queues)
-    await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
+    taken = await _make_taken(target, queues)
 
     async def mark(queue_id: int) -> int:
         least, end = await master.bounds(SCHEDULE_TOPIC, queue_id)
         begin = max(least, min(delays.get(queue_id + 1, 0), end))
         if begin:
-            await target.begin_queue(SCHEDULE_TOPIC, queue_id, begin)
+            await target.begin_queue(taken, queue_id, begin)
         return end - begin
 
     return sum(await each(mark(queue_id) for queue_id in range(queues)))
@@ -96,9 +99,10 @@ async def mark_delayed(master: Master, target: ImportTarget, delays: Mapping[int
 
 async def take_delayed(master: Master, target: ImportTarget, topics: Collection[str]) -> int:
     """Send what is behind the marks now, to `topics`, to wait here. How many there were."""
-    sent = 0
-    for queue_id in range((await target.configs())[SCHEDULE_TOPIC].write_queues):
-        _, begin = await target.bounds(SCHEDULE_TOPIC, queue_id)
+    sent, configs = 0, await target.configs()
+    taken = _TAKEN_TOPIC if _TAKEN_TOPIC in configs else SCHEDULE_TOPIC
+    for queue_id in range(configs[taken].write_queues):
+        _, begin = await target.bounds(taken, queue_id)
         _, end = await master.bounds(SCHEDULE_TOPIC, queue_id)
         for offset in range(begin, end):
             unit = await master.unit(SCHEDULE_TOPIC, queue_id, offset)
@@ -108,8 +112,25 @@ async def take_delayed(master: Master, target: ImportTarget, topics: Collection[
             if wanted.topic in topics:
                 await target.send(wanted.topic, wanted.queue_id, message, wanted.properties)
                 sent += 1
-            await target.store_again(record, SCHEDULE_TOPIC, queue_id, offset)
+            await target.store_again(_renamed(message, record, taken), taken, queue_id, offset)
     return sent
+
+
+async def _make_taken(target: ImportTarget, queues: int) -> str:
+    """The topic that has what was taken over."""
+    try:
+        await target.put_topic(TopicConfig(SCHEDULE_TOPIC, queues, queues, PERM_READ))
+    except TopicRefused as error:
+        if error.status is not Status.TOPIC_RESERVED:
+            raise
+    else:
+        return SCHEDULE_TOPIC
+    await target.put_topic(TopicConfig(_TAKEN_TOPIC, queues, queues, PERM_READ))
+    return _TAKEN_TOPIC
+
+
+def _renamed(message: Message, record: bytes, topic: str) -> bytes:
+    return record if message.topic == topic else bytes(encode(message._replace(topic=topic)))
 
 
 async def _send_all(
@@ -117,10 +138,11 @@ async def _send_all(
     contents: Contents,
     target: ImportTarget,
     topics: Collection[str],
+    taken: str,
     ends: dict[int, int],
     units: QueueFiles,
 ) -> int:
-    """`ends`: of the queues here."""
+    """`taken`: the topic that has what was taken over; `ends`: of its queues."""
     sent = 0
     for found in store.messages(contents):
         message = found.message
@@ -132,6 +154,6 @@ async def _send_all(
         if wanted.topic in topics:
             await target.send(wanted.topic, wanted.queue_id, message, wanted.properties)
             sent += 1
-        await target.store_again(found.record, SCHEDULE_TOPIC, queue_id, offset)
+        await target.store_again(_renamed(message, found.record, taken), taken, queue_id, offset)
         ends[queue_id] = offset + 1
     return sent

@@ -15,7 +15,9 @@ from broker_adapter.format.message import decode
 from broker_adapter.moving.importer import Importer, Plan
 from broker_adapter.moving.target import ImportTarget
 from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.classic.store_writer import StoreWriter
+from tests.broker_adapter.classic_node.classic_pair import classic_pair
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, asking
 from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, pull, records
@@ -67,7 +69,11 @@ def writer(tmp_path: Path) -> StoreWriter:
 
 
 async def imported(cluster: BrokerCluster, store: Path, said: list[str] | None = None) -> Plan:
-    async with OneTarget((await cluster.master()).remoting.address) as target:
+    return await imported_at((await cluster.master()).remoting.address, store, said)
+
+
+async def imported_at(address: str, store: Path, said: list[str] | None = None) -> Plan:
+    async with OneTarget(address) as target:
         directory = StoreDirectory(store)
         say = print if said is None else said.append
         return await Importer(directory, target, say).run(directory.survey())
@@ -197,6 +203,19 @@ async def test_only_the_next_offset_is_taken(cluster: BrokerCluster, writer: Sto
 
 
 async def test_delayed_messages_wait_here_each_once(cluster: BrokerCluster, tmp_path: Path) -> None:
+    await delayed_are_taken_over(await cluster.master(), tmp_path)
+
+
+async def test_a_broker_on_a_classic_log_takes_delayed_messages_over(tmp_path: Path) -> None:
+    """It has SCHEDULE_TOPIC_XXXX itself: what it holds there is left alone."""
+    async with classic_pair(tmp_path / "nodes", file_size=4 << 20) as pair:
+        await pair.start("n1", broker_role="ASYNC_MASTER", waits_for_slaves=False)
+        program = await pair.writable("n1")
+        await delayed_are_taken_over(program, tmp_path)
+        assert program.files.bounds("SCHEDULE_TOPIC_XXXX", 1) == (0, 0)
+
+
+async def delayed_are_taken_over(program: BrokerProgram, tmp_path: Path) -> None:
     writer = StoreWriter(tmp_path / "store")
     for name in ("t", "%RETRY%g"):
         writer.topic(name)
@@ -214,9 +233,8 @@ async def test_delayed_messages_wait_here_each_once(cluster: BrokerCluster, tmp_
         writer.put(schedule, body, 1, tag_code=due_ms, properties=properties, reconsume_times=times)
     writer.delays = {2: 1}
     root, said = writer.finish(), list[str]()
-    program = await cluster.master()
     for _ in range(2):
-        plan = await imported(cluster, root, said)
+        plan = await imported_at(program.remoting.address, root, said)
         assert plan.delayed == 4 and not plan.messages
     assert [one.split()[0] for one in said if "delayed" in one] == ["3", "0"]
     await until(lambda: program.files.bounds("t", 0)[1] == 1 == program.files.bounds("%RETRY%g", 0)[1])

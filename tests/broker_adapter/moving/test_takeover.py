@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,10 @@ from broker_adapter.format.message import decode
 from broker_adapter.moving.master import Master
 from broker_adapter.moving.mirror import Mirror
 from broker_adapter.moving.takeover import Takeover, TakeoverSettings
-from tests.broker_adapter.moving.fake_master import FakeMaster
+from broker_adapter.server.program import BrokerProgram
+from tests.broker_adapter.classic_node.classic_pair import classic_pair
+from tests.broker_adapter.cluster import BrokerCluster
+from tests.broker_adapter.moving.fake_master import FakeMaster, fake_master
 from tests.broker_adapter.moving.test_import import OneTarget
 from tests.broker_adapter.moving.test_mirror import QUICK, World, check_equal, loading, world
 from tests.broker_adapter.processor.asker import asking
@@ -91,6 +95,34 @@ async def test_all_is_here_and_goes_on_here(world: World) -> None:
 
 
 async def test_messages_that_wait_for_their_time_wait_here_each_once(world: World) -> None:
+    await delayed_are_taken_over(world, "SCHEDULE_TOPIC_XXXX")
+
+
+class _Alone:
+    """A cluster of one."""
+
+    def __init__(self, program: BrokerProgram) -> None:
+        self._program = program
+
+    async def master(self) -> BrokerProgram:
+        return self._program
+
+
+async def test_a_broker_on_a_classic_log_takes_over_what_waits(tmp_path: Path) -> None:
+    """It has SCHEDULE_TOPIC_XXXX itself, and keeps its account elsewhere."""
+    async with (
+        classic_pair(tmp_path / "nodes", file_size=4 << 20) as pair,
+        fake_master(tmp_path / "store") as master,
+    ):
+        await pair.start("n1", broker_role="ASYNC_MASTER", waits_for_slaves=False)
+        ours = await pair.writable("n1")
+        await delayed_are_taken_over(
+            World(master, cast("BrokerCluster", _Alone(ours)), ours), "SCHEDULE_TOPIC_TAKEN_OVER"
+        )
+        assert ours.files.bounds("SCHEDULE_TOPIC_XXXX", 1) == (0, 0)
+
+
+async def delayed_are_taken_over(world: World, account: str) -> None:
     master, schedule = world.master, "SCHEDULE_TOPIC_XXXX"
     filled(master)
     master.store.topic(schedule, 18)
@@ -110,7 +142,7 @@ async def test_messages_that_wait_for_their_time_wait_here_each_once(world: Worl
     (late,) = (await world.ours.broker.read_queue("t", 0, -1)).records
     assert decode(late).body == b"is late"
     assert world.ours.delivery.figures().held_messages == 1
-    assert world.ours.files.bounds(schedule, 1) == (1, 4)
+    assert world.ours.files.bounds(account, 1) == (1, 4)
 
 
 async def stays_behind(master: FakeMaster) -> None:
