@@ -46,9 +46,9 @@ BROKER_ADVICE: dict[Status, Advice] = {
         hint="check --servers or --namesrv, and that the nodes run (`dledger broker status`)",
     ),
     Status.TOO_MANY_HELD_MESSAGES: Advice(
-        "Too many bytes of delayed and half messages are kept. Nothing was stored.",
+        "Too many delayed messages wait, or too many bytes of half messages are kept. Nothing was stored.",
         "Long delays of many messages, or transactions that nobody ends.",
-        "Wait until some are due. End transactions. Raise `delivery.max_held_bytes`.",
+        "Wait until some are due. End transactions. Raise `delivery.max_delayed` or `max_held_bytes`.",
     ),
     Status.OS_PAGE_CACHE_BUSY: Advice(
         "The master of a classic log waits for its disk. Nothing was stored.",

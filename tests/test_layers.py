@@ -359,6 +359,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.pop",
         "broker_adapter.server",
         "broker_adapter.pop.service",
+        "broker_adapter.deferred",
     },
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli.connect": {

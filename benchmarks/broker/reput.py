@@ -34,6 +34,18 @@ class NoMetadata:
 
     def load(self, data: bytes) -> None: ...
 
+    def checkpoint(self) -> bytes:
+        return self.save()
+
+    def restore(self, data: bytes) -> None:
+        self.load(data)
+
+    def sync(self) -> None: ...
+
+    def checkpointed(self) -> None: ...
+
+    def close(self) -> None: ...
+
 
 def batches(messages: int, *, keyed: bool) -> Iterator[EntryRun]:
     tail, bodies = Tail(-1, 0, 0, 0), []

@@ -45,8 +45,9 @@ class DeliverySettings(BaseModel):
     max_delay_ms: Positive = 40 * 86_400_000
     """Longest delay of a message. Past it: 738."""
     max_held_bytes: Positive = 64 << 20
-    """Bytes of memory of half messages, and of the places of delayed messages in the log: some 250 each. Past
-    it: 706."""
+    """Bytes of memory of half messages. Past it: 706."""
+    max_delayed: Positive = 10_000_000
+    """Delayed messages that wait, in the log and in an index on the disk. Past it: 706."""
     check_first_ms: Positive = 6_000
     """When the producer of a half message is first asked for its outcome."""
     check_again_ms: Positive = 30_000

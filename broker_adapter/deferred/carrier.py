@@ -11,22 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.pop.commands import Carried, Defer
 from broker_adapter.pop.committer import Committer, Request
-from broker_adapter.pop.deferred_messages import Numbered
+from broker_adapter.pop.deferred_messages import DeferredMessage, Numbered
+from broker_adapter.pop.delay_index import DelayedRow
 from broker_adapter.pop.state import DeliveryState
 
 _log = structlog.get_logger(part="delivery")
 
 #: Of messages that are read, and appended again, at once.
 _STEP_BYTES, _STEP_MESSAGES = 1 << 20, 200
-#: In one turn of the loop: 2 ms.
-_LOOKED_AT = 2_000
+#: Under the lock at once: 2 ms.
+_LOOKED_AT = 500
 
 
 class KeptLog(Protocol):
@@ -48,9 +49,11 @@ class Carrier:
         whole: Callable[[Sequence[Numbered]], Awaitable[list[Defer]]],
         log: KeptLog,
         *,
+        run: Callable[[Callable[[], Any], str], Awaitable[Any]],
         look_ms: int,
     ) -> None:
-        """`whole` reads messages from the log."""
+        """`whole` reads messages from the log. `run`: what blocks, on a reader's thread."""
+        self._run_apart = run
         self._state = state
         self._committer = committer
         self._whole = whole
@@ -88,31 +91,38 @@ class Carrier:
         begin, wanted = self._log.begin_pos, self._log.wanted_begin_pos
         if wanted <= begin:
             return
-        numbers = await self._in_the_way(wanted, (wanted - begin) // 2)
-        for at in range(0, len(numbers), _STEP_MESSAGES):
-            step, deferred = numbers[at : at + _STEP_MESSAGES], self._state.deferred
-            with self._state.lock:
-                found = [(number, deferred.get(number)) for number in step]
-            messages = [(number, one) for number, one in found if one is not None and one.is_in_log]
+        if not await self._is_worth_it(wanted, (wanted - begin) // 2):
+            return
+        after, last = -1, self._state.deferred.last_version
+        while rows := await self._in_the_way(after, wanted, _STEP_MESSAGES):
+            after = rows[-1].version
+            # What was carried is behind the last of those that were there.
+            messages = [(row.number, DeferredMessage.of_row(row)) for row in rows if row.version <= last]
+            if not messages:
+                break
             while messages:
                 count = _step(messages)
                 await self._carry(messages[:count])
                 del messages[:count]
 
-    async def _in_the_way(self, wanted: int, most_bytes: int) -> list[int]:
-        """Numbers of those that the log has before a position; none if they have more bytes than that. Looks
-        at some in each turn of the loop."""
-        with self._state.lock:
-            numbers, places = self._state.deferred.in_log(), self._state.deferred.places_in_log()
-        for count, (pos, size) in enumerate(places):
-            most_bytes -= size
-            if pos >= wanted:
-                return numbers[:count]
+    async def _is_worth_it(self, wanted: int, most_bytes: int) -> bool:
+        """Whether those that the log has before a position have no more bytes than that."""
+        after = -1
+        while rows := await self._in_the_way(after, wanted, _LOOKED_AT):
+            after = rows[-1].version
+            most_bytes -= sum(row.size for row in rows)
             if most_bytes < 0:
-                return []
-            if count % _LOOKED_AT == _LOOKED_AT - 1:
-                await asyncio.sleep(0)
-        return numbers
+                return False
+        return True
+
+    async def _in_the_way(self, after: int, wanted: int, limit: int) -> list[DelayedRow]:
+        """The next rows behind a version that the log has before a position."""
+
+        def page() -> list[DelayedRow]:
+            with self._state.lock:
+                return self._state.deferred.page(after, limit)
+
+        return [row for row in await self._run_apart(page, "") if row.pos < wanted]
 
     async def _carry(self, messages: Sequence[Numbered]) -> None:
         """One that cannot be read holds up none of the others. BrokerError: there is no room, say."""

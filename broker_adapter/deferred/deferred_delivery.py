@@ -1,8 +1,9 @@
 """Delayed messages and halves of transactions on the master: taken in, moved when they are due, asked about.
 
 The state says whether a message is still deferred. The master, which alone writes, knows which ends are under
-way. So a message is ended once, whoever is first: its time, its transaction, a recall. Delayed messages are
-read from the log when they are due, many at once, and `_MOVING_BYTES` of them at most are in memory then.
+way. So a message is ended once, whoever is first: its time, its transaction, a recall. Of delayed messages
+the next `_LISTED` by due time are listed in memory, no others. They are read from the log when they are due,
+many at once, and `_MOVING_BYTES` of them at most are in memory then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -26,7 +28,8 @@ from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import Checked, Defer, Deferred, DeferredKind, End, Ending
 from broker_adapter.pop.committer import Committer, Done, Request
-from broker_adapter.pop.deferred_messages import IN_LOG_BYTES, DeferredMessage, LogPosition, Numbered
+from broker_adapter.pop.deferred_messages import DeferredMessage, LogPosition, Numbered
+from broker_adapter.pop.delay_index import FIRST_DUE, DelayedRow, DuePosition
 from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import deferred_handle, id_digest, parse_deferred
 from broker_adapter.pop.records import CARRIED_OVERHEAD
@@ -43,12 +46,16 @@ TRANSACTION_ID = "__transactionId__"
 _RETRY_MS = 1_000
 #: In one step of the loop, so many are looked at, and so many met: a client decides how many are due at once.
 _LOOKED_AT, _MET = 2_000, 100
-#: What is due is listed so long before, at least.
+#: What is due is listed so long before, at least; but only so many delayed messages, more or less.
 _AHEAD_MS = 300_000
+_LISTED = 20_000
+#: Delayed messages that are listed under the lock at once.
+_PAGE = 500
 #: Of delayed messages that are on their way from the log into their queues.
 _MOVING_BYTES = 8 << 20
 #: What cannot be read is tried again after this: it may be repaired.
 _UNREADABLE_MS = 60_000
+_NEVER = 1 << 62
 
 #: Reads the commands in entries at such places, off the loop.
 ReadCommands = Callable[[Sequence[LogPosition]], Awaitable[list[bytes]]]
@@ -65,11 +72,13 @@ class DeferredDelivery:
         sender: Sender,
         *,
         read: ReadCommands,
+        run: Callable[[Callable[[], Any], str], Awaitable[Any]],
         now_ms: Callable[[], int],
         settings: DeliverySettings,
     ) -> None:
-        """`now_ms` is cluster time."""
+        """`now_ms` is cluster time. `run`: what blocks, on a reader's thread."""
         self._read = read
+        self._run = run
         self._state = state
         self._committer = committer
         self._writer = writer
@@ -79,14 +88,18 @@ class DeferredDelivery:
         self._ask: Callable[[OrphanedHalf], None] = lambda _: None
         self._is_leading = False
         self._due = Timetable()
-        self._unlisted: list[int] = []  # numbers of messages that have still to be looked at
-        self._horizon_ms = 0  # what is due later is looked at later
+        self._unlisted: list[int] = []  # numbers of whole messages that have still to be listed
+        self._listed: DuePosition = FIRST_DUE  # delayed messages up to here are listed
+        self._watched_until_ms = FIRST_DUE[0]  # new ones that are due later will be listed
+        self._listing: asyncio.Task[None] | None = None
+        self._list_not_before_ms = 0
         self._ending: dict[int, Request] = {}
         self._ending_bytes = 0
         self._moving: asyncio.Task[None] | None = None
         self._not_before_ms = 0  # nothing is met before: there was no room for it
         self._checking: set[int] = set()  # a check is on its way into the log
-        self._coming_bytes = Counter[bytes]()  # by client, of what is on its way into the state
+        # By client, of what is on its way into the state: bytes of halves, and delayed messages.
+        self._coming_bytes, self._coming_delayed = Counter[bytes](), Counter[bytes]()
         self._timer: asyncio.TimerHandle | None = None
 
     def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
@@ -94,8 +107,8 @@ class DeferredDelivery:
 
     def start(self) -> None:
         self._is_leading = True
-        self._not_before_ms = 0
-        self._list_all()
+        self._not_before_ms = self._list_not_before_ms = 0
+        self._list_anew()
         self._arm()
 
     def stop(self) -> None:
@@ -106,7 +119,10 @@ class DeferredDelivery:
         if self._moving is not None:
             self._moving.cancel()
         self._moving = None
-        self._due.clear()
+        if self._listing is not None:
+            self._listing.cancel()
+        self._listing = None
+        self._list_anew()
         self._unlisted.clear()
         self._ending.clear()
         self._ending_bytes = 0
@@ -197,28 +213,44 @@ class DeferredDelivery:
                 return _number_of(first.done), True
         message = DeferredMessage.of(defer)
         size, client = len(message.command), message.client
-        kept = IN_LOG_BYTES if defer.kind is DeferredKind.DELAYED else message.size
-        deferred, coming = self._state.deferred, self._coming_bytes
-        own, used = deferred.bytes_of(client) + coming[client], deferred.bytes + coming.total()
-        if not fits(kept, own, used, self._settings.max_held_bytes):
-            text = f"{used} bytes of delayed and half messages are kept already, {own} of them of this client"
-            raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
+        self._check_room(defer.kind, message)
         if size > (most := self._writer.max_command_bytes - CARRIED_OVERHEAD):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        taken = partial(self._taken, defer.due_ms, client, kept)
+        kept = 1 if defer.kind is DeferredKind.DELAYED else message.size
+        coming = self._coming_delayed if defer.kind is DeferredKind.DELAYED else self._coming_bytes
+        taken = partial(self._taken, defer, client, kept, coming)
         request = self._sender.request(defer.digest, elements=[defer], released=taken)
         coming[client] += kept
         done = await within(timeout_ms, asyncio.shield(request.done))
         return _number_of(done), False
 
-    def _taken(self, due_ms: int, client: bytes, kept: int, request: Request) -> None:
+    def _check_room(self, kind: DeferredKind, message: DeferredMessage) -> None:
+        """Busy."""
+        deferred, client, settings = self._state.deferred, message.client, self._settings
+        if kind is DeferredKind.DELAYED:
+            own = deferred.delayed_of(client) + self._coming_delayed[client]
+            used = deferred.delayed_count + self._coming_delayed.total()
+            if not fits(1, own, used, settings.max_delayed):
+                text = f"{used} delayed messages wait already, {own} of them of this client"
+                raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
+            return
+        own = deferred.bytes_of(client) + self._coming_bytes[client]
+        used = deferred.bytes + self._coming_bytes.total()
+        if not fits(message.size, own, used, settings.max_held_bytes):
+            text = f"{used} bytes of half messages are kept already, {own} of them of this client"
+            raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
+
+    def _taken(
+        self, defer: Defer, client: bytes, kept: int, coming: Counter[bytes], request: Request
+    ) -> None:
         """Also if whoever sent it was told that it is in doubt."""
-        self._coming_bytes[client] -= kept
-        if not self._coming_bytes[client]:
-            del self._coming_bytes[client]
-        if self._is_leading and request.applied is not None:
-            self._watch(due_ms, _number_of(request.applied))
+        coming[client] -= kept
+        if not coming[client]:
+            del coming[client]
+        is_watched = defer.kind is DeferredKind.HALF or defer.due_ms <= self._watched_until_ms
+        if self._is_leading and request.applied is not None and is_watched:
+            self._watch(defer.due_ms, _number_of(request.applied))
 
     # -- ending -------------------------------------------------------------------------------------------
 
@@ -258,8 +290,17 @@ class DeferredDelivery:
         while (request := self._ending.get(deferred_id)) is not None:
             await within(timeout_ms, asyncio.shield(request.done))
         with self._state.lock:
+            is_in_memory = self._state.deferred.is_in_memory(deferred_id)
+        if not is_in_memory:
+            await self._run(partial(self._fetch, deferred_id), "")
+        with self._state.lock:
             message = self._state.deferred.get(deferred_id)
         return message if message is not None and message.topic == topic else None
+
+    def _fetch(self, deferred_id: int) -> None:
+        """On a reader's thread."""
+        with self._state.lock:
+            self._state.deferred.fetch(deferred_id)
 
     async def whole(self, messages: Sequence[Numbered]) -> list[Defer]:
         """Messages as they were sent. ReadFailed, StoredDataDamaged: one of them cannot be read; or it is
@@ -304,8 +345,7 @@ class DeferredDelivery:
             self._ending_bytes -= request.size
         with self._state.lock:
             message = self._state.deferred.get(deferred_id)
-        if message is not None and self._is_leading:
-            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
+        self._watch_again(deferred_id, message)
         if was_full and not self._is_full():
             self._arm()
 
@@ -329,10 +369,19 @@ class DeferredDelivery:
     # -- time ---------------------------------------------------------------------------------------------
 
     def _watch(self, due_ms: int, deferred_id: int) -> None:
-        if due_ms <= self._horizon_ms:
-            self._due.put(deferred_id, due_ms)
-            if self._due.first() == due_ms:
-                self._arm()
+        self._due.put(deferred_id, due_ms)
+        if self._delayed_listed() > 2 * _LISTED:
+            self._list_anew()
+            self._arm()
+        elif self._due.first() == due_ms:
+            self._arm()
+
+    def _watch_again(self, deferred_id: int, message: DeferredMessage | None) -> None:
+        """Nothing is under way any more for what may still be deferred."""
+        if message is None or not self._is_leading:
+            return
+        if not message.is_in_log or message.due_ms <= self._watched_until_ms:
+            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -341,9 +390,10 @@ class DeferredDelivery:
         if self._moving is not None or self._is_full():
             return  # what is under way arms it
         if self._is_leading:
-            first_ms = self._now_ms() if self._unlisted else self._horizon_ms - _AHEAD_MS
+            first_ms = self._now_ms() if self._unlisted else self._next_list_ms()
             if (due_ms := self._due.first()) is not None:
                 first_ms = min(first_ms, due_ms)
+            first_ms = min(first_ms, self._now_ms() + _AHEAD_MS)
             delay = max(0, max(first_ms, self._not_before_ms) - self._now_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._look)
 
@@ -363,7 +413,7 @@ class DeferredDelivery:
             if message is None:
                 continue  # it ends otherwise, or is watched again if it does not
             if message.due_ms > now_ms:
-                self._watch(message.due_ms, deferred_id)
+                self._due.put(deferred_id, message.due_ms)
                 continue
             met += 1
             if message.is_in_log:
@@ -416,22 +466,68 @@ class DeferredDelivery:
             else:
                 self._try_to_meet(deferred_id, message, self._now_ms(), defer)
 
-    def _list_all(self) -> None:
-        """Times that come soon are in memory, and others are not: there may be many."""
-        self._horizon_ms = self._now_ms() + 2 * _AHEAD_MS
+    def _list_anew(self) -> None:
+        """Forget what is listed, and list it again: first what is due first."""
+        self._due.clear()
+        self._listed = FIRST_DUE
+        if self._listing is None:
+            self._watched_until_ms = FIRST_DUE[0]
         with self._state.lock:
-            self._unlisted = list(self._state.deferred)
+            self._state.deferred.none_is_near()
+            self._unlisted = self._state.deferred.numbers_of_whole()
+
+    def _delayed_listed(self) -> int:
+        """How many are listed, nearly: whole messages are, too."""
+        whole = self._state.deferred.whole_count - len(self._unlisted)
+        return max(0, len(self._due) - whole)
+
+    def _next_list_ms(self) -> int:
+        """When delayed messages have to be listed."""
+        if self._listing is not None or self._delayed_listed() >= _LISTED // 2:
+            return _NEVER
+        return max(self._listed[0] - _AHEAD_MS, self._list_not_before_ms)
 
     def _list_some(self) -> None:
-        if not self._unlisted and self._now_ms() >= self._horizon_ms - _AHEAD_MS:
-            self._list_all()
         numbers = self._unlisted[-_LOOKED_AT:]
         del self._unlisted[-_LOOKED_AT:]
         with self._state.lock:
             found = [(number, self._state.deferred.get(number)) for number in numbers]
         for number, message in found:
-            if message is not None and number not in self._ending and message.due_ms <= self._horizon_ms:
+            if message is not None and number not in self._ending:
                 self._due.put(number, message.due_ms)
+        if self._next_list_ms() <= self._now_ms():
+            last_due_ms = self._watched_until_ms = self._now_ms() + 2 * _AHEAD_MS
+            listing = self._list(last_due_ms)
+            self._listing = asyncio.get_running_loop().create_task(listing, name="list-delayed-messages")
+
+    async def _list(self, last_due_ms: int) -> None:
+        """The next delayed messages. While it goes on, new ones that are due by then are watched, whether
+        they are listed or not."""
+        try:
+            while self._delayed_listed() < _LISTED and self._listed[0] < last_due_ms:
+                after = self._listed
+                rows, listed = await self._run(partial(self._page, after, last_due_ms), "")
+                if self._listed != after:  # listed anew, from the beginning
+                    listed = self._listed
+                for row in rows:
+                    if row.number not in self._ending:
+                        self._due.put(row.number, row.due_ms)
+                self._listed = listed
+        except Exception as error:  # of the disk: it may be over
+            _log.error("delayed messages cannot be listed", reason=str(error), exc_info=error)
+            self._list_not_before_ms = self._now_ms() + _RETRY_MS
+        finally:
+            if self._is_leading and self._listing is asyncio.current_task():
+                self._watched_until_ms = self._listed[0]
+                self._listing = None
+                self._arm()
+
+    def _page(self, after: DuePosition, last_due_ms: int) -> tuple[list[DelayedRow], DuePosition]:
+        """On a reader's thread."""
+        deferred = self._state.deferred
+        deferred.warm(after, last_due_ms, _PAGE)
+        with self._state.lock:
+            return deferred.due_page(after, last_due_ms, _PAGE)
 
     def _try_to_meet(
         self, deferred_id: int, message: DeferredMessage, now_ms: int, defer: Defer | None = None
@@ -469,8 +565,7 @@ class DeferredDelivery:
         self._checking.discard(deferred_id)
         with self._state.lock:
             message = self._state.deferred.get(deferred_id)
-        if message is not None and self._is_leading:
-            self._watch(max(message.due_ms, self._now_ms() + _RETRY_MS), deferred_id)
+        self._watch_again(deferred_id, message)
 
     def _ask_in_turn(self, deferred_id: int, message: DeferredMessage, done: asyncio.Future[Done]) -> None:
         """The log has many checks at a time. Each question copies its message, and looks for a producer."""

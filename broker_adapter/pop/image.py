@@ -1,7 +1,7 @@
 """The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
 
     0    4    "DDSI"
-    4    1    version, 5; 1 to 4 are read
+    4    1    version, 5; 1 to 4 are read, and 6 of a checkpoint
     5    4    CRC32 of all that follows
     9    8    applied index
          4    number of texts, and of each: 2+n
@@ -15,7 +15,9 @@
               queue id 4, offset 8
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
-(big endian) Equal states have equal bytes. Before version 5 there are no
+(big endian) Equal states have equal bytes. Version 6 is that of a checkpoint beside an index: instead of the
+delayed messages that the log has it holds their number 8, the sum of their CRC32 8, and the number of the
+index's last change 8. Before version 5 there are no
 queues of the broker's own. Before version 4 all deferred messages have their commands there.
 Before version 3 an end has no topic. In version 1 a queue has, instead of segments, the number of its pending
 messages 4, and of each what a segment has, with places of the texts of all.
@@ -24,13 +26,19 @@ messages 4, and of each what a segment has, with places of the texts of all.
 from __future__ import annotations
 
 import struct
-from operator import itemgetter
+from collections.abc import Iterator
 
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.pop.commands import Defer, DeferredKind, Ending, QueueKey, SystemOffset
-from broker_adapter.pop.deferred_messages import DeferredMessage, DeferredMessages, Ended, LogPosition
+from broker_adapter.pop.deferred_messages import (
+    DeferredMessage,
+    DeferredMessages,
+    Ended,
+    IndexMark,
+    LogPosition,
+)
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.queue_state import PENDING, PoppedMessage, QueueDelivery
 from broker_adapter.pop.records import decode
@@ -38,6 +46,7 @@ from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DDSI"
 VERSION = 5
+_WITH_INDEX = 6
 _WITHOUT_SYSTEM_OFFSETS = 4
 _WITH_ALL_COMMANDS = 3
 _WITHOUT_TOPICS_OF_ENDS = 2
@@ -51,17 +60,31 @@ _QUEUE = struct.Struct(">IIiqI")
 _SEGMENT = struct.Struct(">I")
 _DEFERRED = struct.Struct(">qqiI")
 _IN_LOG = struct.Struct(">qqIqIH")
+_MARK = struct.Struct(">qQq")
 _SYSTEM_OFFSET = struct.Struct(">Iiq")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
 
 
 def save(state: DeliveryState) -> bytes:
-    """On the applying thread."""
+    """All of it. On the applying thread."""
+    return _save(state, None)
+
+
+def checkpoint(state: DeliveryState) -> tuple[bytes, IndexMark | None]:
+    """For this node: all but what the index has. None: it has no index. On the applying thread. OSError."""
+    mark = state.mark_index() if state.has_index else None
+    return _save(state, mark), mark
+
+
+def _save(state: DeliveryState, mark: IndexMark | None) -> bytes:
     texts: dict[str, int] = {}
     queues = [_queue(queue, texts) for queue in state.sorted_queues()]
     deferred = [_deferred(deferred_id, message) for deferred_id, message in state.deferred.whole()]
-    in_log = _in_log(state.deferred, texts)
+    if mark is None:
+        in_log = [_COUNT.pack(state.deferred.delayed_count), *_in_log(state.deferred, texts)]
+    else:
+        in_log = [_MARK.pack(*mark)]
     ends = [_ended(ended, texts) for ended in state.deferred.ends()]
     system_offsets = [
         _SYSTEM_OFFSET.pack(texts.setdefault(topic, len(texts)), queue_id, offset)
@@ -78,7 +101,6 @@ def save(state: DeliveryState) -> bytes:
             *queues,
             _COUNT.pack(len(deferred)),
             *deferred,
-            _COUNT.pack(len(in_log)),
             *in_log,
             _COUNT.pack(len(ends)),
             *ends,
@@ -88,7 +110,20 @@ def save(state: DeliveryState) -> bytes:
             ids,
         )
     )
-    return _HEADER.pack(MAGIC, VERSION, crc32(payload)) + payload
+    return _HEADER.pack(MAGIC, VERSION if mark is None else _WITH_INDEX, crc32(payload)) + payload
+
+
+def restore(state: DeliveryState, data: bytes) -> IndexMark | None:
+    """Take over what `checkpoint` gave, and what the index has of it; the mark of that, None if there was no
+    index. On the applying thread. StoredDataDamaged (METADATA_DAMAGED), OSError: `load` has to follow."""
+    header = data[: _HEADER.size]
+    if len(header) < _HEADER.size or _HEADER.unpack(header)[1] != _WITH_INDEX:
+        load(state, data)
+        return None
+    found = state.beside()
+    mark = _read(found, data, _WITH_INDEX)
+    state.take(found)
+    return mark
 
 
 def load(state: DeliveryState, image: bytes) -> None:
@@ -99,17 +134,26 @@ def load(state: DeliveryState, image: bytes) -> None:
     state.clear()
     if not image:
         return
-    found = DeliveryState()  # made without the lock of the other one, for which the event loop would wait
+    found = state.beside()
     try:
-        magic, version, crc = _HEADER.unpack_from(image)
-        payload = image[_HEADER.size :]
-        if magic != MAGIC or not _WITHOUT_SEGMENTS <= version <= VERSION or crc32(payload) != crc:
+        _read(found, image, VERSION)
+    except StoredDataDamaged:
+        state.clear()
+        raise
+    state.take(found)
+
+
+def _read(state: DeliveryState, data: bytes, newest: int) -> IndexMark | None:
+    """StoredDataDamaged (METADATA_DAMAGED) if it is none up to this version."""
+    try:
+        magic, version, crc = _HEADER.unpack_from(data)
+        payload = memoryview(data)[_HEADER.size :]
+        if magic != MAGIC or not _WITHOUT_SEGMENTS <= version <= newest or crc32(payload) != crc:
             raise ValueError(f"magic {magic!r}, version {version}, or another checksum")
-        _Reader(payload).read(found, version)
+        return _Reader(payload).read(state, version)
     except (ValueError, IndexError, struct.error, StoredDataDamaged) as error:
         text = f"no image of delivery: {type(error).__name__}: {str(error)[:200]}"
         raise StoredDataDamaged(Status.METADATA_DAMAGED, text) from None
-    state.take(found)
 
 
 def _queue(queue: QueueDelivery, texts: dict[str, int]) -> bytes:
@@ -127,18 +171,14 @@ def _deferred(deferred_id: int, message: DeferredMessage) -> bytes:
     return _DEFERRED.pack(deferred_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
-def _in_log(messages: DeferredMessages, texts: dict[str, int]) -> list[bytes]:
-    """There may be many, and every checkpoint has them: 0.4 us each."""
-    names = messages.topics_in_log()
-    place_of = {
-        number: texts.setdefault(name, len(texts))
-        for number, name in sorted(names.items(), key=itemgetter(1))
-    }
+def _in_log(messages: DeferredMessages, texts: dict[str, int]) -> Iterator[bytes]:
+    """There may be many."""
+    place_of = {name: texts.setdefault(name, len(texts)) for name in messages.topics_in_log()}
     pack = _IN_LOG.pack
-    return [
-        pack(deferred_id, due_ms, place_of[topic], pos, size, element)
-        for deferred_id, (due_ms, pos, size, element, topic, _) in messages.fields_in_log()
-    ]
+    return (
+        pack(row.number, row.due_ms, place_of[row.topic], row.pos, row.size, row.element)
+        for row in messages.rows()
+    )
 
 
 def _ended(ended: Ended, texts: dict[str, int]) -> bytes:
@@ -147,11 +187,11 @@ def _ended(ended: Ended, texts: dict[str, int]) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
         self._at = 0
 
-    def read(self, state: DeliveryState, version: int) -> None:
+    def read(self, state: DeliveryState, version: int) -> IndexMark | None:
         (state.applied_index,) = self._take(_APPLIED)
         texts = self._texts()
         for _ in range(self._count()):
@@ -169,13 +209,12 @@ class _Reader:
                 raise ValueError(f"no deferred message {deferred_id}")
             message = DeferredMessage.of(command.elements[0])
             state.deferred.put(deferred_id, message._replace(due_ms=due_ms, checks=checks))
-        for _ in range(self._count() if version > _WITH_ALL_COMMANDS else 0):
-            deferred_id, due_ms, topic, pos, size, element = self._take(_IN_LOG)
-            place = LogPosition(pos, size)
-            state.deferred.put(
-                deferred_id,
-                DeferredMessage(b"", DeferredKind.DELAYED, texts[topic], due_ms, b"", 0, place, element),
-            )
+        mark = None
+        if version == _WITH_INDEX:
+            mark = IndexMark(*self._take(_MARK))
+            state.deferred.restore(mark)
+        elif version > _WITH_ALL_COMMANDS:
+            self._read_in_log(state, texts)
         for _ in range(self._count()):
             deferred_id, ending, stamp_ms = self._take(_ENDED)
             of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
@@ -186,6 +225,18 @@ class _Reader:
         state.ids = DuplicateFilter(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")
+        return mark
+
+    def _read_in_log(self, state: DeliveryState, texts: list[str]) -> None:
+        for _ in range(self._count()):
+            deferred_id, due_ms, topic, pos, size, element = self._take(_IN_LOG)
+            place = LogPosition(pos, size)
+            state.deferred.put(
+                deferred_id,
+                DeferredMessage(b"", DeferredKind.DELAYED, texts[topic], due_ms, b"", 0, place, element),
+            )
+            if state.deferred.is_full:
+                state.write_index()
 
     def _texts(self) -> list[str]:
         return [self._bytes(self._take(_TEXT)[0]).decode() for _ in range(self._count())]
@@ -213,7 +264,7 @@ class _Reader:
         return found
 
     def _bytes(self, size: int) -> bytes:
-        found = self._data[self._at : self._at + size]
+        found = bytes(self._data[self._at : self._at + size])
         if len(found) != size:
             raise ValueError(f"{size} bytes at {self._at} of {len(self._data)}")
         self._at += size

@@ -170,6 +170,7 @@ class DeliveryService:
             writer,
             self._sender,
             read=lambda places: runtime.run(partial(reader.bodies_at, places), ""),
+            run=runtime.run,
             now_ms=now_ms,
             settings=delivery,
         )
@@ -181,6 +182,7 @@ class DeliveryService:
             committer,
             deferred.whole,
             log,
+            run=runtime.run,
             look_ms=min(_CARRIER_LOOK_MS, delivery.upkeep_ms),
         )
         self._renewals = Renewals(state, committer, self._receive_queues, now_ms=now_ms, settings=delivery)

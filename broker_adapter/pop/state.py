@@ -45,7 +45,14 @@ from broker_adapter.pop.commands import (
     SystemOffset,
     SystemQueueEnd,
 )
-from broker_adapter.pop.deferred_messages import NOWHERE, DeferredMessage, DeferredMessages, LogPosition
+from broker_adapter.pop.deferred_messages import (
+    NOWHERE,
+    DeferredMessage,
+    DeferredMessages,
+    IndexMark,
+    LogPosition,
+)
+from broker_adapter.pop.delay_index import DelayIndex
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.handles import topic_digest
 from broker_adapter.pop.queue_state import PoppedMessage, QueueDelivery
@@ -71,10 +78,10 @@ FirstOffset = Callable[[str, str, int], int | None]
 class _Contents:
     """What is replaced as a whole when an image is loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: DelayIndex | None = None) -> None:
         self.applied_index = -1
         self.queues: dict[QueueKey, QueueDelivery] = {}
-        self.deferred = DeferredMessages()
+        self.deferred = DeferredMessages(index)
         self.ids = DuplicateFilter()
         self.system_offsets: dict[tuple[str, int], int] = {}  # by topic and queue id
         self.pending_count = 0
@@ -88,13 +95,15 @@ class DeliveryState:
     """`on_outcomes` is told, on the applying thread, what came of every command with a request id: also of
     one that changed nothing because it could not be read, and of one that was not carried out to its end.
     Then there are fewer outcomes than elements.
-    `first_offset` is asked when a command needs it: groups and topics that were deleted get no state."""
+    `first_offset` is asked when a command needs it: groups and topics that were deleted get no state.
+    `index` is where delayed messages are that the log has; without one they are in memory."""
 
     def __init__(
         self,
         *,
         on_outcomes: Callable[[bytes, list[Outcome]], None] | None = None,
         first_offset: FirstOffset = lambda group, topic, queue_id: 0,
+        index: DelayIndex | None = None,
     ) -> None:
         self.lock = Lock()
         self._on_outcomes = on_outcomes
@@ -102,17 +111,39 @@ class DeliveryState:
         # Counted since the start of this node; no part of the state.
         self.unknown = 0
         self.damaged = 0
-        self._now = _Contents()
+        self._index = index
+        self._now = _Contents(index)
 
     def clear(self) -> None:
         """The empty state. On the applying thread."""
-        self.take(DeliveryState())
+        self._replace(_Contents())  # nobody reads the index from now on
+        if self._index is not None:
+            self._index.wipe()
+        self._replace(_Contents(self._index))
+
+    @property
+    def has_index(self) -> bool:
+        return self._index is not None
+
+    def beside(self) -> DeliveryState:
+        """To be filled and taken: with the same index, and without the lock, for which the event loop would
+        wait."""
+        return DeliveryState(index=self._index)
+
+    def close(self) -> None:
+        """Let go of the index."""
+        with self.lock:
+            if self._index is not None:
+                self._index.close()
 
     def take(self, other: DeliveryState) -> None:
         """What the other one has, which is used no more. On the applying thread."""
+        self._replace(other._now)
+
+    def _replace(self, contents: _Contents) -> None:
         before = self._now
         with self.lock:
-            self._now = other._now
+            self._now = contents
         del before  # not under the lock: it may be much
 
     # -- reading, under the lock --------------------------------------------------------------------------
@@ -251,6 +282,24 @@ class DeliveryState:
             request_id = request_id_of(body)
             if self._on_outcomes is not None and request_id != NO_REQUEST:
                 self._on_outcomes(request_id, outcomes)
+        if self.deferred.is_full:
+            self.write_index()
+
+    def write_index(self) -> None:
+        """Put into the index what is not there yet. On the applying thread. OSError."""
+        self.deferred.write()
+        with self.lock:
+            self.deferred.written()
+
+    def mark_index(self) -> IndexMark:
+        """What the index has now, for a checkpoint. On the applying thread. OSError."""
+        self.write_index()
+        return self.deferred.mark()
+
+    def sync_index(self) -> None:
+        """It is durable on return. On any thread. OSError."""
+        if self._index is not None:
+            self._index.sync()
 
     def metadata_changed(self, command: Command) -> None:
         """A command on topics and groups took effect."""
@@ -267,16 +316,25 @@ class DeliveryState:
 
     def topic_cut(self, topic: str) -> None:
         """A topic came into being or ended: nothing of one that had its name is of it."""
-        waiting = self.deferred.of_topic(topic)
+        whole = self.deferred.whole_of_topic(topic)
         ids = self.ids.without(topic_digest(topic))
         ends = self.deferred.ends_without(topic)
         with self.lock:
             self.ids = ids
             self.deferred.take_ends(ends)
-            for count, number in enumerate(waiting, 1):
+            for count, number in enumerate(whole, 1):
                 self.deferred.drop(number)
                 if count % _SLICE == 0:
                     self._give_way()
+        after = -1
+        while self.deferred.has_rows_of(topic) and (rows := self.deferred.page(after, _SLICE, topic)):
+            after = rows[-1].version
+            with self.lock:
+                for row in rows:
+                    self.deferred.drop(row.number)
+            if self.deferred.is_full:
+                self.write_index()
+            sleep(_GIVE_WAY_S)
 
     def adopt(self, offsets: Sequence[SystemOffset]) -> None:
         """What a log does not say: as `MetadataState.adopt`. On the applying thread."""
@@ -311,7 +369,7 @@ class DeliveryState:
                     self.ids.put(element.digest, -1, number, stamp_ms)
                 return Deferred(number)
             case Carried(deferred_id):
-                return self.deferred.carried(deferred_id, place, number & _MAX_PLACE)
+                return self.deferred.carried(deferred_id, place, number & _MAX_PLACE, number)
             case End(deferred_id, ending):
                 return self.deferred.end(deferred_id, ending, stamp_ms)
             case Checked(deferred_id, next_ms):

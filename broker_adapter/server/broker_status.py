@@ -194,7 +194,7 @@ class BrokerStatus:
             ),
             (
                 "broker_delivery_held_bytes",
-                "Memory of half messages, and of the places of delayed ones in the log.",
+                "Memory of half messages.",
                 delivery.held_bytes,
             ),
             (

@@ -15,6 +15,8 @@ from typing import Any
 from broker_adapter.api import BrokerInfo
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, parse_settings
+from broker_adapter.deferred.delay_file import FILE_NAME as DELAY_FILE_NAME
+from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
@@ -142,7 +144,9 @@ class BrokerProgram:
         self.remoting_clients = RemotingClients()
         self._replies = ReplyProcessor(self.remoting_clients, settings.remoting.told_address(config.address))
         self.delivery_state = DeliveryState(
-            on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
+            on_outcomes=self._on_outcomes,
+            first_offset=lambda *queue: self.metadata.first_offset(*queue),
+            index=DelayFile(self.host.root / DELAY_FILE_NAME),
         )
         self.metadata = MetadataState(
             on_result=self._on_result,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Checkpoint, remove_checkpoint, write_checkpoint
@@ -29,6 +30,14 @@ class _Begun:
     handed_on: bool = False
 
 
+class OwnFiles(Protocol):
+    """Files of the metadata, which a checkpoint speaks of (`dispatcher.Metadata`)."""
+
+    def sync(self) -> None: ...
+
+    def checkpointed(self) -> None: ...
+
+
 class Checkpointer:
     """Called by one thread at a time. What fails in writing, the job queues raise."""
 
@@ -42,6 +51,7 @@ class Checkpointer:
         index_jobs: JobQueue,
         sync_jobs: JobQueue,
         durable_index: Callable[[], int],
+        metadata: OwnFiles,
     ) -> None:
         self._root = root
         self._disk = disk
@@ -50,6 +60,7 @@ class Checkpointer:
         self._index_jobs = index_jobs
         self._sync_jobs = sync_jobs
         self._durable_index = durable_index
+        self._metadata = metadata
         self._begun: _Begun | None = None
         self.written = NOTHING
 
@@ -97,6 +108,7 @@ class Checkpointer:
         assert index is not None
         queues.changes.sync(self._disk)
         index.changes.sync(self._disk)
+        self._metadata.sync()
         write_checkpoint(
             self._disk,
             self._root,
@@ -110,6 +122,7 @@ class Checkpointer:
                 queues.misplaced,
             ),
         )
+        self._metadata.checkpointed()
         self._queues.remove(queues.doomed)
         self._index.remove(index.doomed)
         self.written = begun.applied

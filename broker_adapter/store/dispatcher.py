@@ -49,6 +49,20 @@ class Metadata(Protocol):
     def load(self, data: bytes) -> None:
         """Forget everything and take over what `save` gave; b"": the empty state."""
 
+    def checkpoint(self) -> bytes:
+        """As `save`, but for this node: what files of its own have need not be in it."""
+
+    def sync(self) -> None:
+        """What the newest `checkpoint` leaves to its files is durable there on return. On any thread."""
+
+    def checkpointed(self) -> None:
+        """The newest `checkpoint` is durable, those before it are not needed any more. On any thread."""
+
+    def restore(self, data: bytes) -> None:
+        """Take over what `checkpoint` gave, with what the files had then. Any exception: `load` follows."""
+
+    def close(self) -> None: ...
+
 
 def _no_delivery(index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
     """For those who keep no such state."""
@@ -118,6 +132,7 @@ class Dispatcher:
             index_jobs=self._index_jobs,
             sync_jobs=self._sync_jobs,
             durable_index=durable_index,
+            metadata=metadata,
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
         self._dispatching = Dispatching(
@@ -187,7 +202,7 @@ class Dispatcher:
                     raise Disagreement(f"files of another shape: {checkpoint.units_per_file} units a file")
                 self.queues.restore(checkpoint.queues, checkpoint.misplaced)
                 self.index.restore(checkpoint.index_files)
-                self._metadata.load(checkpoint.metadata)
+                self._metadata.restore(checkpoint.metadata)
             except Exception as error:
                 # Whatever it is that cannot be read, the log has it all.
                 _log.error("derived files are not believed and made again from the log", reason=str(error))
@@ -204,12 +219,12 @@ class Dispatcher:
         data = b"".join(chunks)
         with self._lock:
             self._applied = None
+            make_directories(self._disk, self._root)
             try:
                 image = decode_image(data) if data else Image([], b"", [])
                 self._metadata.load(image.metadata)
             except StoredDataDamaged as error:
                 raise ImageRefused(str(error)) from error
-            make_directories(self._disk, self._root)
             self._checkpointer.discard()
             self.queues.wipe()
             self.index.wipe()
@@ -264,6 +279,7 @@ class Dispatcher:
             self._sync_jobs.close()
             self.queues.close()
             self.index.close()
+            self._metadata.close()
 
     # -- inside -----------------------------------------------------------------------------------------
 
@@ -276,4 +292,4 @@ class Dispatcher:
     def _begin_checkpoint(self, applied: Applied, *, settle: bool = False) -> None:
         self._checkpoint_time = self._clock()
         self._checkpoint_pos = applied.end_pos
-        self._checkpointer.begin(applied, self._metadata.save(), settle=settle)
+        self._checkpointer.begin(applied, self._metadata.checkpoint(), settle=settle)

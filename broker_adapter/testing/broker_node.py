@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from broker_adapter.api import BrokerInfo, BrokerRole
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, DeliverySettings
+from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
@@ -80,6 +81,7 @@ SETTINGS = BrokerSettings(
     ),
 )
 _PROPOSAL_MS = 1000
+_DELAYS_BATCH = 3
 _PURGE_LOOK_S = 0.1
 _MAX_COMMAND_BYTES = 880
 #: The simulated log's limit of a batch, or sometimes more than that: then what came at once goes one by one.
@@ -110,7 +112,9 @@ class SimBroker:
         self._readers = ReaderThreads()  # the loop has its own idea of threads
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
         self.delivery_state = DeliveryState(
-            on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
+            on_outcomes=self._on_outcomes,
+            first_offset=lambda *queue: self.metadata.first_offset(*queue),
+            index=DelayFile(files.delays, synchronous="OFF", batch=_DELAYS_BATCH),
         )
         self.metadata = MetadataState(
             on_result=self._on_result,

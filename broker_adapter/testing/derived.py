@@ -6,7 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from shutil import rmtree
+from tempfile import mkdtemp
+from weakref import finalize
 
+from broker_adapter.deferred.delay_file import FILE_NAME
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
 from broker_adapter.store.job_queue import Job
 from dledger.platform import list_directory
@@ -22,6 +26,10 @@ class DerivedFiles:
 
     def __init__(self) -> None:
         self.disk = SimDisk()
+        directory = mkdtemp(prefix="delays-")
+        finalize(self, rmtree, directory, ignore_errors=True)
+        #: On the real disk: SQLite has its own way to it.
+        self.delays = Path(directory) / FILE_NAME
         self.disk.mkdir(ROOT)
         self.disk.sync_directory(ROOT.parent)
 

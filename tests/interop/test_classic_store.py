@@ -147,6 +147,18 @@ class NoMetadata:
 
     def load(self, data: bytes) -> None: ...
 
+    def checkpoint(self) -> bytes:
+        return self.save()
+
+    def restore(self, data: bytes) -> None:
+        self.load(data)
+
+    def sync(self) -> None: ...
+
+    def checkpointed(self) -> None: ...
+
+    def close(self) -> None: ...
+
 
 async def derived(store: Path, root: Path) -> None:
     """Our derived files of a log that somebody else has written."""

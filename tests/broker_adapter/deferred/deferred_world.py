@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from broker_adapter.pop.api import Half, OrphanedHalf
 from broker_adapter.pop.commands import Element
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.deferred_messages import LogPosition
+from broker_adapter.pop.delay_index import DelayIndex
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.sender import Sender
 from broker_adapter.pop.state import DeliveryState
@@ -31,7 +32,7 @@ class World:
 
     max_command_bytes = 1 << 20
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, index: DelayIndex | None = None, **settings: int) -> None:
         self.now_ms = START
         self.index = 0
         self.refuses: type[Element] | None = None
@@ -45,7 +46,9 @@ class World:
         self.log: dict[int, bytes] = {}  # commands, by position
         self.reads: list[list[LogPosition]] = []
         self.unreadable: set[int] = set()
-        self.state = DeliveryState(on_outcomes=lambda _, outcomes: self._outcomes.extend(outcomes))
+        self.state = DeliveryState(
+            on_outcomes=lambda _, outcomes: self._outcomes.extend(outcomes), index=index
+        )
         committer, writer = cast(Committer, self), cast(MessageWriter, self)
         self.deferred = DeferredDelivery(
             self.state,
@@ -53,6 +56,7 @@ class World:
             writer,
             Sender(self.state, committer, writer),
             read=self.read,
+            run=self.run,
             now_ms=lambda: self.now_ms,
             settings=DeliverySettings(
                 check_first_ms=1000, check_again_ms=1000, **{"max_checks": 15, **settings}
@@ -68,6 +72,10 @@ class World:
         if any(place.pos in self.unreadable for place in places):
             raise ReadFailed(Status.BEING_REPAIRED, "damaged")
         return [self.log[place.pos] for place in places]
+
+    async def run(self, work: Callable[[], Any], _: str) -> Any:
+        await asyncio.sleep(0)
+        return work()
 
     def queue_of(self, config: TopicConfig, queue_id: int) -> int:
         return max(0, queue_id)

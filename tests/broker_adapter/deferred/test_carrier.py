@@ -19,7 +19,7 @@ from tests.node.local import until
 
 def carrier_of(world: World, begin_pos: int, wanted_begin_pos: int) -> Carrier:
     log = SimpleNamespace(begin_pos=begin_pos, wanted_begin_pos=wanted_begin_pos)
-    return Carrier(world.state, cast(Committer, world), world.deferred.whole, log, look_ms=1)
+    return Carrier(world.state, cast(Committer, world), world.deferred.whole, log, run=world.run, look_ms=1)
 
 
 async def test_what_stands_between_the_log_and_its_purge_is_carried_along_and_nothing_else() -> None:

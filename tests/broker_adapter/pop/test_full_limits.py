@@ -33,7 +33,7 @@ from tests.broker_adapter.cluster import brokers
 from tests.node.local import until
 
 PENDING, OF_A_QUEUE, CLIENTS = 200_000, 20_000, 10_000
-HELD_BYTES, WAITING = 64 << 20, 2_000
+DELAYED, WAITING = 250_000, 2_000
 #: An append of 1,024 changes takes 50,000 to 70,000 lines, about 7 ms; one renewal of all that is pending
 #: 8,600,000.
 MOST_LINES = PENDING * 3 // 4
@@ -90,8 +90,11 @@ def fill_delivery(program: BrokerProgram) -> None:
             given = [PoppedMessage(1, now_ms + 25_000, 1, owner, "", True, now_ms) for owner in owners]
             pending = [(at, given[at % len(given)]) for at in range(OF_A_QUEUE)]
             state.restore(QueueDelivery(QueueKey(f"g{number}", "t", 0), OF_A_QUEUE), pending)
-        for number in range(HELD_BYTES // delayed.size):
+        for number in range(DELAYED):
             state.deferred.put(1 << 40 | number, delayed)
+            if state.deferred.is_full:
+                state.deferred.write()
+                state.deferred.written()
         for number in range(MAX_ENDS):
             state.deferred.remember(Ended(1 << 41 | number, Ending.MOVED, now_ms, "t"))
         for number in range(MAX_IDS):
@@ -123,7 +126,7 @@ def calls(program: BrokerProgram) -> dict[str, Callable[[], Awaitable[Any]]]:
         "heard_of": lambda: now(lambda: delivery.heard_of("all")),
         "renew": lambda: now(delivery._renewals.renew),
         "upkeep": lambda: now(delivery._upkeep.look),
-        "carry": lambda: delivery._carrier._in_the_way(1 << 62, 1 << 62),
+        "carry": lambda: delivery._carrier._is_worth_it(1 << 62, 1 << 62),
         "release": lambda: delivery.release("all"),
         "put_topic": lambda: broker.put_topic(TopicConfig("x1", 2, 2)),
         "one topic too many": lambda: broker.put_topic(TopicConfig("more", 1, 1)),

@@ -141,6 +141,18 @@ class Commands:
     def load(self, data: bytes) -> None:
         self.applied = [(index, text) for index, text in json.loads(data or b"[]")]
 
+    def checkpoint(self) -> bytes:
+        return self.save()
+
+    def restore(self, data: bytes) -> None:
+        self.load(data)
+
+    def sync(self) -> None: ...
+
+    def checkpointed(self) -> None: ...
+
+    def close(self) -> None: ...
+
 
 class InlineJobQueue:
     """Does each job at once, on the thread that submits it."""

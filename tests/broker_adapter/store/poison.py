@@ -44,6 +44,7 @@ from broker_adapter.pop.commands import (
     Sent,
     SentId,
 )
+from broker_adapter.pop.delay_index import DelayIndex
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.records import encode as encode_delivery
 from broker_adapter.pop.state import DeliveryState
@@ -67,11 +68,13 @@ NUMBERS = (0, 1, -1, 7, 1 << 16, (1 << 31) - 1, -(1 << 31), 1 << 40, 1 << 62, (1
 class Replica:
     """What a node makes of committed entries, from its first start on or a later one."""
 
-    def __init__(self, disk: SimDisk | None = None) -> None:
+    def __init__(self, disk: SimDisk | None = None, index: DelayIndex | None = None) -> None:
         self.disk = disk or SimDisk()
         if disk is None:
             self.disk.mkdir(ROOT)
-        self.delivery = DeliveryState(first_offset=lambda *queue: self.metadata.first_offset(*queue))
+        self.delivery = DeliveryState(
+            first_offset=lambda *queue: self.metadata.first_offset(*queue), index=index
+        )
         self.metadata = MetadataState(
             on_topic_cut=lambda topic: self.dispatcher.queues.delete_topic(topic),
             on_done=self.delivery.metadata_changed,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.deferred.deferred_delivery import DeferredDelivery
+from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.format.message import decode
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX
 from broker_adapter.pop import dead_letters, image
@@ -16,7 +17,7 @@ from broker_adapter.pop.api import AckStatus, Delivery
 from broker_adapter.pop.commands import Drop, Pop, QueueKey
 from broker_adapter.pop.committer import Done, Request
 from broker_adapter.pop.dead_letters import DeadLetters
-from broker_adapter.pop.deferred_messages import DeferredMessages
+from broker_adapter.pop.deferred_messages import DeferredMessages, IndexMark
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.receiver import Receiver
 from broker_adapter.pop.sender import Sender
@@ -33,9 +34,15 @@ def image_without_delivery(patch: pytest.MonkeyPatch) -> None:
     class Image:
         load = staticmethod(image.load)
 
+        restore = staticmethod(image.restore)
+
         @staticmethod
         def save(state: DeliveryState) -> bytes:
             return image.save(DeliveryState())
+
+        @staticmethod
+        def checkpoint(state: DeliveryState) -> tuple[bytes, None]:
+            return image.save(DeliveryState()), None
 
     patch.setattr(replicated_state, "image", Image)
 
@@ -82,8 +89,14 @@ def carried_messages_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         DeferredMessages,
         "carried",
-        lambda self, deferred_id, place, element: bool(self._take_out(deferred_id)),
+        lambda self, deferred_id, place, element, version: bool(self._take_out(deferred_id)),
     )
+
+
+def index_newer_than_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """A node that starts takes the index of delayed messages as it is."""
+    patch.setattr(DelayFile, "cut", lambda self, at: None if not self._path.exists() else self._open())
+    patch.setattr(DeferredMessages, "mark", lambda self: IndexMark(0, 0, 0))
 
 
 def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:
