@@ -89,6 +89,10 @@ class RemotingClients:
             if before is None or before.data.subscriptions.keys() != data.subscriptions.keys():
                 self._tell_members(data.group)
 
+    def consumes(self, group: str, client_id: str) -> bool:
+        """Whether it is a member of the group by a connection that lives."""
+        return client_id in self.consumers.get(group, {})
+
     def client_id(self, connection: RemotingConnection) -> str:
         """Of its last heartbeat; where it comes from, if there was none."""
         return self._ids.get(connection, connection.peer)

@@ -1,4 +1,10 @@
-"""Which member of a group consumes a queue in order: locks, which expire."""
+"""Which member of a group consumes a queue in order: locks, which expire.
+
+Clients renew a lock every 20 s, and believe it for 30 s after the answer to the last renewal, for which they
+wait a second. So 35 s after it no client believes the lock. RocketMQ's brokers keep it for 60 s, for members
+that stand still between a look at their lock and the listener. Whoever has no connection any more, and has
+not come back for 35 s, is taken to be dead, and its lock is over then.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,8 @@ from broker_adapter.remoting.command import RemotingCommand
 from dledger.platform import SharedPlaces, client_of
 
 _MAX_LOCKS = 65_536
+#: After the last renewal of a member that is not connected.
+_OF_THE_GONE_S = 35.0
 #: Locks that are over are looked for so often at most: that takes milliseconds.
 _SWEEP_S = 1.0
 
@@ -23,17 +31,20 @@ _Key: TypeAlias = tuple[str, str, int]  # group, topic, queue id
 
 class _Lock(NamedTuple):
     client_id: str
-    until_s: float
+    renewed_s: float
     address: str  # of the client
 
 
 class LockProcessor:
     """On the master, in its memory: a new master knows of none, and members lock anew."""
 
-    def __init__(self, now_s: Callable[[], float], live_s: float) -> None:
-        """`live_s`: of a lock that is not renewed."""
+    def __init__(
+        self, now_s: Callable[[], float], live_s: float, is_member: Callable[[str, str], bool]
+    ) -> None:
+        """`live_s`: of a lock that is not renewed. `is_member(group, client id)`: it is connected here."""
         self._now_s = now_s
         self._live_s = live_s
+        self._is_member = is_member
         self._locks: dict[_Key, _Lock] = {}
         self._places = SharedPlaces(_MAX_LOCKS, "queues are locked", "unlock some")
         self._swept_s = -math.inf
@@ -46,11 +57,11 @@ class LockProcessor:
         for queue in wanted.queues:
             key = (wanted.group, queue.topic, queue.queue_id)
             lock = self._locks.get(key)
-            if lock is None or lock.until_s <= now_s or lock.client_id == wanted.client_id:
+            if lock is None or lock.client_id == wanted.client_id or self._is_over(wanted.group, lock, now_s):
                 if lock is None or lock.address != address:
                     self._take_place(address, now_s)
                     self._give_up(key)
-                self._locks[key] = _Lock(wanted.client_id, now_s + self._live_s, address)
+                self._locks[key] = _Lock(wanted.client_id, now_s, address)
                 granted.append(queue)
         return request.command.answer(ResponseCode.SUCCESS, body=bodies.locked(granted))
 
@@ -62,6 +73,12 @@ class LockProcessor:
             if lock is not None and lock.client_id == wanted.client_id:
                 self._give_up(key)
         return request.command.answer(ResponseCode.SUCCESS)
+
+    def _is_over(self, group: str, lock: _Lock, now_s: float) -> bool:
+        age_s = now_s - lock.renewed_s
+        return age_s >= self._live_s or (
+            age_s >= _OF_THE_GONE_S and not self._is_member(group, lock.client_id)
+        )
 
     def _take_place(self, address: str, now_s: float) -> None:
         if self._places.refusal(address):
@@ -78,5 +95,5 @@ class LockProcessor:
         if now_s < self._swept_s + _SWEEP_S:
             return
         self._swept_s = now_s
-        for key in [key for key, lock in self._locks.items() if lock.until_s <= now_s]:
+        for key in [key for key, lock in self._locks.items() if self._is_over(key[0], lock, now_s)]:
             self._give_up(key)

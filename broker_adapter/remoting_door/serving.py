@@ -71,6 +71,7 @@ def both_protocols(
     max_body_bytes: int,
     node_id: str,
     lock_live_s: float,
+    is_member: Callable[[str, str], bool],
     cluster: str,
     replies: ReplyProcessor,
     version: Callable[[], int],
@@ -78,7 +79,8 @@ def both_protocols(
     access: RemotingAccess | None = None,
 ) -> BothProtocols:
     """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `version`: of
-    topics and groups; `rules`: for whoever reads; `access`: who may see what was found."""
+    topics and groups; `rules`: for whoever reads; `access`: who may see what was found;
+    `is_member(group, client id)`: of clients of RocketMQ 4 at this node."""
 
     def check_read(context: CallContext, topic: str) -> None:
         if access is not None:
@@ -86,7 +88,7 @@ def both_protocols(
 
     sends = SendProcessor(broker, delivery, store_host, max_body_bytes, node_id, cluster)
     pulls, offsets = PullProcessor(broker, check_read, rules), OffsetProcessor(broker)
-    locks = LockProcessor(time.monotonic, lock_live_s)
+    locks = LockProcessor(time.monotonic, lock_live_s, is_member)
 
     def max_times(group: str) -> int:
         found = directory.group(group)

@@ -444,6 +444,7 @@ class BrokerProgram:
             max_body_bytes=max_body_bytes,
             node_id=node_id,
             lock_live_s=self.settings.remoting.lock_live_ms / 1000,
+            is_member=self.remoting_clients.consumes,
             cluster=self.settings.cluster,
             replies=self._replies,
             version=lambda: self.metadata.applied_index,
