@@ -21,6 +21,7 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /** What an application does with RocketMQ's Java client, by its first argument. Each fact is a line of words. */
@@ -34,7 +35,7 @@ public final class Client {
         servers = arguments[1];
         String topic = arguments[2];
         switch (arguments[0]) {
-            case "send" -> send(topic, Integer.parseInt(arguments[3]), Integer.parseInt(arguments[4]));
+            case "send" -> send(topic, Integer.parseInt(arguments[3]), Integer.parseInt(arguments[4]), arguments.length > 5 ? arguments[5] : "patient");
             case "kinds" -> kinds(topic);
             case "push" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), false);
             case "orderly" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), true);
@@ -61,9 +62,17 @@ public final class Client {
     }
 
     private static DefaultMQProducer producer() throws Exception {
+        return producer(true);
+    }
+
+    private static DefaultMQProducer producer(boolean patient) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("producers", signing());
         producer.setNamesrvAddr(servers);
         producer.setInstanceName("producer" + System.nanoTime());
+        if (!patient) {
+            producer.start();
+            return producer;
+        }
         // An election takes longer than the default of 3 s on a machine that has too much to do.
         producer.setSendMsgTimeout(10_000);
         try {
@@ -76,16 +85,20 @@ public final class Client {
         return producer;
     }
 
-    /** `count` messages, one each `pause` ms, of eight keys: each key has a queue and numbers that grow. */
-    private static void send(String topic, int count, int pause) throws Exception {
-        DefaultMQProducer producer = producer();
+    /** `count` messages, one each `pause` ms. `how`: `patient`, or with the client's own time-outs: `default`;
+        `selector`, by one of 24 keys, so of all queues; `again`, and if that fails once more to the same queue by another name. */
+    private static void send(String topic, int count, int pause, String how) throws Exception {
+        DefaultMQProducer producer = producer(how.equals("patient"));
         say("ready");
         for (int number = 0; number < count; number++) {
             long begin = System.currentTimeMillis();
             long next = begin + pause;
             byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
             try {
-                SendResult result = producer.send(new Message(topic, "tag" + number % 2, "key" + number, body));
+                Message message = new Message(topic, "tag" + number % 2, "key" + number, body);
+                SendResult result = how.equals("selector") || how.equals("again")
+                    ? selected(producer, message, number % 24, how.equals("again"))
+                    : producer.send(message);
                 long took = System.currentTimeMillis() - begin;
                 say("sent " + number + " " + result.getSendStatus() + " " + result.getMsgId() + " " + took);
             } catch (Exception error) {
@@ -94,6 +107,21 @@ public final class Client {
             Thread.sleep(Math.max(0, next - System.currentTimeMillis()));
         }
         producer.shutdown();
+    }
+
+    private static SendResult selected(DefaultMQProducer producer, Message message, int key, boolean again) throws Exception {
+        MessageQueue[] tried = {null};
+        try {
+            return producer.send(message, (all, one, arg) -> tried[0] = all.get(key % all.size()), key);
+        } catch (Exception error) {
+            if (!again || tried[0] == null) {
+                throw error;
+            }
+            // The message keeps its id, so it is stored once, whatever became of the first attempt.
+            return producer.send(message, (all, one, arg) -> all.stream()
+                .filter(queue -> queue.getQueueId() == tried[0].getQueueId() && !queue.getBrokerName().equals(tried[0].getBrokerName()))
+                .findFirst().orElse(tried[0]), key);
+        }
     }
 
     private static String text(Exception error) {

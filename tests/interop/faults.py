@@ -79,13 +79,20 @@ CLIENTS_OWN = {
 }
 
 
-def suffered(cluster: LocalCluster, client: genuine.Client, servers: str, fault: str, topic: str) -> Result:
-    """`fault`: one of FAULTS. The cluster is whole again afterwards."""
+def suffered(
+    cluster: LocalCluster,
+    client: genuine.Client,
+    servers: str,
+    fault: str,
+    topic: str,
+    how: str = "patient",
+) -> Result:
+    """`fault`: one of FAULTS; `how`: as `Client.java` sends. The cluster is whole again afterwards."""
     happen, count = FAULTS[fault]
     asyncio.run(_create(servers, topic))  # ali-ons does not send to a topic that is not there
     with client.begin("orderly", servers, topic, topic, "*", str(count)) as consuming:
         consuming.wait_for("ready")
-        with client.begin("send", servers, topic, str(count), str(PAUSE_MS)) as sending:
+        with client.begin("send", servers, topic, str(count), str(PAUSE_MS), how) as sending:
             sending.wait_for(f"sent {_BEFORE} ")
             begin = time.monotonic()
             happening = threading.Thread(target=happen, args=(cluster,))

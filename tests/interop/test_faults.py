@@ -34,6 +34,20 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return genuine.java_client(version, folder)
 
 
+# Applications that change no time-out. By a selector a client tries once; who wants more takes another name.
+@pytest.mark.parametrize("how", ["default", "again"])
+def test_no_send_fails_with_the_clients_own_time_outs_when_the_master_dies(
+    cluster: LocalCluster, client: genuine.Client, how: str
+) -> None:
+    if client.name.startswith("ali") or (how == "again" and not client.name.startswith("Java")):
+        pytest.skip("the program of this client sends in one way")
+    fault, servers = "SIGKILL of the master", cluster.plan.companions[0].remoting_address
+    result = faults.suffered(cluster, client, servers, fault, f"own{client.slug}{how}", how)
+    print("\n" + result.row(client.name, f"{fault}, {how}"))
+    print(*result.failed, sep="\n")
+    assert (list(result.failed), result.lost, result.reordered) == ([], 0, 0)
+
+
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_no_send_fails_and_nothing_is_lost(cluster: LocalCluster, client: genuine.Client, fault: str) -> None:
     topic = f"fault{client.slug}-{list(faults.FAULTS).index(fault)}"

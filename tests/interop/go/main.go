@@ -26,7 +26,7 @@ func main() {
 	servers, topic := primitive.NamesrvAddr{os.Args[2]}, os.Args[3]
 	switch os.Args[1] {
 	case "send":
-		send(servers, topic, number(os.Args[4]), time.Duration(number(os.Args[5]))*time.Millisecond)
+		send(servers, topic, number(os.Args[4]), time.Duration(number(os.Args[5]))*time.Millisecond, os.Args[6:])
 	case "orderly":
 		consume(servers, topic, os.Args[4], number(os.Args[6]))
 	default:
@@ -50,15 +50,18 @@ func say(words ...any) {
 	fmt.Println(append([]any{"@"}, words...)...)
 }
 
-func send(servers primitive.NamesrvAddr, topic string, count int, pause time.Duration) {
-	p, err := rocketmq.NewProducer(
+// how: nothing or "patient"; "default": with the client's own time-out and number of tries.
+func send(servers primitive.NamesrvAddr, topic string, count int, pause time.Duration, how []string) {
+	options := []producer.Option{
 		producer.WithNameServer(servers),
 		producer.WithGroupName("producers"),
 		producer.WithInstanceName(strconv.FormatInt(time.Now().UnixNano(), 10)),
+	}
+	if len(how) == 0 || how[0] == "patient" {
 		// Its tries walk along the queues, of one broker at first: more of them than a broker has queues.
-		producer.WithRetry(4),
-		producer.WithSendMsgTimeout(10*time.Second),
-	)
+		options = append(options, producer.WithRetry(4), producer.WithSendMsgTimeout(10*time.Second))
+	}
+	p, err := rocketmq.NewProducer(options...)
 	check(err)
 	check(p.Start())
 	say("ready")
