@@ -14,6 +14,7 @@ from broker_adapter.api import BrokerRole
 from broker_adapter.classic_node.node import ClassicNode
 from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.deferred.deferring import Deferring, DeferringParts
 from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.log.protocol import AppendLog, RecordLog
@@ -51,7 +52,6 @@ class ClassicHost:
     register_every_s = 5.0  # a slave learns so of another master
     reads_here = True
     own_topics = OWN_TOPICS
-    deferring = SystemQueues
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
@@ -125,6 +125,9 @@ class ClassicHost:
             RequestCode.CHANGE_BROKER_ROLE: self._change_role,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self._delete_expired,
         }
+
+    def deferring(self, own: Deferring, parts: DeferringParts) -> Deferring:
+        return SystemQueues(own, parts, reserved_ms=3_600_000 * self._classic.file_reserved_hours)
 
     def told_settings(self) -> Mapping[str, str]:
         classic = self._classic

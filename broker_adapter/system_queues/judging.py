@@ -18,15 +18,17 @@ class Step(Enum):
     WAIT = "its producer has time left"
     BEHIND = "so it has, for longer than others: it goes behind them"
     CHECK = "it goes behind the others, and its producer is asked"
-    GIVE_UP = "nobody has answered as often as it may be asked"
+    GIVE_UP = "nobody has answered as often as it may be asked, or until it was too old"
 
 
 class CheckRules(NamedTuple):
-    """Times in ms: until the first check of a message that names no time of its own, and between checks."""
+    """Times in ms: until the first check of a message that names no time of its own, and between checks.
+    `reserved_ms`: how old a half may become, as all messages (`fileReservedTime`)."""
 
     first_ms: int
     again_ms: int
     most: int
+    reserved_ms: int
 
 
 class Judgement(NamedTuple):
@@ -48,6 +50,9 @@ def judge(
     original = half.number(PREPARED_OFFSET, message.queue_offset)
     if message.queue_offset in ended or original in ended:
         return _OVER
+    born_ms = min(message.born_timestamp or message.store_timestamp, message.store_timestamp)
+    if now_ms - born_ms > rules.reserved_ms:
+        return Judgement(Step.GIVE_UP)
     checks = half.number(CHECK_TIMES, 0)
     if checks >= rules.most:
         due_ms = message.store_timestamp + rules.again_ms
@@ -56,7 +61,6 @@ def judge(
         due_ms = message.store_timestamp + rules.again_ms
     else:
         own_s = half.number(IMMUNITY_S, -1)
-        born_ms = min(message.born_timestamp or message.store_timestamp, message.store_timestamp)
         due_ms = born_ms + (rules.first_ms if own_s < 0 else own_s * 1_000)
     if due_ms <= now_ms:
         return Judgement(Step.CHECK, checks=checks + 1)

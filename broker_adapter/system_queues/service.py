@@ -18,12 +18,12 @@ OWN_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC})
 
 class SystemQueues:
     """Implements Deferring. `own`: for messages with a time of their own, which have no level, and for those
-    that were kept there before."""
+    that were kept there before. `reserved_ms`: halves that are older are given up."""
 
-    def __init__(self, own: Deferring, parts: DeferringParts) -> None:
+    def __init__(self, own: Deferring, parts: DeferringParts, *, reserved_ms: int) -> None:
         self._own = own
         self._levels = LevelDelivery(parts)
-        self._transactions = Transactions(parts)
+        self._transactions = Transactions(parts, reserved_ms)
 
     def start(self) -> None:
         self._own.start()

@@ -65,10 +65,13 @@ class HalfPosition(NamedTuple):
 class Transactions:
     """On the master's event loop."""
 
-    def __init__(self, parts: DeferringParts) -> None:
+    def __init__(self, parts: DeferringParts, reserved_ms: int) -> None:
+        """`reserved_ms`: halves that are older are given up."""
         settings = parts.settings
         self._parts = parts
-        self._rules = CheckRules(settings.check_first_ms, settings.check_again_ms, settings.max_checks)
+        self._rules = CheckRules(
+            settings.check_first_ms, settings.check_again_ms, settings.max_checks, reserved_ms
+        )
         self._ask: Callable[[OrphanedHalf], None] = lambda _: None
         self._loop = DueLoop("halves", self._look, parts.now_ms)
         self._lost_tail = LostTail(parts, [(HALF_TOPIC, 0), (OP_TOPIC, 0)])

@@ -56,7 +56,6 @@ def of_rocketmq(home: Path, *, is_sync: bool) -> Iterator[Pair]:
         def start_slave() -> None:
             slave = {"brokerRole": "SLAVE", "brokerId": 1, **common}
             slaves.enter_context(genuine.broker(home / "slave", at, slave_port, **slave))
-            genuine.until_registered(home / "names", at, f"127.0.0.1:{slave_port}")
 
         def begin_anew() -> None:
             slaves.close()
@@ -64,6 +63,7 @@ def of_rocketmq(home: Path, *, is_sync: bool) -> Iterator[Pair]:
             start_slave()
 
         start_slave()
+        genuine.until_registered(home / "names", at, f"127.0.0.1:{slave_port}")
         yield Pair(at, home / "master", home / "slave", begin_anew)
 
 

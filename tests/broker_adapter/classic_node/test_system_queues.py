@@ -242,6 +242,18 @@ async def test_a_half_that_nobody_answers_for_goes_where_users_find_it(tmp_path:
         assert program.delivery_state.system_offset(HALF_TOPIC, 0) == end
 
 
+async def test_a_half_that_is_older_than_messages_become_is_asked_about_no_more(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path, file_reserved_hours=1) as pair:
+        program = await with_checks(pair, asked)
+        born_ms = time.time_ns() // 1_000_000 - 3_700_000
+        old = outgoing("old")._replace(born_timestamp=born_ms)
+        await program.delivery.send_half("t", old, message_id="old", client_id="c", check_after_ms=0)
+        await until(lambda: CHECK_MAX_TOPIC in program.metadata.topics)
+        await until(lambda: bodies(program, CHECK_MAX_TOPIC) == ["old"])
+        assert asked == []
+
+
 async def test_a_half_with_time_of_its_own_holds_up_no_other(tmp_path: Path) -> None:
     asked: list[OrphanedHalf] = []
     async with classic_pair(tmp_path) as pair:

@@ -10,7 +10,7 @@ from broker_adapter.format.topic_names import HALF_TOPIC
 from broker_adapter.system_queues.judging import CheckRules, Judgement, Step, judge, offsets_of
 from broker_adapter.system_queues.waiting import Waiting, waiting
 
-RULES = CheckRules(first_ms=6_000, again_ms=30_000, most=15)
+RULES = CheckRules(first_ms=6_000, again_ms=30_000, most=15, reserved_ms=900_000)
 BORN = 1_000_000
 
 
@@ -46,6 +46,16 @@ def test_one_that_was_checked_waits_from_then_on() -> None:
     last = half(BORN + 6_000, TRANSACTION_CHECK_TIMES="15")
     assert judged(last, 36_000).step is Step.GIVE_UP
     assert judged(last, 35_999).step is Step.WAIT, "its last check may still be answered"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"TRANSACTION_CHECK_TIMES": "2"}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "6000"}]
+)
+def test_one_that_is_older_than_messages_become_is_given_up(more: dict[str, str]) -> None:
+    """However few checks it had, and whatever time its producer wanted."""
+    assert judged(half(BORN + 890_000, **more), 900_000).step is not Step.GIVE_UP
+    assert judged(half(BORN + 890_000, **more), 900_001).step is Step.GIVE_UP
+    assert judged(half(BORN + 890_000, **more), 900_001, 7).step is Step.OVER
 
 
 @pytest.mark.parametrize(
