@@ -42,8 +42,8 @@ class Rates(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Since the start of the node. `by_morning`: messages until the last midnight; `by_yesterday`: until
-    the one before it."""
+    """Since the start of the node. `by_morning`: messages until the last midnight, to a second; `by_yesterday`:
+    until the one before it."""
 
     messages: int = 0
     size: int = 0  # bytes of records
@@ -53,24 +53,35 @@ class Totals(NamedTuple):
 
 
 class _Counted:
-    """One kind of thing of one key."""
+    """One kind of thing of one key. What comes within a second is summed up before windows get it: they are
+    whole seconds wide, and a message is counted in up to eleven of them."""
 
-    __slots__ = ("_day", "_hour", "_minute")
+    __slots__ = ("_amount", "_events", "_second", "_windows")
 
-    def __init__(self, now_s: float) -> None:
-        self._minute, self._hour, self._day = (
-            Window(now_s, 10, 6),
-            Window(now_s, 600, 6),
-            Window(now_s, 3_600, 24),
-        )
+    def __init__(self, now_s: float, *others: Window) -> None:
+        """`others`: windows beside those of the last minute, hour and day."""
+        self._windows = (Window(now_s, 10, 6), Window(now_s, 600, 6), Window(now_s, 3_600, 24), *others)
+        self._second = int(now_s)
+        self._amount = self._events = 0
 
-    def add(self, now_s: float, amount: int) -> None:
-        self._minute.add(now_s, amount)
-        self._hour.add(now_s, amount)
-        self._day.add(now_s, amount)
+    def add(self, second: int, amount: int) -> None:
+        if second != self._second:
+            self._fill_windows()
+            self._second = second
+        self._amount += amount
+        self._events += 1
 
     def sums(self, now_s: float) -> Sums:
-        return Sums(self._minute.sum(now_s), self._hour.sum(now_s), self._day.sum(now_s))
+        self._fill_windows()
+        minute, hour, day, *_ = self._windows
+        return Sums(minute.sum(now_s), hour.sum(now_s), day.sum(now_s))
+
+    def _fill_windows(self) -> None:
+        """With what has come since they were filled."""
+        if self._events:
+            for window in self._windows:
+                window.add(self._second, self._amount, self._events)
+            self._amount = self._events = 0
 
 
 class _Both:
@@ -81,42 +92,46 @@ class _Both:
     def __init__(self, now_s: float) -> None:
         self.messages, self.size = _Counted(now_s), _Counted(now_s)
 
-    def add(self, now_s: float, messages: int, size: int) -> None:
-        self.messages.add(now_s, messages)
-        self.size.add(now_s, size)
+    def add(self, second: int, messages: int, size: int) -> None:
+        self.messages.add(second, messages)
+        self.size.add(second, size)
 
 
 class _Whole:
     """Of the whole node, one direction."""
 
     def __init__(self, now_s: float, day: int) -> None:
-        self._totals, self._day = Totals(), day
-        self.counted = _Counted(now_s)
+        self._day = day
+        self._messages = self._size = self._calls = self._by_morning = self._by_yesterday = 0
         self._ten_s, self._ten_minutes = Window(now_s, 1, 10), Window(now_s, 60, 10)
+        self.counted = _Counted(now_s, self._ten_s, self._ten_minutes)
 
     def totals(self, day: int) -> Totals:
+        self._turn_to(day)
+        return Totals(self._messages, self._size, self._calls, self._by_morning, self._by_yesterday)
+
+    def add(self, second: int, day: int, messages: int, size: int) -> None:
+        if day != self._day:
+            self._turn_to(day)
+        self._messages += messages
+        self._size += size
+        self._calls += 1
+        self.counted.add(second, messages)
+
+    def _turn_to(self, day: int) -> None:
         """Nobody may have asked for days. A clock that goes back over midnight begins no day anew."""
-        before, days = self._totals, day - self._day
+        days = day - self._day
         if days > 0:
-            yesterday = before.by_morning if days == 1 else before.messages
-            self._totals = before._replace(by_morning=before.messages, by_yesterday=yesterday)
+            self._by_yesterday = self._by_morning if days == 1 else self._messages
+            self._by_morning = self._messages
         if days not in (0, -1):
             self._day = day
-        return self._totals
-
-    def add(self, now_s: float, day: int, messages: int, size: int) -> None:
-        before = self.totals(day)
-        self._totals = before._replace(
-            messages=before.messages + messages, size=before.size + size, calls=before.calls + 1
-        )
-        self.counted.add(now_s, messages)
-        self._ten_s.add(now_s, messages)
-        self._ten_minutes.add(now_s, messages)
 
     def rates(self, now_s: float) -> Rates:
+        minute = self.counted.sums(now_s).minute
         return Rates(
             self._ten_s.sum(now_s).per_second,
-            self.counted.sums(now_s).minute.per_second,
+            minute.per_second,
             self._ten_minutes.sum(now_s).per_second,
         )
 
@@ -130,6 +145,7 @@ class Traffic:
         self._now_s = now_s
         self._today = day
         self._most = most
+        self._second, self._day = int(now_s()), day()
         self._put, self._given = _Whole(now_s(), day()), _Whole(now_s(), day())
         self._topics: dict[str, _Both] = {}
         self._groups: dict[tuple[str, str], _Both] = {}  # by topic and group
@@ -137,15 +153,17 @@ class Traffic:
     def put(self, topic: str, messages: int, size: int) -> None:
         """Stored: of this topic, in one put, so many bytes of records."""
         now_s = self._now_s()
-        self._put.add(now_s, self._today(), messages, size)
-        self._of(self._topics, topic, now_s).add(now_s, messages, size)
+        second = self._second_of(now_s)
+        self._put.add(second, self._day, messages, size)
+        self._of(self._topics, topic, now_s).add(second, messages, size)
 
     def given(self, group: str, topic: str, messages: int, size: int) -> None:
         """Given to a consumer of a group ("": of none) by one call."""
         now_s = self._now_s()
-        self._given.add(now_s, self._today(), messages, size)
+        second = self._second_of(now_s)
+        self._given.add(second, self._day, messages, size)
         if group:
-            self._of(self._groups, (topic, group), now_s).add(now_s, messages, size)
+            self._of(self._groups, (topic, group), now_s).add(second, messages, size)
 
     @property
     def put_totals(self) -> Totals:
@@ -183,6 +201,13 @@ class Traffic:
             return None
         is_size = name in (StatsName.TOPIC_PUT_SIZE, StatsName.GROUP_GET_SIZE)
         return (found.size if is_size else found.messages).sums(self._now_s())
+
+    def _second_of(self, now_s: float) -> int:
+        """A calendar takes longer to be asked than all that is counted of a message: once a second."""
+        second = int(now_s)
+        if second != self._second:
+            self._second, self._day = second, self._today()
+        return second
 
     def _of(self, table: dict[K, _Both], key: K, now_s: float) -> _Both:
         found = table.pop(key, None) or _Both(now_s)

@@ -33,11 +33,11 @@ class Window:
         self._begin_s = now_s
         self._newest = int(now_s // width_s)
 
-    def add(self, now_s: float, amount: int) -> None:
+    def add(self, now_s: float, amount: int, events: int = 1) -> None:
         self._turn_to(now_s)
         at = self._newest % len(self._amounts)
         self._amounts[at] += amount
-        self._events[at] += 1
+        self._events[at] += events
 
     def sum(self, now_s: float) -> Sum:
         """What was before the first event of all is no part of the span."""

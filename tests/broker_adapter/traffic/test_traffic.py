@@ -14,6 +14,11 @@ class Clock:
         self.now_s = 1_000.0
         self.day = 1
 
+    def to_day(self, day: int) -> None:
+        """A second later at least, as on any calendar."""
+        self.now_s += 1
+        self.day = day
+
     def traffic(self, most: int = 100) -> Traffic:
         return Traffic(lambda: self.now_s, lambda: self.day, most=most)
 
@@ -85,10 +90,10 @@ def test_midnights_are_kept() -> None:
     clock = Clock()
     traffic = clock.traffic()
     traffic.put("t", 5, 5)
-    clock.day += 1
+    clock.to_day(clock.day + 1)
     traffic.put("t", 2, 2)
     assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (5, 0)
-    clock.day += 1
+    clock.to_day(clock.day + 1)
     assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (7, 5)
     assert traffic.given_totals.by_morning == 0
 
@@ -97,7 +102,7 @@ def test_a_day_for_which_nobody_asked_had_no_messages() -> None:
     clock = Clock()
     traffic = clock.traffic()
     traffic.put("t", 5, 500)
-    clock.day += 2
+    clock.to_day(clock.day + 2)
     assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (5, 5)
 
 
@@ -106,10 +111,28 @@ def test_a_clock_that_goes_back_over_midnight_begins_no_day_anew() -> None:
     traffic = clock.traffic()
     traffic.put("t", 5, 500)
     for step in (1, -1, 1):
-        clock.day += step
+        clock.to_day(clock.day + step)
         assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (5, 0)
-    clock.day -= 1_000  # it was wrong for long: days go on from there
+    clock.to_day(clock.day - 1_000)  # it was wrong for long: days go on from there
     assert traffic.put_totals.by_morning == 5
     traffic.put("t", 2, 200)
-    clock.day += 1
+    clock.to_day(clock.day + 1)
     assert (traffic.put_totals.by_morning, traffic.put_totals.by_yesterday) == (7, 5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 90), st.integers(1, 100)), min_size=1, max_size=30))
+def test_what_comes_within_a_second_is_in_every_window_that_has_it(events: list[tuple[float, int]]) -> None:
+    clock = Clock()
+    clock.now_s = 0.0
+    traffic = clock.traffic()
+    minute, hour, ten_s = Window(0, 10, 6), Window(0, 600, 6), Window(0, 1, 10)
+    for clock.now_s, amount in sorted(events):
+        traffic.put("t", amount, 10 * amount)
+        for window in (minute, hour, ten_s):
+            window.add(clock.now_s, amount)
+    found = traffic.sums(StatsName.TOPIC_PUT_NUMS, "t")
+    assert found is not None and found.minute[:2] == minute.sum(clock.now_s)[:2]
+    assert found.hour[:2] == hour.sum(clock.now_s)[:2]
+    assert traffic.put_rates().ten_s == ten_s.sum(clock.now_s).per_second
+    assert (size := traffic.sums(StatsName.TOPIC_PUT_SIZE, "t")) is not None
+    assert size.minute.amount == 10 * found.minute.amount
