@@ -60,6 +60,7 @@ class SharedPlaces:
             self.give_back(address)
 
 
+@lru_cache(maxsize=4096)
 def peer_host(peer: str) -> str:
     """host:port of a caller as gRPC names it ("ipv4:...", "ipv6:%5B...%5D:..."); "" for one without an IP
     address."""

@@ -65,9 +65,11 @@ class TopicGate:
         if self._use is not None:
             self._use.touch(topic)
         # In this order: what is applied is forgotten first, so that the state has it when it is asked.
-        changes = self._pending(topic)
+        changes = self._pending(topic) if topic in self._changes else ()
         config = self._metadata.topic(topic)
-        queues = min([0 if config is None else config.write_queues, *(one.write_queues for one in changes)])
+        queues = 0 if config is None else config.write_queues
+        if changes:
+            queues = min(queues, *(one.write_queues for one in changes))
         if queue_id < queues:
             return None
         what = f"has {queues} queues to write" if queues else "is being deleted, or was"
@@ -85,8 +87,6 @@ class TopicGate:
         self._changes.setdefault(topic, []).append(change)
 
     def _pending(self, topic: str) -> list[_Change]:
-        if topic not in self._changes:
-            return []
         applied = self._metadata.applied_index
         left = [one for one in self._changes[topic] if one.at > applied]
         if left:

@@ -44,6 +44,7 @@ _LANGUAGE: Final = "x-mq-language"
 _VERSION: Final = "x-mq-client-version"
 _USER_AGENT: Final = "user-agent"
 _MAX_HEADER_LENGTH = 255
+_BOUNDED: Final = frozenset({_CLIENT_ID, _NAMESPACE, _LANGUAGE, _VERSION})
 #: A call that waits for messages keeps its request. From so many bytes on these have shares, by address.
 _KEPT_BYTES = 4 << 10
 #: What clients in Node.js call their language, and what tells them from others that speak HTTP.
@@ -327,11 +328,10 @@ def metadata_of(context: Context) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in context.invocation_metadata() or ():
         if isinstance(value, str):
+            if len(value) > _MAX_HEADER_LENGTH and name in _BOUNDED:
+                text = f"{name} has more than {_MAX_HEADER_LENGTH} characters"
+                raise Rejected(Code.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
             found[name] = value
-    for name in (_CLIENT_ID, _NAMESPACE, _LANGUAGE, _VERSION):
-        if len(found.get(name, "")) > _MAX_HEADER_LENGTH:
-            text = f"{name} has more than {_MAX_HEADER_LENGTH} characters"
-            raise Rejected(Code.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
     return found
 
 

@@ -10,8 +10,8 @@ import grpc.aio
 
 from broker_adapter.errors import Busy, PutRefused, Status
 from broker_adapter.shares import SharedRoom
-from dledger import platform
 from dledger.platform import SharedPlaces, large_turns
+from dledger.platform import peer_host as host_of_peer
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -67,4 +67,4 @@ def stopping() -> PutRefused:
 
 def peer_host(context: Context) -> str:
     """The caller as `Host.parse` reads it, "" for one that has no IP address."""
-    return platform.peer_host(context.peer())
+    return host_of_peer(context.peer())

@@ -125,6 +125,6 @@ class NodeGrpc:
         described = reflection.aio.ReflectionServicer(names)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_grpc)
         of_clients.add_generic_rpc_handlers(map(small_requests, of_grpc.handlers))
-        limited = [self._unsent.over(self._calls.over(handler)) for handler in of_clients.handlers]
+        limited = self._unsent.over(*map(self._calls.over, of_clients.handlers))
         of_members = self._unsent_of_members.over(peer_handler(self._peers))
-        self._server.add_generic_rpc_handlers((of_members, *limited))
+        self._server.add_generic_rpc_handlers((of_members, limited))

@@ -30,6 +30,7 @@ _UNSPECIFIED, _NORMAL = pb.MessageType.MESSAGE_TYPE_UNSPECIFIED, pb.MessageType.
 _FIFO, _DELAY, _TRANSACTION = pb.MessageType.FIFO, pb.MessageType.DELAY, pb.MessageType.TRANSACTION
 _LITE, _PRIORITY = pb.MessageType.LITE, pb.MessageType.PRIORITY
 _GZIP = pb.Encoding.GZIP
+_ILLEGAL_ID, _BAD_REQUEST = Code.ILLEGAL_MESSAGE_ID, Code.BAD_REQUEST
 _SERVED = frozenset({_NORMAL, _FIFO, _DELAY, _TRANSACTION, _PRIORITY})
 
 _DIGESTS = {pb.DigestType.MD5: hashlib.md5, pb.DigestType.SHA1: hashlib.sha1}
@@ -51,7 +52,7 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
     system = message.system_properties
     _check_body(message, max_body_bytes)
     message_id = _check_text(
-        system.message_id, MAX_MESSAGE_ID_LENGTH, Code.ILLEGAL_MESSAGE_ID, "message id", needed=True
+        system.message_id, MAX_MESSAGE_ID_LENGTH, _ILLEGAL_ID, "message id", needed=True
     )
     kind = _kind_of(system)
     deliver_at_ms = check_after_ms = 0
@@ -80,13 +81,13 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
         )
     if system.born_host:
         properties[names.BORN_HOST] = _check_text(
-            system.born_host, _MAX_SHORT_TEXT, Code.BAD_REQUEST, "born host"
+            system.born_host, _MAX_SHORT_TEXT, _BAD_REQUEST, "born host"
         )
     made = OutgoingMessage(
         message.body,
         properties,
         sys_flag=COMPRESSED if system.body_encoding == _GZIP else 0,
-        born_timestamp=_time(timestamp_ms(system.born_timestamp), Code.BAD_REQUEST, "born timestamp"),
+        born_timestamp=_time(timestamp_ms(system.born_timestamp), _BAD_REQUEST, "born timestamp"),
     )
     return Incoming(made, message_id, kind, system.message_group, deliver_at_ms, check_after_ms)
 

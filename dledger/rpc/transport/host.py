@@ -73,8 +73,7 @@ class GrpcHost:
             reflection.aio.ReflectionServicer(names), of_grpc
         )
         handlers.add_generic_rpc_handlers(map(small_requests, of_grpc.handlers))
-        unsent = UnsentRequests()
-        server.add_generic_rpc_handlers([unsent.over(handler) for handler in handlers.handlers])
+        server.add_generic_rpc_handlers((UnsentRequests().over(*handlers.handlers),))
         self.address = await bind(server, listen, self._credentials)
         await server.start()
         self._server = server

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -55,9 +55,9 @@ class UnsentRequests:
         """Calls that are watched."""
         return len(self._since)
 
-    def over(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
-        """The same handler, watched."""
-        return _WatchedHandler(self, handler)
+    def over(self, *handlers: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
+        """One handler for what these handle, watched."""
+        return _WatchedHandler(self, handlers)
 
     def begin(self) -> None:
         """The headers of the current task's call have come."""
@@ -73,15 +73,21 @@ class UnsentRequests:
         """A method of grpc.aio, which gRPC calls when the request is there."""
 
         async def answer(request: Any, context: Any) -> Any:
-            self._since.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+            self._arrived()
             return await behavior(request, context)
 
         async def stream(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-            self._since.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+            self._arrived()
             async for item in behavior(request, context):
                 yield item
 
         return stream if streams else answer
+
+    def _arrived(self) -> None:
+        """The request of the current task's call is there."""
+        task = asyncio.current_task()
+        if task is not None and self._since.pop(task, None) is not None:
+            task.remove_done_callback(self._forget)  # a turn of the loop less for each call
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._since.pop(task, None)
@@ -128,16 +134,17 @@ def _is_generator(behavior: Callable[..., Any]) -> bool:
 
 
 class _WatchedHandler(grpc.GenericRpcHandler):
-    def __init__(self, unsent: UnsentRequests, handler: grpc.GenericRpcHandler) -> None:
+    def __init__(self, unsent: UnsentRequests, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._unsent = unsent
-        self._handler = handler
+        self._handlers = handlers
         self._methods: dict[str, Any] = {}  # those that there are: bounded by what is served
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
         found = self._methods.get(method)
         if found is None:
-            found = self._handler.service(handler_call_details)
+            asked = (handler.service(handler_call_details) for handler in self._handlers)
+            found = next((one for one in asked if one is not None), None)
             if found is None:
                 return None
             found = self._methods[method] = self._watched(found)
