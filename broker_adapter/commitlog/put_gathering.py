@@ -179,7 +179,7 @@ class PutGathering:
         appended.add_done_callback(lambda future: self._answer(puts, future))
 
     def _is_refused(self, put: Put) -> bool:
-        for topic, queue_id, *_ in put.queued:
+        for topic, queue_id in dict.fromkeys((one.topic, one.queue_id) for one in put.queued):
             error = self._refusal(topic, queue_id)
             if error is not None:
                 put.fail(error)

@@ -56,7 +56,7 @@ class Sender:
         queue_id = self._writer.queue_of(config, queue_id)
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
-            first = await self.outcome(topic, message_id, timeout_ms)
+            first = await self.outcome(topic, message_id, timeout_ms, digest)
             if isinstance(first, Position):
                 return Sent(first.queue_id, first.queue_offset, True)
             if first is not None:
@@ -74,12 +74,15 @@ class Sender:
         place = done.places[0]
         return Sent(queue_id, place.queue_offset, False, *place[1:])
 
-    async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Position | None:
+    async def outcome(
+        self, topic: str, message_id: str, timeout_ms: int, digest: bytes = b""
+    ) -> First | Position | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
-        waited for: until the message is applied, or this broker is not master any more.
+        waited for: until the message is applied, or this broker is not master any more. `digest`: that of the
+        id, from whoever knows it.
 
         PutIndeterminate after `timeout_ms`; whatever else the first one ended with."""
-        loop, digest = asyncio.get_running_loop(), id_digest(topic, message_id)
+        loop, digest = asyncio.get_running_loop(), digest or id_digest(topic, message_id)
         end = loop.time() + timeout_ms / 1000
         while (request := self._sending.get(digest)) is not None:
             left_ms = max(0, int(1000 * (end - loop.time())))

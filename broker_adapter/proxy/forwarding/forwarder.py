@@ -251,10 +251,8 @@ class _PendingCall:
 
     def context(self) -> CallContext:
         """With what is left of the deadline."""
-        context = self._context._replace(is_repeated=self._unknown > 0)
-        if self._deadline is None:
-            return context
-        return context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
+        left_s = None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        return self._context._replace(is_repeated=self._unknown > 0, timeout_s=left_s)
 
     def failed(self, destination: Destination, error: BrokerError) -> None:
         """Raises, unless the call may be sent again."""

@@ -29,7 +29,7 @@ from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger.platform import LARGE_BYTES, get_logger, open_channel, wake_queue, when_idle
+from dledger.platform import LARGE_BYTES, WakeQueue, get_logger, open_channel, wake_queue, when_idle
 
 _log = get_logger("forwarding")
 
@@ -63,13 +63,13 @@ class _Call:
             await self.arrived
         return self.answers.popleft()
 
-    def wake(self) -> None:
+    def wake(self, wakes: WakeQueue) -> None:
         if self.arrived is not None:  # a frame may have answers for thousands
-            wake_queue().settle("answers", self.arrived)
+            wakes.settle("answers", self.arrived)
 
-    def fail(self, error: BrokerError) -> None:
+    def fail(self, error: BrokerError, wakes: WakeQueue) -> None:
         self.error = error
-        self.wake()
+        self.wake(wakes)
 
 
 def _add_end(call_id: int, is_passed_on: bool, frame: pb.FromNode) -> None:
@@ -106,6 +106,7 @@ class MasterLink:
         self._ids = count(1)
         self._calls: dict[int, _Call] = {}
         self._outbox = Outbox(pb.FromNode)
+        self._wakes = wake_queue()
         loop = asyncio.get_running_loop()
         self._gathering = Gathering(self._outbox.put, later=loop.call_later, when_idle=when_idle)
         self._is_open = self._is_over = False
@@ -295,13 +296,14 @@ class MasterLink:
             # Clients that do not read are no reason to refuse others what is small.
             is_small = call.waiting + size <= LARGE_BYTES
             if not is_small and self.waiting_bytes + size > 2 * self._max_bytes:
-                call.fail(Busy(Status.TOO_MANY_CALLS, f"{self.waiting_bytes} bytes wait for slow clients"))
+                text = f"{self.waiting_bytes} bytes wait for slow clients"
+                call.fail(Busy(Status.TOO_MANY_CALLS, text), self._wakes)
                 return
             call.answers.append(answer.answer)
             call.waiting += size
             self.waiting_bytes += size
         call.is_complete = answer.is_last or bool(answer.code)
-        call.wake()
+        call.wake(self._wakes)
 
     def _over(self) -> None:
         self._is_open, self._is_over = False, True
@@ -313,12 +315,12 @@ class MasterLink:
             if call is None or call.is_complete:
                 return False
             if call.is_sent:
-                call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
+                call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text), self._wakes)
             else:
-                call.fail(PutRefused(Status.NOT_CONNECTED, text))
+                call.fail(PutRefused(Status.NOT_CONNECTED, text), self._wakes)
             return True
 
-        wake_queue().each("broken", self._calls, fail)
+        self._wakes.each("broken", self._calls, fail)
         if self.is_writable:
             self.is_writable = False
             self._on_change()

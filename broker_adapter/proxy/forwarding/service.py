@@ -22,7 +22,7 @@ from broker_adapter.proxy.forwarding.frames import (
     context_from_pb,
 )
 from broker_adapter.proxy.forwarding.members import Members
-from broker_adapter.proxy.messages.context import Passage
+from broker_adapter.proxy.messages.context import CallContext, Passage
 from broker_adapter.proxy.messages.rejected import ELSEWHERE
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -237,21 +237,31 @@ class _NodeStream:
 
     async def _unary(self, call: pb.ForwardedCall, request: Request) -> None:
         context = context_from_pb(call.context)
-        # Who has given up says so, but this node may be too busy to hear it.
-        limit_s = context.timeout_s if request.ends_with_caller else None
         try:
-            async with asyncio.timeout(limit_s) as limit:
+            if request.ends_with_caller:
+                answer = await self._answer_in_time(request, context)
+            else:
                 answer = await self._answering.unary(request, context)
-                if request.ends_with_caller:
-                    await self._outbox.room(_MUCH)
             if len(answer) > MAX_PART_BYTES:  # it would end the stream
                 text = f"an answer of {len(answer)} bytes; nodes hand on up to {MAX_PART_BYTES}"
                 raise FrameRefused(text)
         except Exception as error:  # it is this call's affair, not the stream's
-            late = Busy(Status.TOO_MANY_CALLS, "the master did not come to it in time")
-            self._failed(call, request, late if limit.expired() else error)
+            self._failed(call, request, error)
         else:
             self._answer(call, answer, is_last=True)
+
+    async def _answer_in_time(self, request: Request, context: CallContext) -> bytes:
+        """Who has given up says so, but this node may be too busy to hear it."""
+        limit = asyncio.timeout(context.timeout_s)
+        try:
+            async with limit:
+                answer = await self._answering.unary(request, context)
+                await self._outbox.room(_MUCH)
+        except Exception as error:
+            if limit.expired():
+                raise Busy(Status.TOO_MANY_CALLS, "the master did not come to it in time") from error
+            raise
+        return answer
 
     async def _stream(self, call: pb.ForwardedCall, request: Request) -> None:
         passage = Passage()
