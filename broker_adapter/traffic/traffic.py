@@ -42,8 +42,8 @@ class Rates(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Since the start of the node. `by_morning`: messages until the last midnight, to a second; `by_yesterday`:
-    until the one before it."""
+    """Since the start of the node. `by_morning`: messages until the last midnight, to a second;
+    `by_yesterday`: until the one before it."""
 
     messages: int = 0
     size: int = 0  # bytes of records

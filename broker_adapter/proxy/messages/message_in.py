@@ -51,9 +51,7 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
     """Rejected with the code that belongs to what is wrong."""
     system = message.system_properties
     _check_body(message, max_body_bytes)
-    message_id = _check_text(
-        system.message_id, MAX_MESSAGE_ID_LENGTH, _ILLEGAL_ID, "message id", needed=True
-    )
+    message_id = _check_text(system.message_id, MAX_MESSAGE_ID_LENGTH, _ILLEGAL_ID, "message id", needed=True)
     kind = _kind_of(system)
     deliver_at_ms = check_after_ms = 0
     properties = _user_properties(message)
