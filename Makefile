@@ -30,7 +30,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-proxy interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -166,6 +166,16 @@ interop-java:
 	  mvn --quiet --batch-mode --file tests/interop/client49/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/client49 && \
 	  touch $(INTEROP)/fetched \
 	  || { rm -rf $(INTEROP)/lib $(INTEROP)/client49; echo "WARNING: RocketMQ could not be fetched: tests with it do NOT run"; }; \
+	fi
+
+interop-proxy:
+	@if ! command -v mvn >/dev/null || ! command -v java >/dev/null; then \
+	  echo "WARNING: mvn and java are not on PATH: RocketMQ's proxy is NOT measured"; \
+	elif test -z "$$(find $(INTEROP)/proxy/fetched -newer tests/interop/proxy/pom.xml 2>/dev/null)"; then \
+	  rm -rf $(INTEROP)/proxy && \
+	  mvn --quiet --batch-mode --file tests/interop/proxy/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/proxy && \
+	  touch $(INTEROP)/proxy/fetched \
+	  || { rm -rf $(INTEROP)/proxy; echo "WARNING: RocketMQ's proxy could not be fetched: it is NOT measured"; }; \
 	fi
 
 interop-go:

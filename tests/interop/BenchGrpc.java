@@ -1,28 +1,86 @@
+import java.util.Collections;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
+import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.producer.Producer;
 
-/** The first load of Bench.java by the client of RocketMQ 5, over gRPC: ADDRESS TOPIC SECONDS. */
+/** Loads of Bench.java by the client of RocketMQ 5, over gRPC: ADDRESS TOPIC SECONDS. It has no batches. */
 public final class BenchGrpc {
     private static final byte[] BODY = new byte[1024];
     private static final int IN_FLIGHT = 64;
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
+    /** What a consumer may take for its first message, in ns. */
+    private static final long FIRST = 90_000_000_000L;
     private static String topic;
     private static long nanos;
+    private static ClientConfiguration configuration;
 
     public static void main(String[] arguments) throws Exception {
         topic = arguments[1];
         nanos = Long.parseLong(arguments[2]) * 1_000_000_000L;
-        ClientConfiguration configuration =
-            ClientConfiguration.newBuilder().setEndpoints(arguments[0]).enableSsl(false).build();
+        configuration = ClientConfiguration.newBuilder().setEndpoints(arguments[0]).enableSsl(false).build();
         Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration)
             .setTopics(topic).build();
+        begun(producer);
         many(producer); // warms up
-        System.out.println("@ sends a second, 64 in flight, over gRPC: " + many(producer));
-        System.out.flush();
+        say("sends a second, 64 in flight, over gRPC", many(producer));
+        say("messages a second, received and acknowledged, over gRPC", consumed());
         System.exit(0);
+    }
+
+    private static void say(String what, long figure) {
+        System.out.println("@ " + what + ": " + figure);
+        System.out.flush();
+    }
+
+    /** Counts what it gets, and when. */
+    private static final class Counting implements AutoCloseable {
+        final AtomicLong count = new AtomicLong();
+        final AtomicLong first = new AtomicLong();
+        final AtomicLong last = new AtomicLong();
+        private final PushConsumer consumer;
+
+        Counting() throws Exception {
+            consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+                .setConsumerGroup("bench-grpc")
+                .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
+                .setMessageListener(message -> {
+                    first.compareAndSet(0, System.nanoTime());
+                    last.set(System.nanoTime());
+                    count.incrementAndGet();
+                    return ConsumeResult.SUCCESS;
+                }).build();
+        }
+
+        @Override
+        public void close() throws Exception {
+            consumer.close();
+        }
+    }
+
+    /** A group begins where its first consumer finds a queue: what is sent from now on is for it. */
+    private static void begun(Producer producer) throws Exception {
+        try (Counting consumer = new Counting()) {
+            for (long begin = System.nanoTime(); consumer.count.get() < 32 && System.nanoTime() - begin < FIRST;) {
+                producer.send(PROVIDER.newMessageBuilder().setTopic(topic).setBody(BODY).build());
+                Thread.sleep(50);
+            }
+        }
+    }
+
+    /** What the others have left: from the first message that comes, for so many seconds. */
+    private static long consumed() throws Exception {
+        try (Counting consumer = new Counting()) {
+            long begin = System.nanoTime();
+            while (consumer.first.get() == 0 ? System.nanoTime() - begin < FIRST : System.nanoTime() - consumer.first.get() < nanos) {
+                Thread.sleep(50);
+            }
+            return consumer.count.get() * 1_000_000_000L / Math.max(1, consumer.last.get() - consumer.first.get());
+        }
     }
 
     private static long many(Producer producer) throws Exception {
@@ -40,7 +98,7 @@ public final class BenchGrpc {
         }
         room.acquire(IN_FLIGHT);
         if (failed.get() > 0) {
-            System.out.println("@ failed over gRPC: " + failed.get());
+            say("failed over gRPC", failed.get());
         }
         return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
     }

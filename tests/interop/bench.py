@@ -16,9 +16,6 @@ from tests.process.cluster import free_ports
 from . import bench_classic, genuine, ours
 from .bench_client import CLUSTER, measured, said, show
 
-#: The figure of Bench.java that BenchGrpc.java measures, too.
-_SENDS = "sends a second, 64 in flight"
-
 
 @contextmanager
 def dledger_group(home: Path) -> Iterator[str]:
@@ -60,11 +57,17 @@ def replicated(home: Path, seconds: int) -> None:
     """A group of three of each."""
     with dledger_group(home / "genuine") as servers:
         theirs = measured(home, servers, seconds)
+        if any(genuine.PROXY.glob("rocketmq-proxy-*.jar")):
+            with genuine.proxy(home / "proxy", servers, CLUSTER, *free_ports(2)) as address:
+                theirs |= over_grpc(home, address, seconds)
+        else:
+            print(
+                f"NOT MEASURED AT THEIR PROXY: no jars in {genuine.PROXY} (`make interop-proxy` fetches them)"
+            )
     with ours.cluster(home / "ours") as cluster:
         mine = measured(home, cluster.plan.companions[0].remoting_address, seconds)
-        by_grpc = over_grpc(home, ours.master(cluster).address, seconds)
-    # The client of RocketMQ 5 beside RocketMQ's sends by its own protocol.
-    show("DLedger", {**theirs, **dict.fromkeys(by_grpc, theirs.get(_SENDS, 0))}, {**mine, **by_grpc})
+        mine |= over_grpc(home, ours.master(cluster).address, seconds)
+    show("DLedger", theirs, mine)
 
 
 @click.command()

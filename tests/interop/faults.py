@@ -76,6 +76,8 @@ FAULTS: dict[str, tuple[Callable[[LocalCluster], None], int]] = {
 CLIENTS_OWN = {
     ("Java 4.9.8", "SIGSTOP of the master for 20 s"): 2,
     ("ali-ons 3.12.0", "SIGSTOP of the master for 20 s"): 2,
+    # All of its three tries may be at queues of the dead node's name.
+    ("Go 2.1.2", "SIGKILL of the master, default"): 30,
 }
 
 

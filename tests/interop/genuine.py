@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -24,6 +26,8 @@ LIB = Path(os.environ.get("ROCKETMQ_LIB") or _FETCHED / "lib")
 CLIENT_49 = Path(os.environ.get("ROCKETMQ_CLIENT_49") or _FETCHED / "client49")
 #: The Java client of RocketMQ 5, which speaks gRPC; `make clients-java` fetches it.
 CLIENT_GRPC = Path(os.environ.get("ROCKETMQ_CLIENT_GRPC") or _FETCHED.with_name("clients") / "java/lib")
+#: Of RocketMQ 5.5; `make bench-rocketmq` fetches it.
+PROXY = Path(os.environ.get("ROCKETMQ_PROXY") or _FETCHED / "proxy")
 GO_CLIENT = Path(os.environ.get("ROCKETMQ_CLIENT_GO") or _FETCHED / "go/client")
 NODE_MODULES = Path(os.environ.get("ROCKETMQ_CLIENT_NODE") or _FETCHED / "node/node_modules")
 _PACKAGE = "org.apache.rocketmq"
@@ -116,6 +120,43 @@ def broker(home: Path, name_servers: str, port: int, **settings: object) -> Iter
 def name_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     with running(home, "namesrv.NamesrvStartup", {"listenPort": port}) as process:
         yield process
+
+
+def _is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@contextmanager
+def proxy(home: Path, name_servers: str, cluster: str, port: int, remoting_port: int) -> Iterator[str]:
+    """RocketMQ's proxy in cluster mode; the address at which it speaks gRPC."""
+    home.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "rocketMQClusterName": cluster,
+        "proxyClusterName": cluster,
+        "heartbeatSyncerTopicClusterName": cluster,
+        "proxyMode": "CLUSTER",
+        "namesrvAddr": name_servers,
+        "localServeAddr": "127.0.0.1",
+        "grpcServerPort": port,
+        "remotingListenPort": remoting_port,
+    }
+    path = home / "rmq-proxy.json"
+    path.write_text(json.dumps(settings))
+    command, environment = java(home, f"{PROXY}/*", f"{_PACKAGE}.proxy.ProxyStartup", "-pc", str(path))
+    with (home / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=home)
+    try:
+        deadline = time.monotonic() + _ADMIN_S
+        while not _is_open(port):
+            printed = (home / "output").read_text()[-3000:]
+            assert process.poll() is None and time.monotonic() < deadline, printed
+            threading.Event().wait(_PAUSE_S)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def mqadmin(home: Path, name_servers: str, *arguments: str, account: str = "") -> str:
