@@ -46,7 +46,7 @@ class DeliverySettings(BaseModel):
     """Longest delay of a message. Past it: 738."""
     max_held_bytes: Positive = 64 << 20
     """Bytes of memory of half messages. Past it: 706."""
-    max_delayed: Positive = 10_000_000
+    max_delayed: Positive = 2_000_000
     """Delayed messages that wait, in the log and in an index on the disk. Past it: 706."""
     check_first_ms: Positive = 6_000
     """When the producer of a half message is first asked for its outcome."""

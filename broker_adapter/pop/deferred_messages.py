@@ -201,9 +201,12 @@ class DeferredMessages(Mapping[int, DeferredMessage]):
 
     def rows(self) -> Iterator[DelayedRow]:
         """Of those that the log has, in its order. On the thread that changes them."""
+        return chain.from_iterable(self.pages())
+
+    def pages(self) -> Iterator[list[DelayedRow]]:
         after = -1
         while page := self.page(after, _PAGE):
-            yield from page
+            yield page
             after = page[-1].version
 
     def page(self, after: int, limit: int, topic: str | None = None) -> list[DelayedRow]:

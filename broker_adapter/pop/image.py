@@ -92,25 +92,27 @@ def _save(state: DeliveryState, mark: IndexMark | None) -> bytes:
     ]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
-    payload = b"".join(
-        (
-            _APPLIED.pack(state.applied_index),
-            _COUNT.pack(len(raw_texts)),
-            *[_TEXT.pack(len(raw)) + raw for raw in raw_texts],
-            _COUNT.pack(len(queues)),
-            *queues,
-            _COUNT.pack(len(deferred)),
-            *deferred,
-            *in_log,
-            _COUNT.pack(len(ends)),
-            *ends,
-            _COUNT.pack(len(system_offsets)),
-            *system_offsets,
-            _COUNT.pack(len(ids) // _ID_SIZE),
-            ids,
-        )
-    )
-    return _HEADER.pack(MAGIC, VERSION if mark is None else _WITH_INDEX, crc32(payload)) + payload
+    pieces = [
+        _APPLIED.pack(state.applied_index),
+        _COUNT.pack(len(raw_texts)),
+        *[_TEXT.pack(len(raw)) + raw for raw in raw_texts],
+        _COUNT.pack(len(queues)),
+        *queues,
+        _COUNT.pack(len(deferred)),
+        *deferred,
+        *in_log,
+        _COUNT.pack(len(ends)),
+        *ends,
+        _COUNT.pack(len(system_offsets)),
+        *system_offsets,
+        _COUNT.pack(len(ids) // _ID_SIZE),
+        ids,
+    ]
+    crc = 0
+    for piece in pieces:
+        crc = crc32(piece, crc)
+    version = VERSION if mark is None else _WITH_INDEX
+    return b"".join((_HEADER.pack(MAGIC, version, crc), *pieces))
 
 
 def restore(state: DeliveryState, data: bytes) -> IndexMark | None:
@@ -172,13 +174,13 @@ def _deferred(deferred_id: int, message: DeferredMessage) -> bytes:
 
 
 def _in_log(messages: DeferredMessages, texts: dict[str, int]) -> Iterator[bytes]:
-    """There may be many."""
+    """There may be many: a piece for each page of them."""
     place_of = {name: texts.setdefault(name, len(texts)) for name in messages.topics_in_log()}
     pack = _IN_LOG.pack
-    return (
-        pack(row.number, row.due_ms, place_of[row.topic], row.pos, row.size, row.element)
-        for row in messages.rows()
-    )
+    for page in messages.pages():
+        yield b"".join(
+            pack(row.number, row.due_ms, place_of[row.topic], row.pos, row.size, row.element) for row in page
+        )
 
 
 def _ended(ended: Ended, texts: dict[str, int]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tracemalloc
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ from broker_adapter.deferred import deferred_delivery as module
 from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.pop import image
 from broker_adapter.pop.commands import Defer, DeferredKind, Element, End, Ending
-from broker_adapter.pop.deferred_messages import LogPosition
+from broker_adapter.pop.deferred_messages import IndexMark, LogPosition
+from broker_adapter.pop.delay_index import FIRST_DUE
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
 from tests.broker_adapter.deferred.deferred_world import ID, START, World
@@ -140,3 +142,44 @@ async def test_each_is_moved_once_within_forty_days_and_never_early(tmp_path: Pa
     assert world.ended == count and not world.state.deferred and not world.deferred._due
     world.deferred.stop()
     world.file.close()
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_taking_in_a_million_and_starting_again_needs_as_much_memory_as_a_few(
+    tmp_path: Path, count: int
+) -> None:
+    state = DeliveryState(index=DelayFile(tmp_path / "index"))
+    before, pos, most = resident(), 0, 0
+    for index in range(1, count // 100 + 1):
+        elements = [delayed(index * 100 + at, count)._replace(body=b"x") for at in range(100)]
+        command = encode(elements)
+        state.apply(index, START, command, LogPosition(pos, len(command)))
+        pos += len(command) + 48
+        if index % 200 == 0:  # as often as there are checkpoints
+            saved, mark = image.checkpoint(state)
+            state.sync_index()
+            state.deferred.kept(mark or IndexMark(0, 0, 0))
+            assert len(saved) < 1_000
+            most = max(most, resident() - before)
+    state.close()
+    again = DeliveryState(index=DelayFile(tmp_path / "index"))
+    image.restore(again, saved)
+    most = max(most, resident() - before)
+    after = FIRST_DUE
+    while len(again.deferred._near) < 20_000:
+        _, after = again.deferred.due_page(after, 1 << 60, 500)
+    most = max(most, resident() - before)
+    assert most < 64 << 20, most
+    assert len(again.deferred) == count
+    again.deferred.none_is_near()
+    given = DeliveryState(index=DelayFile(tmp_path / "given"))
+    image.load(given, image.save(again))
+    assert given.mark_index()[:2] == again.mark_index()[:2]
+    for one in (again, given):
+        one.close()
