@@ -94,7 +94,7 @@ test: $(DEV) clients-python ## Lint, types and tests (up to 20 minutes; ARGS="-k
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
 
-test-mutations: $(CHECKER) $(DEV) ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes at most; NUMBER=200 of each run, SEED=)
+test-mutations: $(CHECKER) $(DEV) clients-python ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes at most; NUMBER=200 of each run, SEED=)
 	@$(BIN)/python -m tests.chaos.checker.generated --pairs --number $(NUMBER) --seed $(or $(SEED),1) $(ARGS)
 
 test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (more than 30 minutes)

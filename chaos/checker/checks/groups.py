@@ -269,18 +269,20 @@ LEFT JOIN (SELECT run, grp, count(*) AS n FROM member WHERE e IN ('leave', 'cras
 WHERE (d.attempt - (d.given - 1) - coalesce(g.n, 0)) * h.delay_ms * 999000 > d.mono + b.bound - s.inv
 """
 
-#: What was received again when the time was over for which somebody else had it, by a receive that had ended
+#: What was received again when the time was over for which somebody else had it, by a receive that began after
+#: the one before had shown it (answers overtake each other on their ways). The one before had to have ended
 #: well. While something is broken, and a moment later, its answer may seem not to have arrived, and then it
 #: does not count.
 _EXPIRED = f"""
 SELECT d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.attempt_before, d.src, d.inc, d.seq
 FROM (
-  SELECT run, grp, consumer, log, mid, attempt, mono, src, inc, seq, lag(mono) OVER w AS given,
+  SELECT run, grp, consumer, log, mid, op, attempt, mono, src, inc, seq, lag(mono) OVER w AS given,
     lag(op) OVER w AS op_before, lag(attempt) OVER w AS attempt_before
   FROM dlv WHERE received WINDOW w AS (PARTITION BY run, grp, mid ORDER BY mono, seq)
 ) d
 JOIN ops r ON r.run = d.run AND r.op = d.op_before AND r.outcome = 'ok' AND r.delay_ms > 0
   AND d.mono - d.given >= r.delay_ms * 1000000
+JOIN ops o ON o.run = d.run AND o.op = d.op AND o.inv >= d.given
 ANTI JOIN (
   SELECT b.run, b.mono AS begun, coalesce(max(e.mono), 9223372036854775807 - {SETTLED_NS}) AS ended
   FROM fault b
