@@ -269,10 +269,10 @@ LEFT JOIN (SELECT run, grp, count(*) AS n FROM member WHERE e IN ('leave', 'cras
 WHERE (d.attempt - (d.given - 1) - coalesce(g.n, 0)) * h.delay_ms * 999000 > d.mono + b.bound - s.inv
 """
 
-#: What was received again when the time was over for which somebody else had it, by a receive that began after
-#: the one before had shown it (answers overtake each other on their ways). The one before had to have ended
-#: well. While something is broken, and a moment later, its answer may seem not to have arrived, and then it
-#: does not count.
+#: What was received again when the time was over for which somebody else had it, by a receive that began
+#: after the one before had shown it (answers overtake each other). The one before had to have ended well.
+#: While something is broken, and a moment later, its answer may seem not to have arrived, and then it does
+#: not count.
 _EXPIRED = f"""
 SELECT d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.attempt_before, d.src, d.inc, d.seq
 FROM (
