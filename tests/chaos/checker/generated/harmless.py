@@ -154,6 +154,11 @@ OPEN = (
         ),
     ),
     Harmless(
+        "The end of an operation whose client crashed later, and of which nobody knows how it ended: without "
+        "the line nobody knows either.",
+        lambda c: c.way is Way.DROP and c.kind.startswith("op/info/"),
+    ),
+    Harmless(
         "Members that join, leave, crash, rewind: a crash that nobody tells explains less, another offset "
         "of a rewind explains as much.",
         lambda c: c.kind.startswith("member/") and c.way in (Way.DROP, Way.ALTER, Way.MOVE_QUEUE),
