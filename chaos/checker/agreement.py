@@ -30,6 +30,12 @@ SELECT d.run, d.node, d.n, d.low, d.high, d.sure_high, d.unsure_low, m.off AS se
 LEFT JOIN (SELECT run, max(off) AS off FROM meta WHERE e = 'settled' GROUP BY run) m ON m.run = d.run
 """
 
+#: Entries of which files of different nodes tell otherwise whether they let the log begin later, and where.
+LETS_GO = """
+SELECT run, lidx, min(coalesce(purge_to, -1)) AS low, max(coalesce(purge_to, -1)) AS high FROM dump
+WHERE sure GROUP BY run, coalesce(ledger, ''), lidx
+"""
+
 #: Messages that a consumer was through with, and that were not given to it, as the same writer tells.
 NEVER_GIVEN = """
 SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d

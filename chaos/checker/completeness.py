@@ -12,6 +12,7 @@ from chaos.checker.agreement import (
     FILES_READ,
     LEDGERS,
     LEFT_READ,
+    LETS_GO,
     LOGS_TOLD,
     MUDDLED,
     NODES_READ,
@@ -580,6 +581,18 @@ CHECKS: tuple[Check, ...] = (
             "node, 'entries up to ' || CAST(sure_high AS STRING) || ' are said to be committed, those from ' "
             "|| CAST(unsure_low AS STRING) || ' on not' AS what",
             few=True,
+        ),
+        Part(
+            "dump",
+            "purge_to IS NOT NULL AND (NOT internal OR purge_to < 0 OR purge_to > lidx)",
+            "node, 'the entry at ' || CAST(lidx AS STRING) || ' is said to let the log begin at ' "
+            "|| CAST(purge_to AS STRING) || ', and cannot' AS what, src, inc, seq",
+        ),
+        Part(
+            LETS_GO,
+            "low < high",
+            "CAST(NULL AS STRING) AS node, 'the entry at ' || CAST(lidx AS STRING) || ' lets the log begin '"
+            "|| 'at ' || CAST(high AS STRING) || ' on one node, and not on another' AS what",
         ),
     ),
     void(

@@ -24,7 +24,7 @@ def test_checks_are_told_that_read_a_field_and_no_others() -> None:
     assert decide[Atom(Ev.DISK, "vote_synced", "vote")] == ["R16"]
     assert decide[Atom(Ev.RAFT, "vote", "last_term")] == ["R11"]
     assert decide[Atom(Ev.MEMBER, "reset", "off")] == ["W2", "C16"]
-    assert decide[Atom(Ev.DUMP, "", "internal")] == ["W6", "W14"]
+    assert decide[Atom(Ev.DUMP, "", "internal")] == ["W6", "W14", "W12"]
     assert "P2" not in decide[Atom(Ev.STORE, "flush", "lidx")]
     assert {"P2", "R18", "W11"} == set(decide[Atom(Ev.DISK, "synced", "lidx")])
     # By a join of invoke and completion, and by what Python computes of rows.

@@ -159,9 +159,17 @@ OPEN = (
         lambda c: c.way is Way.DROP and c.kind.startswith("op/info/"),
     ),
     Harmless(
-        "Members that join, leave, crash, rewind: a crash that nobody tells explains less, another offset "
-        "of a rewind explains as much.",
-        lambda c: c.kind.startswith("member/") and c.way in (Way.DROP, Way.ALTER, Way.MOVE_QUEUE),
+        "Tag and key of a transaction are compared with what its readers got: if nobody got it (it was "
+        "rolled back), nothing depends on them.",
+        lambda c: c.kind == "op/invoke/txn_begin" and c.field in ("tag", "key"),
+    ),
+    Harmless(
+        "Members that join, leave, crash, rewind, and sends tried again: what nobody tells explains less, "
+        "another offset of a rewind explains as much.",
+        lambda c: (
+            (c.kind.startswith("member/") and c.way in (Way.DROP, Way.ALTER, Way.MOVE_QUEUE))
+            or (c.kind == "attempt" and c.way is Way.DROP)
+        ),
     ),
 )
 

@@ -80,6 +80,24 @@ def a_committed_entry_is_said_to_be_none(trace: Trace) -> None:
     lines(trace, Ev.DUMP, internal=True)[0]["is_committed"] = False
 
 
+@mutation("W12")
+def a_message_in_a_file_is_said_to_let_the_log_begin_later(trace: Trace) -> None:
+    entry = next(line for line in lines(trace, Ev.DUMP) if "mid" in line)
+    entry["purge_to"] = number(entry, "lidx") - 1
+
+
+@mutation("W12")
+def an_entry_of_a_file_lets_go_what_comes_after_it(trace: Trace) -> None:
+    entry = lines(trace, Ev.DUMP, internal=True)[0]
+    entry["purge_to"] = number(entry, "lidx") + 1
+
+
+@mutation("W12")
+def an_entry_lets_the_log_begin_later_on_one_node_only(trace: Trace) -> None:
+    entry = lines(trace, Ev.DUMP, internal=True)[-1]
+    entry["purge_to"] = 1
+
+
 @mutation("W14")
 def a_line_says_less_than_its_like(trace: Trace) -> None:
     del lines(trace, Ev.RAFT, e="follower")[0]["role_epoch"]
