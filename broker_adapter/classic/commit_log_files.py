@@ -407,10 +407,11 @@ class CommitLogFiles:
                 self._zero(begin, end)
             raise error_for(Status.DISK_FULL, f"no room for {end - begin} bytes: {error}") from error
 
-    def _check_place(self, head: bytes | bytearray, place: int) -> None:
-        if len(head) < HEAD_SIZE:
-            raise ValueError(f"{len(head)} bytes are no record")
-        (offset,) = _PHYSICAL_OFFSET.unpack_from(head, _PHYSICAL_OFFSET_AT)
+    def _check_place(self, data: bytes | bytearray, place: int, at: int = 0) -> None:
+        """`at`: where in `data` it begins."""
+        if len(data) - at < HEAD_SIZE:
+            raise ValueError(f"{len(data) - at} bytes are no record")
+        (offset,) = _PHYSICAL_OFFSET.unpack_from(data, at + _PHYSICAL_OFFSET_AT)
         if offset != place:
             raise ValueError(f"a record for offset {offset} at {place}")
 
@@ -520,22 +521,25 @@ class CommitLogFiles:
     def _newest_record(self, offset: int, data: bytes) -> tuple[int, int]:
         """Stamp and offset of the last record in what a master shipped; of the log's last if there is none.
         ValueError."""
-        at, stamp, last = 0, self._last_stamp_ms, self._last_record
-        while at < len(data):
-            left = self.file_size - (offset + at) % self.file_size
-            rest = len(data) - at
+        at, end, last = 0, len(data), -1
+        left = self.file_size - offset % self.file_size
+        while at < end:
+            rest = end - at
             if rest < min(left, MIN_BLANK):
                 raise ValueError(f"{rest} bytes at {offset + at} are neither a record nor a blank")
             if is_blank(data, at, left):
                 size = left
             else:
-                self._check_place(data[at : at + HEAD_SIZE], offset + at)
+                self._check_place(data, offset + at, at)
                 size, _ = _SIZE_AND_MAGIC.unpack_from(data, at)
-                stamp, last = store_timestamp(data[at : at + size]), offset + at
+                last = at
             if size > rest:
                 raise ValueError(f"{rest} of {size} bytes at {offset + at}")
             at += size
-        return stamp, last
+            left = left - size or self.file_size
+        if last < 0:
+            return self._last_stamp_ms, self._last_record
+        return store_timestamp(data[last : last + MAX_HEAD_SIZE]), offset + last
 
     def _below(self, offset: int) -> BrokerError:
         text = f"the CommitLog begins at {self.begin_offset}, not at {offset}"
