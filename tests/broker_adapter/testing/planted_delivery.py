@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from broker_adapter.deferred.deferred_delivery import DeferredDelivery
-from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.format.message import decode
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX
 from broker_adapter.pop import dead_letters, image
@@ -17,7 +16,7 @@ from broker_adapter.pop.api import AckStatus, Delivery
 from broker_adapter.pop.commands import Drop, Pop, QueueKey
 from broker_adapter.pop.committer import Done, Request
 from broker_adapter.pop.dead_letters import DeadLetters
-from broker_adapter.pop.deferred_messages import DeferredMessages, IndexMark
+from broker_adapter.pop.deferred_messages import DeferredMessages
 from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.receiver import Receiver
 from broker_adapter.pop.sender import Sender
@@ -91,12 +90,6 @@ def carried_messages_lost(patch: pytest.MonkeyPatch) -> None:
         "carried",
         lambda self, deferred_id, place, element, version: bool(self._take_out(deferred_id)),
     )
-
-
-def index_newer_than_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    """A node that starts takes the index of delayed messages as it is."""
-    patch.setattr(DelayFile, "cut", lambda self, at: None if not self._path.exists() else self._open())
-    patch.setattr(DeferredMessages, "mark", lambda self: IndexMark(0, 0, 0))
 
 
 def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:

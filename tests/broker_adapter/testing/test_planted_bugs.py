@@ -61,7 +61,6 @@ PLANTS: list[planted.Plant] = [
     planted.generation_does_not_grow,
     planted.commit_acknowledged_before_the_log_has_it,
     planted_delivery.image_without_delivery,
-    planted_delivery.index_newer_than_the_checkpoint,
     planted_delivery.ids_not_looked_up,
     planted_delivery.acks_answered_at_once,
     planted_delivery.two_ends_of_a_deferred_message,
