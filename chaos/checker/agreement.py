@@ -70,13 +70,14 @@ JOIN (SELECT run, op, min(src) AS src, min(inc) AS inc, min(f) AS f, min(topic) 
 JOIN runs r ON r.run = l.run AND r.history IS NULL
 """
 
-#: Acks of messages that their member had not been through with, and messages that it gave back and had not
-#: failed at.
+#: Acks of messages that their member had not been through with in that queue, and messages that it gave back
+#: and had not failed at.
 UNDONE = """
 SELECT o.run, o.op, o.f, o.mid, o.consumer, o.src, o.inc, o.seq FROM ops o
 JOIN runs r ON r.run = o.run AND r.history IS NULL
 ANTI JOIN done d ON d.run = o.run AND d.grp = o.grp AND d.consumer = o.consumer AND d.mid = o.mid
   AND d.src = o.src AND d.inc = o.inc AND d.seq < o.seq AND (d.code = 'retry') = (o.f = 'change_invisible')
+  AND coalesce(d.topic = o.topic AND d.q = o.q, true)
 WHERE o.f IN ('ack', 'change_invisible')
 """
 

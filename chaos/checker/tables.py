@@ -295,7 +295,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "done",
         f"""SELECT run, op, mid, code, grp, consumer, coalesce(epoch, 0) AS epoch,
-        coalesce(attempt, 0) AS attempt, {log_of()} AS log, {pos_of()} AS pos, mono,
+        coalesce(attempt, 0) AS attempt, {log_of()} AS log, {pos_of()} AS pos, topic, q, mono,
         src, inc, seq FROM events WHERE ev = 'done'""",
     ),
     (

@@ -163,6 +163,16 @@ def it_is_forgotten_how_often_a_message_was_tried(trace: Trace) -> None:
     group.end()
 
 
+@mutation("W2")
+def a_message_is_acknowledged_in_another_queue(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), held_ms=60_000)
+    group.ack("s0", 0)
+    group.end()
+    ack = lines(trace, Ev.OP, f="ack", type="invoke")[0]
+    ack["q"] = 1 - number(ack, "q")
+
+
 @mutation("C23")
 def an_expired_lease_is_no_attempt(trace: Trace) -> None:
     group = Receiver(trace, "shared")
