@@ -58,6 +58,7 @@ ONLY_QUICK = {
     "a group that did not ask to begin at the start (`from_start`): Spark does not want it to process what "
     "was sent before; the quick check does not know, so no run may have such a group": (
         "a_message_is_received_twice_for_the_first_time",
+        "a_message_is_acknowledged_in_another_queue",
         "a_message_is_acknowledged_that_nobody_was_through_with",
         "a_member_gives_back_what_it_had_not_failed_at",
         "a_member_is_given_messages_and_has_not_joined",
