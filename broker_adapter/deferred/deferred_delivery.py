@@ -16,9 +16,10 @@ from typing import Any
 
 import structlog
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.api import OutgoingMessage
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.deferred.deferring import ToDefer
 from broker_adapter.deferred.timetable import Timetable
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
 from broker_adapter.format.host import NO_HOST, Host, known_host
@@ -130,65 +131,36 @@ class DeferredDelivery:
 
     # -- taking in ----------------------------------------------------------------------------------------
 
-    async def delay(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        deliver_at_ms: int,
-        level: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Delayed:
+    async def delay(self, put: ToDefer, deliver_at_ms: int, level: int) -> Delayed:
         most = self._now_ms() + self._settings.max_delay_ms
         if deliver_at_ms > most:
             text = f"deliver_at_ms {deliver_at_ms} is after {most}, the latest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
-        defer = self._defer(DeferredKind.DELAYED, config, message, message_id, queue_id, born_host)
-        deferred_id, is_repeated = await self._put(defer._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)
-        return Delayed(deferred_handle(config.name, deferred_id), is_repeated)
+        defer = self._defer(DeferredKind.DELAYED, put)._replace(due_ms=max(0, deliver_at_ms))
+        deferred_id, is_repeated = await self._put(defer, put.timeout_ms)
+        return Delayed(deferred_handle(defer.topic, deferred_id), is_repeated)
 
-    async def half(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        client_id: str,
-        check_after_ms: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Half:
+    async def half(self, put: ToDefer, client_id: str, check_after_ms: int) -> Half:
         most = self._settings.max_delay_ms
         if check_after_ms > most:
             text = f"check_after_ms {check_after_ms} is more than {most}, the longest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
-        defer = self._defer(DeferredKind.HALF, config, message, message_id, queue_id, born_host)
         due_ms = self._now_ms() + (check_after_ms or self._settings.check_first_ms)
-        deferred_id, is_repeated = await self._put(
-            defer._replace(due_ms=due_ms, client_id=client_id), timeout_ms
-        )
-        return Half(deferred_handle(config.name, deferred_id), is_repeated)
+        defer = self._defer(DeferredKind.HALF, put)._replace(due_ms=due_ms, client_id=client_id)
+        deferred_id, is_repeated = await self._put(defer, put.timeout_ms)
+        return Half(deferred_handle(defer.topic, deferred_id), is_repeated)
 
-    def _defer(
-        self,
-        kind: DeferredKind,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        queue_id: int,
-        born_host: str,
-    ) -> Defer:
+    def _defer(self, kind: DeferredKind, put: ToDefer) -> Defer:
+        topic, message, message_id = put.config.name, put.message, put.message_id
         if message_id:
             message = with_id(message, message_id)
-        host = known_host(born_host)
+        host = known_host(put.born_host)
         defer = Defer(
             kind,
-            config.name,
-            self._writer.queue_of(config, queue_id),
+            topic,
+            self._writer.queue_of(put.config, put.queue_id),
             0,
-            id_digest(config.name, message_id) if message_id else b"",
+            id_digest(topic, message_id) if message_id else b"",
             message_id,
             "",
             message.flag,

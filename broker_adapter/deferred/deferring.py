@@ -15,6 +15,17 @@ from broker_adapter.pop.state import DeliveryState
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 
 
+class ToDefer(NamedTuple):
+    """A message that is to be kept apart from its topic for a while."""
+
+    config: TopicConfig
+    message: OutgoingMessage
+    message_id: str
+    queue_id: int = -1  # that it goes into later; -1: any
+    born_host: str = ""
+    timeout_ms: int = 0
+
+
 class Deferring(Protocol):
     """On the master's event loop. `start` and `stop` with its mastership. Times are cluster time (ms); errors
     are those of `DeliveryApi`."""
@@ -25,29 +36,9 @@ class Deferring(Protocol):
 
     def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None: ...
 
-    async def delay(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        deliver_at_ms: int,
-        level: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Delayed: ...
+    async def delay(self, put: ToDefer, deliver_at_ms: int, level: int) -> Delayed: ...
 
-    async def half(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        client_id: str,
-        check_after_ms: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Half: ...
+    async def half(self, put: ToDefer, client_id: str, check_after_ms: int) -> Half: ...
 
     async def recall(self, topic: str, handle: str, timeout_ms: int) -> str: ...
 

@@ -12,7 +12,13 @@ from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.deferred.carrier import Carrier, KeptLog
 from broker_adapter.deferred.deferred_delivery import DeferredDelivery
-from broker_adapter.deferred.deferring import DeferringParts, DispatchedQueues, MakeDeferring, in_commands
+from broker_adapter.deferred.deferring import (
+    DeferringParts,
+    DispatchedQueues,
+    MakeDeferring,
+    ToDefer,
+    in_commands,
+)
 from broker_adapter.errors import (
     IllegalMessage,
     PutIndeterminate,
@@ -279,12 +285,10 @@ class DeliveryService:
         config: TopicConfig | None = None,
     ) -> Delayed:
         config = await self._to_write(topic, born_host, config)
-        timeout_ms = self._timeout(timeout_ms)
+        put = ToDefer(config, message, message_id, queue_id, born_host, self._timeout(timeout_ms))
         # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
         due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
-        return await self._deferred.delay(
-            config, message, message_id, due_ms, level, queue_id, born_host, timeout_ms
-        )
+        return await self._deferred.delay(put, due_ms, level)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         self._writer.check_master()
@@ -304,10 +308,8 @@ class DeliveryService:
         config: TopicConfig | None = None,
     ) -> Half:
         config = await self._to_write(topic, born_host, config)
-        timeout_ms = self._timeout(timeout_ms)
-        return await self._deferred.half(
-            config, message, message_id, client_id, check_after_ms, queue_id, born_host, timeout_ms
-        )
+        put = ToDefer(config, message, message_id, queue_id, born_host, self._timeout(timeout_ms))
+        return await self._deferred.half(put, client_id, check_after_ms)
 
     async def end_transaction(self, topic: str, transaction_id: str, resolution: Resolution) -> None:
         self._writer.check_master()

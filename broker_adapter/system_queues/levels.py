@@ -12,9 +12,8 @@ from functools import partial
 
 import structlog
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.put_gathering import QueuedRecords
-from broker_adapter.deferred.deferring import DeferringParts
+from broker_adapter.deferred.deferring import DeferringParts, ToDefer
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.format.delay_levels import DELAY_LEVEL, LEVELS_MS, SCHEDULE_TOPIC
@@ -48,28 +47,19 @@ class LevelDelivery:
         self._lost_tail.start()
         self._loop.start()
 
-    async def put(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        level: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Delayed:
-        parts, topic = self._parts, config.name
-        queue_id, digest = parts.writer.queue_of(config, queue_id), b""
-        if message_id:
-            if await parts.sender.outcome(topic, message_id, timeout_ms) is not None:
+    async def put(self, put: ToDefer, level: int) -> Delayed:
+        parts, topic, message = self._parts, put.config.name, put.message
+        queue_id, digest = parts.writer.queue_of(put.config, put.queue_id), b""
+        if message_id := put.message_id:
+            if await parts.sender.outcome(topic, message_id, put.timeout_ms) is not None:
                 return Delayed("", True)
             message, digest = with_id(message, message_id), id_digest(topic, message_id)
         aside = put_aside(message, topic, queue_id, {DELAY_LEVEL: str(level)})
         own = fields_of(topic, aside.properties)
-        host = known_host(born_host)
+        host = known_host(put.born_host)
         records = parts.writer.records(SCHEDULE_TOPIC, level - 1, [aside], born_host=host, own=own)
         request = parts.sender.request(digest, queued=[records])
-        done = await settled(timeout_ms, request.done)
+        done = await settled(put.timeout_ms, request.done)
         self._loop.expect(parts.now_ms() + LEVELS_MS[level - 1])
         return Delayed("", shortfall=done.places[0].shortfall)
 

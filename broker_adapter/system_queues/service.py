@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.deferred.deferring import Deferring, DeferringParts
+from broker_adapter.deferred.deferring import Deferring, DeferringParts, ToDefer
 from broker_adapter.format.delay_levels import SCHEDULE_TOPIC, fitting_level
 from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
@@ -39,39 +38,13 @@ class SystemQueues:
         self._own.on_orphan(ask)
         self._transactions.on_orphan(ask)
 
-    async def delay(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        deliver_at_ms: int,
-        level: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Delayed:
+    async def delay(self, put: ToDefer, deliver_at_ms: int, level: int) -> Delayed:
         if fitting := fitting_level(level):
-            return await self._levels.put(
-                config, message, message_id, fitting, queue_id, born_host, timeout_ms
-            )
-        return await self._own.delay(
-            config, message, message_id, deliver_at_ms, level, queue_id, born_host, timeout_ms
-        )
+            return await self._levels.put(put, fitting)
+        return await self._own.delay(put, deliver_at_ms, level)
 
-    async def half(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        client_id: str,
-        check_after_ms: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Half:
-        return await self._transactions.put(
-            config, message, message_id, check_after_ms, queue_id, born_host, timeout_ms
-        )
+    async def half(self, put: ToDefer, client_id: str, check_after_ms: int) -> Half:
+        return await self._transactions.put(put, check_after_ms)
 
     async def recall(self, topic: str, handle: str, timeout_ms: int) -> str:
         return await self._own.recall(topic, handle, timeout_ms)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.api import OutgoingMessage
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import BrokerFields
-from broker_adapter.deferred.deferring import DeferringParts
+from broker_adapter.deferred.deferring import DeferringParts, ToDefer
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status
 from broker_adapter.format.host import known_host
 from broker_adapter.format.message import Message, decode, encode
@@ -101,24 +101,15 @@ class Transactions:
 
     # -- taking in ----------------------------------------------------------------------------------------
 
-    async def put(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        check_after_ms: int,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-    ) -> Half:
-        parts, topic = self._parts, config.name
+    async def put(self, put: ToDefer, check_after_ms: int) -> Half:
+        parts, topic, message = self._parts, put.config.name, put.message
         if check_after_ms > (most := parts.settings.max_delay_ms):
             text = f"check_after_ms {check_after_ms} is more than {most}, the longest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
-        queue_id, digest = parts.writer.queue_of(config, queue_id), b""
+        queue_id, digest = parts.writer.queue_of(put.config, put.queue_id), b""
         more = {PREPARED: "true", _PRODUCER_GROUP: message.properties.get(_PRODUCER_GROUP) or topic}
-        if message_id:
-            first = await parts.sender.outcome(topic, message_id, timeout_ms)
+        if message_id := put.message_id:
+            first = await parts.sender.outcome(topic, message_id, put.timeout_ms)
             if first is not None:
                 at = first.queue_offset if isinstance(first, Position) else first.done.offsets[0]
                 return await self._repeated(topic, at)
@@ -127,9 +118,9 @@ class Transactions:
         if check_after_ms:
             more[IMMUNITY_S] = str(-(-check_after_ms // 1_000))
         aside = put_aside(message, topic, queue_id, more)
-        records = parts.writer.records(HALF_TOPIC, 0, [aside], born_host=known_host(born_host))
+        records = parts.writer.records(HALF_TOPIC, 0, [aside], born_host=known_host(put.born_host))
         request = parts.sender.request(digest, queued=[records])
-        (place,) = (await settled(timeout_ms, request.done)).places
+        (place,) = (await settled(put.timeout_ms, request.done)).places
         self._loop.expect(parts.now_ms() + (check_after_ms or self._rules.first_ms))
         handle = half_handle(topic, place.queue_offset, place.physical_offset)
         return Half(handle, False, place.queue_offset, place.physical_offset, place.shortfall)

@@ -11,6 +11,7 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import AnyTopic, MessageWriter
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.deferred.deferred_delivery import DeferredDelivery
+from broker_adapter.deferred.deferring import ToDefer
 from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.pop.api import Half, OrphanedHalf
 from broker_adapter.pop.commands import Element
@@ -114,7 +115,7 @@ class World:
             await asyncio.sleep(0)
 
     async def half(self, topic: TopicConfig = TOPIC) -> Half:
-        return await self.deferred.half(topic, OutgoingMessage(b"x"), "", "p", 0, -1, "", 1000)
+        return await self.deferred.half(ToDefer(topic, OutgoingMessage(b"x"), "", timeout_ms=1000), "p", 0)
 
 
 async def delayed(world: World, count: int, size: int = 1) -> list[str]:
@@ -123,5 +124,6 @@ async def delayed(world: World, count: int, size: int = 1) -> list[str]:
     for number in range(count):
         message = OutgoingMessage(b"%d" % number + bytes(size))
         due_ms = world.now_ms + 1000
-        found.append((await world.deferred.delay(TOPIC, message, "", due_ms, 0, -1, "", 1000)).recall_handle)
+        put = ToDefer(TOPIC, message, "", timeout_ms=1000)
+        found.append((await world.deferred.delay(put, due_ms, 0)).recall_handle)
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.deferred import deferred_delivery as module
+from broker_adapter.deferred.deferring import ToDefer
 from broker_adapter.deferred.timetable import Timetable
 from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.format.sys_flag import COMPRESSED, TRANSACTION_MASK
@@ -48,7 +49,7 @@ async def test_questions_about_many_half_messages_leave_turns_of_the_loop_to_oth
     asked_in = Counter[int]()
     world.deferred.on_orphan(lambda half: asked_in.update([turns[0]]))
     for _ in range(50):
-        await world.deferred.half(TOPIC, OutgoingMessage(bytes(size)), "", "p", 0, -1, "", 1000)
+        await world.deferred.half(ToDefer(TOPIC, OutgoingMessage(bytes(size)), "", timeout_ms=1000), "p", 0)
 
     def next_turn() -> None:
         turns[0] += 1
@@ -259,7 +260,7 @@ async def test_names_of_topics_and_clients_take_memory_as_long_as_messages_wait_
         due_ms = world.now_ms + 1000
         topic = TopicConfig(f"t{number}", 1, 1)
         message, host = OutgoingMessage(b"x"), f"10.0.0.{number}:1"
-        delayed = await world.deferred.delay(topic, message, "", due_ms, 0, -1, host, 1000)
+        delayed = await world.deferred.delay(ToDefer(topic, message, "", -1, host, 1000), due_ms, 0)
         await world.deferred.recall(topic.name, delayed.recall_handle, 1000)
     deferred = world.state.deferred
     assert not deferred and not deferred._rows_of and not deferred._delayed_of
@@ -285,7 +286,8 @@ async def test_the_end_of_a_transaction_is_told_in_its_own_topic_only() -> None:
 async def test_the_end_of_a_delayed_message_is_not_told_as_that_of_a_transaction() -> None:
     world = World()
     due_ms = world.now_ms + 1000
-    delayed = await world.deferred.delay(TOPIC, OutgoingMessage(b"x"), "", due_ms, 0, -1, "", 1000)
+    put = ToDefer(TOPIC, OutgoingMessage(b"x"), "", timeout_ms=1000)
+    delayed = await world.deferred.delay(put, due_ms, 0)
     await world.deferred.recall("t", delayed.recall_handle, 1000)
     with pytest.raises(ReadFailed) as error:
         await world.deferred.end_transaction("t", delayed.recall_handle, Resolution.UNKNOWN, 1000)
