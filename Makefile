@@ -195,10 +195,10 @@ interop-node:
 	fi
 
 test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer and brokers (6 minutes; needs java and mvn)
-	@$(BIN)/python -m pytest $(ARGS) tests/interop --ignore tests/interop/test_faults.py
+	@$(BIN)/python -m pytest --long $(ARGS) tests/interop --ignore tests/interop/test_faults.py
 
 test-interop-faults: $(DEV) interop ## Faults under 50 sends a second of each client of RocketMQ's protocol (20 minutes; prints a table)
-	@$(BIN)/python -m pytest -q -s $(ARGS) tests/interop/test_faults.py
+	@$(BIN)/python -m pytest --long -q -s $(ARGS) tests/interop/test_faults.py
 
 test-grpc: $(DEV) ## What is private in grpcio, with each minor version that users may have (3 minutes)
 	@$(BIN)/python -m tests.rpc.grpc_versions

@@ -25,7 +25,7 @@ from . import genuine
 from .genuine import eventually
 from .test_classic_brokers import OURS, bodies, our_master
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 #: Of a genuine broker: it asks soon, and until the producer has found it again.
 #: It must keep an answer before it asks again, or it stores the message twice: an op message is written late.

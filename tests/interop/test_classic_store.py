@@ -33,7 +33,7 @@ from . import genuine
 from .classic_writer import QUEUES, TOPIC, body_of
 from .genuine import eventually
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 FILE_SIZE = 64 << 10
 COUNT, MORE = 150, 50
 

@@ -11,7 +11,7 @@ from dledger.cli.local.local_cluster import LocalCluster
 
 from . import faults, genuine, ours
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

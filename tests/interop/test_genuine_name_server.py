@@ -16,7 +16,7 @@ from tests.process.cluster import free_ports
 
 from . import faults, genuine, ours
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

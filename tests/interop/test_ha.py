@@ -34,7 +34,7 @@ from tests.process.cluster import free_ports
 from . import genuine
 from .genuine import eventually
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 FILE_SIZE = 1 << 20
 SMALL = {"mappedFileSizeCommitLog": FILE_SIZE}

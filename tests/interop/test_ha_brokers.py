@@ -23,7 +23,7 @@ from . import genuine
 from .genuine import eventually
 from .test_ha import FILE_SIZE, until_equal
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 CLUSTER, NAME, TOPIC = "main", "broker-a", "orders"
 COUNT = 60

@@ -15,7 +15,7 @@ from .test_java_clients import got, java, servers
 
 __all__ = ["java"]
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

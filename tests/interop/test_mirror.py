@@ -32,7 +32,7 @@ from tests.process.cluster import free_ports
 from . import genuine, ours
 from .genuine import eventually, pace
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 
 QUEUES, KEYS = 4, 8
 BACKLOG, EVENTS = 400, 2_000

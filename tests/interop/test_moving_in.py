@@ -34,7 +34,7 @@ from tests.process.cluster import free_ports
 from . import genuine
 from .genuine import eventually
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 MESSAGES, QUEUES = 60, 4
 TOPIC, GROUP = "orders", "billing"
 

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/remoting.md"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lib", [genuine.LIB, genuine.CLIENT_49], ids=["5.5.0", "4.9.8"])
 def test_each_sub_command_ends_as_with_rocketmq_itself(tmp_path: Path, lib: Path) -> None:
     genuine.require()

@@ -36,7 +36,7 @@ from tests.process.cluster import free_ports
 from . import genuine
 from .genuine import eventually
 
-pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
+pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process, pytest.mark.long]
 QUEUES = 4
 _WITHIN_S = 60
 PAGE = (Path(__file__).resolve().parents[2] / "docs/remoting-client.md").read_text()
