@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, Future
 from contextlib import suppress
-from contextvars import ContextVar
 from pathlib import Path
 from threading import Event, current_thread
-from typing import Any
 
 import pytest
 
@@ -19,26 +16,9 @@ from broker_adapter.format.message import decode
 from broker_adapter.server.broker import Broker
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger.platform import ENTRY_HEADER_SIZE
+from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
 from tests.node.local import until
-
-#: Whom work on a thread is done for.
-turn: ContextVar[str] = ContextVar("turn", default="")
-
-
-class Begun(Executor):
-    """Tells of each work that it is begun, in the order in which threads take it."""
-
-    def __init__(self, executor: Executor, tell: Callable[[], None]) -> None:
-        self._executor = executor
-        self._tell = tell
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._tell()
-        return self._executor.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._executor.shutdown(wait, cancel_futures=cancel_futures)
 
 
 async def test_a_message_is_in_one_queue_of_every_broker_once_it_was_answered(tmp_path: Path) -> None:
@@ -126,10 +106,10 @@ async def test_reads_of_an_address_take_turns_with_those_of_others(
         await program.broker.send("orders", messages("a"), queue_id=0)
         await in_step(program)
         await program.broker.commit_offsets("g", -1, [QueueOffset("orders", 0, 1)])
-        gate, began = Event(), list[str]()
-        turns = program._readers._readers
+        gate, turns = Event(), program._readers._readers
         assert turns.executor is not None
-        monkeypatch.setattr(turns, "executor", Begun(turns.executor, lambda: began.append(turn.get())))
+        began = BegunWork(turns.executor)
+        monkeypatch.setattr(turns, "executor", began)
 
         async def read(remote: str) -> None:
             turn.set(remote)
@@ -143,8 +123,8 @@ async def test_reads_of_an_address_take_turns_with_those_of_others(
         await until(lambda: sum(map(len, turns._waiting.values())) == 51)
         gate.set()
         await asyncio.gather(*busy, *reads)
-        assert len(began) == 53
-        assert began.index("10.0.0.2:1") <= 4, "two that were under way, and two of the other for two threads"
+        assert len(began.order) == 53
+        assert began.order.index("10.0.0.2:1") <= 4, "two under way, and two of the other for two threads"
 
 
 async def test_offsets_of_groups_are_read_beside_the_event_loop(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.server.reader_threads import ReaderThreads, reader_threads
+from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.node.local import until
 
 
@@ -53,16 +54,23 @@ async def test_addresses_take_turns_with_their_filters(threads: ReaderThreads) -
 
 
 async def test_who_reads_much_waits_behind_himself(threads: ReaderThreads) -> None:
-    gate, done = Event(), list[str]()
-    readers = [asyncio.create_task(threads.run(gate.wait, "a")) for _ in range(2)]
+    gate, turns = Event(), threads._readers
+    assert turns.executor is not None
+    turns.executor = began = BegunWork(turns.executor)
+
+    async def read(work: Callable[[], object], address: str) -> None:
+        turn.set(address)
+        await threads.run(work, address)
+
+    readers = [asyncio.create_task(read(gate.wait, "a")) for _ in range(2)]
     await asyncio.sleep(0)
-    rest = [asyncio.create_task(threads.run(_noting(done, f"a{n}"), "a")) for n in range(100)]
-    rest.append(asyncio.create_task(threads.run(_noting(done, "b"), "b")))
+    rest = [asyncio.create_task(read(list, "a")) for _ in range(100)]
+    rest.append(asyncio.create_task(read(list, "b")))
     await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(*readers, *rest)
-    assert len(done) == 101
-    assert done.index("b") <= 3, "two threads, and two of the other may have begun"
+    assert len(began.order) == 103
+    assert began.order.index("b") <= 4, "two under way, and two of the other for two threads"
     threads.stop()
 
 
