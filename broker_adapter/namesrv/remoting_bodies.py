@@ -20,13 +20,13 @@ from broker_adapter.namesrv.values import (
     invalid,
 )
 from broker_adapter.remoting.json_bodies import dump, dump_rows
+from broker_adapter.remoting.longs import LONGS
 
 #: Of a registration, inflated if it was compressed (bytes); 20,000 topics with the longest names take less.
 MAX_BODY = 8 << 20
 #: Objects, lists and members of a JSON text together; 20,000 topics have 240,000. What is in it costs more
 #: than its bytes: 8 MiB of "{}," are 200 MiB of objects, and stop the event loop for half a second.
 MAX_PARTS = 400_000
-_INTS = range(-(1 << 63), 1 << 63)
 #: The attribute that says which messages a topic takes.
 _MESSAGE_TYPE = "+message.type"
 _INT_BYTES = 4
@@ -311,7 +311,7 @@ def _part(found: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _int(value: object, name: str) -> int:
-    if type(value) is not int or value not in _INTS:
+    if type(value) is not int or value not in LONGS:
         raise invalid(f"{name} is no number of 64 bits")
     return value
 

@@ -30,6 +30,7 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.remoting.json_bodies import dump
+from broker_adapter.remoting.longs import long_of
 from dledger.platform import LARGE_BYTES, client_address, large_turns
 
 #: Settings of this namespace say which topics are in order over how many queues.
@@ -360,7 +361,7 @@ def _number(fields: _Fields, name: str, default: int | None = None) -> int:
     text = fields.get(name)
     if text is None and default is not None:
         return default
-    digits = _text(fields, name).removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
-        raise invalid(f"the field {name} is no number")
-    return int(fields[name])
+    found = long_of(_text(fields, name))
+    if found is None:
+        raise invalid(f"the field {name} is no number of 64 bits")
+    return found

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.remoting.json_bodies import dump
+from broker_adapter.remoting.longs import LONGS
 
 _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 _MODELS = ("BROADCASTING", "CLUSTERING")
@@ -170,7 +171,7 @@ def _batch_ack(found: Mapping[str, Any]) -> BatchAck:
 def _long(found: Mapping[str, Any], name: str) -> int:
     """RocketMQ leaves no number out, but fastjson may leave out what is 0."""
     number = found.get(name, 0)
-    if type(number) is not int or not -1 << 63 <= number < 1 << 63:
+    if type(number) is not int or number not in LONGS:
         raise _malformed(f"{name} is no number, or too large")
     return number
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.longs import long_of
 
 #: What SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE call the fields of SEND_MESSAGE.
 V2_NAMES = {
@@ -30,7 +31,6 @@ _V2 = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE_V2,
 )
-_MAX_DIGITS = 19
 
 
 def long_names(command: RemotingCommand) -> dict[str, str]:
@@ -54,11 +54,10 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
     value = fields.get(name)
     if not value and default is not None:
         return default
-    value = text(fields, name)
-    digits = value.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
-        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the field {name} is no number")
-    return int(value)
+    found = long_of(text(fields, name))
+    if found is None:
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the field {name} is no number of 64 bits")
+    return found
 
 
 def flag(fields: Mapping[str, str], name: str, *, default: bool = False) -> bool:

@@ -340,6 +340,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "no broker id": {"brokerId": ""},
     "a broker id that is no number": {"brokerId": "١"},
     "a broker id of 20 digits": {"brokerId": "1" * 20},
+    "a broker id of more than 64 bits": {"brokerId": str(1 << 63)},
     "no address": {"brokerAddr": "nowhere"},
     "an HA address that is none": {"haServerAddr": "nowhere"},
     "another sum": {"bodyCrc32": "1"},

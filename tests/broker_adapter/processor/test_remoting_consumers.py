@@ -275,6 +275,13 @@ async def test_numbers_that_no_queue_or_record_has_are_refused(cluster: BrokerCl
     nowhere: dict[str, object] = {"topic": "t", "queueId": -1, "consumerGroup": "g"}
     first = {**nowhere, "queueId": 0}
     topic: dict[str, object] = {"topic": "u", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    half: dict[str, object] = {
+        "topic": "t",
+        "transactionId": "",
+        "tranStateTableOffset": 0,
+        "commitLogOffset": 0,
+        "commitOrRollback": 8,
+    }
     asked: list[tuple[int, dict[str, object], str]] = [
         (RequestCode.GET_MAX_OFFSET, nowhere, "QUEUE_UNKNOWN"),
         (RequestCode.GET_MIN_OFFSET, nowhere, "QUEUE_UNKNOWN"),
@@ -282,6 +289,9 @@ async def test_numbers_that_no_queue_or_record_has_are_refused(cluster: BrokerCl
         (RequestCode.QUERY_CONSUMER_OFFSET, nowhere, "QUEUE_UNKNOWN"),
         (RequestCode.UPDATE_CONSUMER_OFFSET, {**nowhere, "commitOffset": 1}, "OFFSET_OUT_OF_RANGE"),
         (RequestCode.UPDATE_CONSUMER_OFFSET, {**first, "commitOffset": 1 << 70}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.END_TRANSACTION, {**half, "tranStateTableOffset": 1 << 63}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.END_TRANSACTION, {**half, "commitLogOffset": 1 << 63}, "FIELD_OUT_OF_RANGE"),
+        (RequestCode.END_TRANSACTION, {**half, "commitLogOffset": (1 << 63) - 1}, "TRANSACTION_UNKNOWN"),
         (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": -1}, "MESSAGE_NOT_FOUND"),
         (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": 77}, "MESSAGE_NOT_FOUND"),
         (RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "readQueueNums": -1}, "FIELD_OUT_OF_RANGE"),
