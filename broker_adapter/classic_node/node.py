@@ -24,6 +24,7 @@ from broker_adapter.classic_node.records import ClassicRecords
 from broker_adapter.classic_node.replication import HaTls, Replication
 from broker_adapter.classic_node.roles import RoleRecord, RoleTeller, read_role, write_role
 from broker_adapter.classic_node.status import status_of
+from broker_adapter.classic_node.store_clock import StoreClock
 from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.errors import Status, error_for
 from broker_adapter.ha.handshake import HaIdentity
@@ -74,6 +75,7 @@ class ClassicNode:
         disk: Disk | None = None,
         on_fatal: Callable[[Exception], None] = exit_process,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         """`slave`: who this broker is as one. `derived_end`: what is before it is durable in derived files;
         any thread. `other_master`: where another master of this name is, "": nowhere. `adopt`: called on the
@@ -95,7 +97,7 @@ class ClassicNode:
         self._disk: Disk = disk or OsDisk()
         self._on_fatal = on_fatal
         self._wall_ms = wall_ms
-        self._stamp_ms = 0
+        self._clock = StoreClock(wall_ms, monotonic_ms)
         self._services: list[GrpcService] = []
         self._needed_from: Callable[[], int] | None = None
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="classic")
@@ -370,10 +372,8 @@ class ClassicNode:
         return end - 1
 
     def cluster_time_ms(self) -> int:
-        """It never falls, also not below the newest record."""
-        newest_ms = self.log.last_stamp_ms if self._is_open else 0
-        self._stamp_ms = max(self._stamp_ms, self._wall_ms(), newest_ms)
-        return self._stamp_ms
+        """It never falls, also not below the newest record, and never stands still."""
+        return self._clock.read(self.log.last_stamp_ms if self._is_open else 0)
 
     # -- status -------------------------------------------------------------------------------------------
 
