@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from broker_adapter.errors import Busy, Status
 from broker_adapter.processor.bodies import ConsumerData, Heartbeat, Subscription
@@ -31,6 +31,9 @@ _GROUP_BYTES, _SUBSCRIPTION_BYTES = 600, 300
 #: Members that are told in one go: 1 to 2 ms.
 _TOLD_AT_ONCE = 32
 
+_M = TypeVar("_M")
+_Key: TypeAlias = tuple[str, str, bool]  # group, client id, whether it consumes
+
 
 class Member(NamedTuple):
     """Of a group of consumers."""
@@ -49,7 +52,9 @@ class RemotingClients:
         """`max_bytes`: of what clients say of themselves."""
         self.consumers: dict[str, dict[str, Member]] = {}  # by group and client id
         self.producers: dict[str, dict[str, RemotingConnection]] = {}  # likewise
-        self._groups_of: dict[RemotingConnection, dict[tuple[str, str, bool], int]] = {}  # and its bytes
+        #: Members whose id another connection has said since, by connection: the last one spoke last.
+        self._earlier: dict[_Key, dict[RemotingConnection, Member | None]] = {}
+        self._groups_of: dict[RemotingConnection, dict[_Key, int]] = {}  # and its bytes
         self._room = Shares(max_bytes)
         self._taken: dict[RemotingConnection, int] = {}
         self._changed: dict[str, None] = {}  # groups whose members are to be told
@@ -81,10 +86,13 @@ class RemotingClients:
         self._of_id.setdefault(client_id, {})[connection] = None
         self._accounts[connection] = account
         for group in beat.producer_groups:
-            self.producers.setdefault(group, {})[client_id] = connection
+            producers = self.producers.setdefault(group, {})
+            self._replace((group, client_id, False), connection, producers.get(client_id), None)
+            producers[client_id] = connection
         for data in beat.consumers:
             members = self.consumers.setdefault(data.group, {})
             before = members.get(client_id)
+            self._replace((data.group, client_id, True), connection, before and before.connection, before)
             members[client_id] = Member(connection, data, language, version)
             if before is None or before.data.subscriptions.keys() != data.subscriptions.keys():
                 self._tell_members(data.group)
@@ -150,19 +158,51 @@ class RemotingClients:
             if not self._of_id[client_id]:
                 del self._of_id[client_id]
 
+    def _replace(
+        self,
+        key: _Key,
+        connection: RemotingConnection,
+        before: RemotingConnection | None,
+        member: Member | None,
+    ) -> None:
+        """Ids prove nothing: who had this one stays a member as long as its connection lives."""
+        self._forget_earlier(key, connection)
+        if before is not None and before is not connection:
+            self._earlier.setdefault(key, {})[before] = member
+
+    def _forget_earlier(self, key: _Key, connection: RemotingConnection) -> None:
+        earlier = self._earlier.get(key, {})
+        if connection in earlier:
+            del earlier[connection]
+            if not earlier:
+                del self._earlier[key]
+
+    def _take_earlier(self, key: _Key) -> tuple[RemotingConnection | None, Member | None]:
+        """The one that spoke last, of others with this id."""
+        earlier = self._earlier.get(key)
+        if earlier is None:
+            return None, None
+        found = earlier.popitem()
+        if not earlier:
+            del self._earlier[key]
+        return found
+
     def _remove(self, connection: RemotingConnection, group: str, client_id: str, consumes: bool) -> None:
+        key = (group, client_id, consumes)
+        self._forget_earlier(key, connection)
         if consumes:
             members = self.consumers.get(group, {})
             member = members.get(client_id)
             if member is None or member.connection is not connection:
                 return  # it has come back over another connection
-            del members[client_id]
+            _put(members, client_id, self._take_earlier(key)[1])
             self._tell_members(group)
             if not members:
                 del self.consumers[group]
         elif self.producers.get(group, {}).get(client_id) is connection:
-            del self.producers[group][client_id]
-            if not self.producers[group]:
+            producers = self.producers[group]
+            _put(producers, client_id, self._take_earlier(key)[0])
+            if not producers:
                 del self.producers[group]
 
     def tell_group(self, group: str, command: RemotingCommand) -> None:
@@ -205,11 +245,19 @@ class RemotingClients:
             wake_queue().add("members", self._tell_some)
 
 
+def _put(members: dict[str, _M], client_id: str, member: _M | None) -> None:
+    """None: it is there no more."""
+    if member is None:
+        del members[client_id]
+    else:
+        members[client_id] = member
+
+
 def _each_once(connections: Iterable[RemotingConnection]) -> Iterable[RemotingConnection]:
     return dict.fromkeys(connections)
 
 
-def _sizes(beat: Heartbeat) -> dict[tuple[str, str, bool], int]:
+def _sizes(beat: Heartbeat) -> dict[_Key, int]:
     """What is kept of a heartbeat by (group, client id, whether it consumes): about so many bytes."""
     own = _GROUP_BYTES + len(beat.client_id)
     found = {(group, beat.client_id, False): own + len(group) for group in beat.producer_groups}

@@ -13,7 +13,7 @@ import pytest
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import replaced, split_properties
-from broker_adapter.processor.bodies import heartbeat
+from broker_adapter.processor.bodies import Heartbeat, heartbeat
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.delays import DELAYS
 from broker_adapter.remoting.client import connect
@@ -251,23 +251,61 @@ def test_properties_that_are_replaced_leave_others_as_they_are() -> None:
     assert replaced(text, {"x": "new"}, without=DELAYS) == "a\x01b\x01c\x02x\x01new\x02"
 
 
+class Connection:
+    """To a client: `told` which groups have changed."""
+
+    peer = "h:1"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def notify(self, command: RemotingCommand) -> None:
+        self.told.append(command.fields["consumerGroup"])
+
+
 def test_what_a_connection_has_said_ends_with_it() -> None:
-    clients, told = RemotingClients(), []
-
-    class Connection:
-        peer = "h:1"
-
-        def notify(self, command: RemotingCommand) -> None:
-            told.append(command.fields["consumerGroup"])
-
+    clients: Any = RemotingClients()
     one, two = Connection(), Connection()
     said = heartbeat(beat("c1", "g", "t"))
-    clients.heard_of(one, said)  # type: ignore[arg-type]
-    clients.heard_of(two, said)  # type: ignore[arg-type]
-    clients.channel_closed(one, "gone")  # type: ignore[arg-type]
+    clients.heard_of(one, said)
+    clients.heard_of(two, said)
+    clients.channel_closed(one, "gone")
     assert list(clients.consumers["g"]) == ["c1"], "it has come back over another one"
-    clients.channel_closed(two, "gone")  # type: ignore[arg-type]
+    clients.channel_closed(two, "gone")
     assert not clients.consumers
+
+
+@pytest.mark.parametrize("by_its_word", [True, False])
+def test_whoever_takes_the_id_of_a_member_and_goes_leaves_it_its_place(by_its_word: bool) -> None:
+    """Also producers. It was away until its next heartbeat, and others consumed its queues, too."""
+    clients: Any = RemotingClients()
+    member, others = Connection(), [Connection(), Connection()]
+    own = Heartbeat("c1", ["p"], heartbeat(beat("c1", "g", "t", "a")).consumers)
+    clients.heard_of(member, own)
+    for other in others:
+        for _ in range(2):
+            clients.heard_of(other, Heartbeat("c1", ["p"], heartbeat(beat("c1", "g", "t", "b")).consumers))
+    for other in reversed(others):
+        assert clients.consumers["g"]["c1"].connection is other is clients.producers["p"]["c1"]
+        if by_its_word:
+            clients.gone(other, "g", "c1", consumes=True)
+            clients.gone(other, "p", "c1", consumes=False)
+        else:
+            clients.channel_closed(other, "gone")
+    assert clients.consumers["g"]["c1"].connection is member is clients.producers["p"]["c1"]
+    assert clients.subscription(member, "g", "t").expression == "a"
+    clients.channel_closed(member, "gone")
+    assert not clients.consumers and not clients.producers
+
+
+def test_a_member_that_goes_first_does_not_come_back_for_another_of_its_id() -> None:
+    clients: Any = RemotingClients()
+    member, other = Connection(), Connection()
+    for one in (member, other):
+        clients.heard_of(one, Heartbeat("c1", ["p"], heartbeat(beat("c1", "g", "t")).consumers))
+    clients.channel_closed(member, "gone")
+    clients.channel_closed(other, "gone")
+    assert not clients.consumers and not clients.producers
 
 
 async def test_numbers_that_no_queue_or_record_has_are_refused(cluster: BrokerCluster) -> None:
