@@ -64,12 +64,7 @@ class TopicGate:
             return None
         if self._use is not None:
             self._use.touch(topic)
-        # In this order: what is applied is forgotten first, so that the state has it when it is asked.
-        changes = self._pending(topic) if topic in self._changes else ()
-        config = self._metadata.topic(topic)
-        queues = 0 if config is None else config.write_queues
-        if changes:
-            queues = min(queues, *(one.write_queues for one in changes))
+        queues = self._queues(topic)
         if queue_id < queues:
             return None
         what = f"has {queues} queues to write" if queues else "is being deleted, or was"
@@ -77,9 +72,17 @@ class TopicGate:
         return error_for(Status.TOPIC_CHANGED, text)
 
     def fitting_queue(self, topic: str, queue_id: int) -> int:
-        """That queue, or another one if the topic has fewer by now: a message may have waited long."""
-        config: TopicConfig | None = self._metadata.topic(topic)
-        return queue_id if config is None else queue_id % config.write_queues
+        """That queue, or another one if the topic has fewer, or is about to: a message may wait for long."""
+        queues = self._queues(topic)
+        return queue_id % queues if queues else queue_id
+
+    def _queues(self, topic: str) -> int:
+        """To which may be written now, and when all in the log is applied; 0: there is no such topic."""
+        # In this order: what is applied is forgotten first, so that the state has it when it is asked.
+        changes = self._pending(topic) if topic in self._changes else ()
+        config = self._metadata.topic(topic)
+        queues = 0 if config is None else config.write_queues
+        return min(queues, *(one.write_queues for one in changes)) if changes else queues
 
     def _note(self, topic: str, change: _Change) -> None:
         for other in list(self._changes):

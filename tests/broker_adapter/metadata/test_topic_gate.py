@@ -138,6 +138,7 @@ async def test_a_send_to_a_queue_that_the_topic_is_about_to_lose_is_refused() ->
     await world.propose(put(2))
     await world.send(1)
     await refused(world, 2)
+    assert world.gate.fitting_queue("T", 3) == 1, "a delayed message that comes due would be dropped"
     world.apply()
     await refused(world, 2)
     await world.send(1)
