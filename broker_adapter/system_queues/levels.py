@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -32,6 +33,13 @@ from broker_adapter.system_queues.waiting import Waiting, fields_of, put_aside, 
 _log = structlog.get_logger(part="delivery")
 #: Of one append.
 _STEP_MESSAGES, _STEP_BYTES = 100, 1 << 20
+
+
+class _Delivered(NamedTuple):
+    """Of a level. `due_ms`: of the next message, if that has to wait; None: there is none, or more is due."""
+
+    has_moved: bool = False
+    due_ms: int | None = None
 
 
 class LevelDelivery:
@@ -69,28 +77,28 @@ class LevelDelivery:
         if await self._parts.files.wait_applied() < 0:
             return None  # the log is empty
         await self._lost_tail.settle()
-        found = [await self._deliver(queue_id) for queue_id in range(len(LEVELS_MS))]
-        return min((due_ms for due_ms in found if due_ms is not None), default=None)
+        while True:  # in turns: one level may have more that is due than can be delivered meanwhile
+            found = [await self._deliver_some(queue_id) for queue_id in range(len(LEVELS_MS))]
+            if not any(one.has_moved for one in found):
+                return min((one.due_ms for one in found if one.due_ms is not None), default=None)
 
-    async def _deliver(self, queue_id: int) -> int | None:
-        """All of a level that is due; when the next one is, if there is one."""
+    async def _deliver_some(self, queue_id: int) -> _Delivered:
+        """One append of what is due of a level."""
         parts = self._parts
-        while True:
-            least, end = parts.files.bounds(SCHEDULE_TOPIC, queue_id)
-            begin = min(max(least, parts.state.system_offset(SCHEDULE_TOPIC, queue_id)), end)
-            if begin >= end:
-                return None
-            read = partial(
-                parts.files.units, SCHEDULE_TOPIC, queue_id, begin, min(_STEP_MESSAGES, end - begin)
-            )
-            units: Sequence[ConsumeQueueUnit] = await parts.run(read, "")
-            if not units:
-                return None
-            latest_ms = parts.now_ms() + LEVELS_MS[queue_id]
-            count = _due(units, latest_ms - LEVELS_MS[queue_id], latest_ms)
-            if not count:
-                return units[0].tag_code
-            await self._move(queue_id, begin, units[:count])
+        least, end = parts.files.bounds(SCHEDULE_TOPIC, queue_id)
+        begin = min(max(least, parts.state.system_offset(SCHEDULE_TOPIC, queue_id)), end)
+        if begin >= end:
+            return _Delivered()
+        read = partial(parts.files.units, SCHEDULE_TOPIC, queue_id, begin, min(_STEP_MESSAGES, end - begin))
+        units: Sequence[ConsumeQueueUnit] = await parts.run(read, "")
+        if not units:
+            return _Delivered()
+        now_ms = parts.now_ms()
+        count = _due(units, now_ms, now_ms + LEVELS_MS[queue_id])
+        if not count:
+            return _Delivered(due_ms=units[0].tag_code)
+        await self._move(queue_id, begin, units[:count])
+        return _Delivered(has_moved=True)
 
     async def _move(self, queue_id: int, begin: int, units: Sequence[ConsumeQueueUnit]) -> None:
         parts, state = self._parts, self._parts.state
