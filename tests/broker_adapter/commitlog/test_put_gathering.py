@@ -8,9 +8,17 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
-from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
+from broker_adapter.commitlog.message_writer import AnyTopic, MessageWriter, PutLimits
 from broker_adapter.commitlog.record_writer import RecordBatch
-from broker_adapter.errors import Busy, IllegalMessage, NotMaster, PutIndeterminate, Status
+from broker_adapter.errors import (
+    BrokerError,
+    Busy,
+    IllegalMessage,
+    NotMaster,
+    PutIndeterminate,
+    Status,
+    error_for,
+)
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import decode
 from broker_adapter.log.replicated import ReplicatedAppends
@@ -65,7 +73,14 @@ class FakeLog:
         return [[decode(record).body for record in batch] for batch in self.batches]
 
 
-def writer(log: FakeLog, *, most_bytes: int = 1 << 20, most_messages: int = 100) -> MessageWriter:
+def writer(
+    log: FakeLog,
+    *,
+    most_bytes: int = 1 << 20,
+    most_messages: int = 100,
+    topics: AnyTopic | None = None,
+    stored: Callable[[str, int, int], None] = lambda topic, messages, size: None,
+) -> MessageWriter:
     made = MessageWriter(
         ReplicatedAppends(log),
         HOST,
@@ -77,6 +92,8 @@ def writer(log: FakeLog, *, most_bytes: int = 1 << 20, most_messages: int = 100)
             max_append_messages=most_messages,
         ),
         master=lambda: None,
+        topics=topics,
+        stored=stored,
     )
     made.open_for(*LEADERSHIP)
     return made
@@ -167,6 +184,41 @@ async def test_what_becomes_of_the_batch_becomes_of_each_put() -> None:
     for one in puts:
         with pytest.raises(PutIndeterminate):
             await one
+
+
+async def test_messages_of_batches_are_counted_once_the_log_has_them_for_good() -> None:
+    log, told = FakeLog(), list[tuple[str, int, int]]()
+    w = writer(log, stored=lambda *one: told.append(one))
+    puts = [put(w, 0, b"a", b"b", b"c"), put(w, 1, b"d")]
+    await turns()
+    assert told == []
+    log.commit()
+    await asyncio.gather(*puts)
+    sizes = [len(record) for record in log.batches[0]]
+    assert told == [("t", 3, sum(sizes[:3])), ("t", 1, sizes[3])]
+    doubtful = put(w, 0, b"e")
+    await turns()
+    [(future, _)] = log.waiting
+    future.set_exception(Indeterminate("nobody knows", code=Code.TERM_CHANGED))
+    with pytest.raises(PutIndeterminate):
+        await doubtful
+    assert len(told) == 2
+
+
+async def test_a_put_of_several_queues_is_refused_if_one_of_them_takes_nothing() -> None:
+    class SecondQueueIsGone(AnyTopic):
+        def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
+            return error_for(Status.TOPIC_CHANGED, "gone") if queue_id == 1 else None
+
+    log = FakeLog()
+    w = writer(log, topics=SecondQueueIsGone())
+    queued = [w.records("t", queue_id, [OutgoingMessage(b"a")], born_host=HOST) for queue_id in (0, 1)]
+    stored = asyncio.ensure_future(w.put_stored(queued))
+    await turns()
+    log.commit()
+    with pytest.raises(Busy):
+        await stored
+    assert log.batches == [] and w.table.next_offset("t", 0) == 0
 
 
 async def test_a_put_cancelled_within_its_turn_is_not_stored_and_one_cancelled_later_harms_nobody() -> None:

@@ -75,7 +75,7 @@ class Twins:
         if rng.random() < 0.03:
             self.metadata()
         else:
-            body = encode([self.element() for _ in range(rng.randint(1, 5))], ID)
+            body = encode(self.elements(), ID)
             self.state.apply(self.index, self.now_ms, body, LogPosition(100 * self.index, len(body)))
             self.model.put(self.index, self.now_ms, body, first_offset)
         assert look_at_delivery(self.state) == self.model.look()
@@ -108,6 +108,21 @@ class Twins:
         self.state.metadata_changed(command)
         self.model.metadata(self.index, command, True)
         self.model.acked.clear()
+
+    def elements(self) -> list[Element]:
+        if self.rng.random() < 0.15:
+            return [self.orderly_pop()]
+        return [self.element() for _ in range(self.rng.randint(1, 5))]
+
+    def orderly_pop(self) -> Pop:
+        """As the master proposes one by what it knows: by offset, and fresh ones behind them."""
+        rng, key = self.rng, self.rng.choice(KEYS)
+        queue = self.state.queue(key)
+        pending = sorted(queue.pending.items()) if queue else []
+        again = tuple((at, one.pop) for at, one in pending[: rng.randint(0, len(pending))])
+        begin = queue.cursor if queue else 0
+        fresh = tuple(range(begin, begin + rng.randint(0, 2)))
+        return Pop(key, "c", "", 10, False, True, False, begin, begin + len(fresh), fresh, again)
 
     def element(self) -> Element:
         rng, key = self.rng, self.rng.choice(KEYS)

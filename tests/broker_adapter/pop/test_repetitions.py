@@ -17,7 +17,7 @@ from broker_adapter.errors import Busy, PutIndeterminate, Status
 from broker_adapter.pop.api import Sent
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.duplicate_filter import DuplicateFilter
-from broker_adapter.pop.handles import id_digest
+from broker_adapter.pop.handles import first_id_digest, id_digest
 from broker_adapter.pop.sender import Sender
 from broker_adapter.pop.state import DeliveryState
 
@@ -74,6 +74,13 @@ async def test_it_waits_for_the_outcome_and_is_stored_once() -> None:
     desk.requests[0].release()
     assert await asyncio.gather(*again) == [Sent(2, 7, True)] * 2
     assert len(desk.requests) == 1
+
+
+async def test_what_was_sent_before_an_upgrade_is_known_by_its_older_digest() -> None:
+    desk = Desk()
+    desk.ids.put(first_id_digest("t", "id"), 2, 7, 0)
+    assert await desk.send() == Sent(2, 7, True)
+    assert not desk.requests
 
 
 async def test_it_waits_no_longer_than_it_may() -> None:
