@@ -66,6 +66,10 @@ class ClassicAppends:
     def shortfall(self, outcome: AppendOutcome) -> Status | None:
         return outcome.shortfall if isinstance(outcome, ClassicOutcome) else None
 
+    async def shortfall_of_all(self, timeout_ms: int) -> Status | None:
+        acknowledged = self._commit.acknowledged
+        return None if acknowledged is None else await acknowledged(self._log.end_offset, timeout_ms)
+
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:

@@ -73,6 +73,13 @@ class Placed(NamedTuple):
     shortfall: Status | None = None
 
 
+class Together(NamedTuple):
+    """What was put in one append: where the first record of each batch is. `shortfall`: as in SendResult."""
+
+    places: Sequence[Placed]
+    shortfall: Status | None = None
+
+
 class PutLimits(NamedTuple):
     """Of what is put into the log, by any door. `max_append_bytes` and `max_append_messages`: what comes at
     once is appended at once up to here; the limits of a batch. `timeout_ms`: unless a put has its own."""
@@ -264,6 +271,10 @@ class MessageWriter:
         )
         return QueuedRecords(topic, queue_id, batch)
 
+    async def shortfall_of_all(self, timeout_ms: int) -> Status | None:
+        """Of what is in the log: as in SendResult."""
+        return await self._log.shortfall_of_all(timeout_ms)
+
     async def put_together(
         self,
         queued: Sequence[QueuedRecords],
@@ -271,19 +282,19 @@ class MessageWriter:
         commands: Sequence[LateCommand],
         *,
         timeout_ms: int = 0,
-    ) -> list[Placed]:
-        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
-        Where the first record of each batch is, once it is committed. Errors as those of `put`."""
+    ) -> Together:
+        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append,
+        once it is committed. Errors as those of `put`."""
         self.check_master()
         overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
         records = [self._late_record(command_topic, overhead, command) for command in commands]
         put = Put(queued, records, timeout_ms=timeout_ms or self._limits.timeout_ms)
         outcome = await self._committed(self._gathering.append_now(put))
-        if not queued:
-            return []
         shortfall = self._log.shortfall(outcome)
+        if not queued:
+            return Together((), shortfall)
         firsts = accumulate((len(one.batch) for one in queued[:-1]), initial=0)
-        return [
+        places = [
             Placed(
                 offset,
                 put.physical_offsets[first],
@@ -293,6 +304,7 @@ class MessageWriter:
             )
             for offset, first in zip(put.first_offsets, firsts, strict=True)
         ]
+        return Together(places, shortfall)
 
     def _late_record(self, topic: str, overhead: int, command: LateCommand) -> CommandRecord:
         def batch(firsts: Sequence[int]) -> RecordBatch:

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -60,6 +60,14 @@ _NEVER = 1 << 62
 
 #: Reads the commands in entries at such places, off the loop.
 ReadCommands = Callable[[Sequence[LogPosition]], Awaitable[list[bytes]]]
+
+
+class _Deferral(NamedTuple):
+    """Of a message that was put. `deferred_id`: its number; `is_repeated`: it was there before."""
+
+    deferred_id: int
+    is_repeated: bool
+    shortfall: Status | None = None
 
 
 class DeferredDelivery:
@@ -137,8 +145,8 @@ class DeferredDelivery:
             text = f"deliver_at_ms {deliver_at_ms} is after {most}, the latest that is taken"
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
         defer = self._defer(DeferredKind.DELAYED, put)._replace(due_ms=max(0, deliver_at_ms))
-        deferred_id, is_repeated = await self._put(defer, put.timeout_ms)
-        return Delayed(deferred_handle(defer.topic, deferred_id), is_repeated)
+        found = await self._put(defer, put.timeout_ms)
+        return Delayed(deferred_handle(defer.topic, found.deferred_id), found.is_repeated, found.shortfall)
 
     async def half(self, put: ToDefer, client_id: str, check_after_ms: int) -> Half:
         most = self._settings.max_delay_ms
@@ -147,8 +155,9 @@ class DeferredDelivery:
             raise IllegalMessage(Status.DELAY_TOO_LONG, text)
         due_ms = self._now_ms() + (check_after_ms or self._settings.check_first_ms)
         defer = self._defer(DeferredKind.HALF, put)._replace(due_ms=due_ms, client_id=client_id)
-        deferred_id, is_repeated = await self._put(defer, put.timeout_ms)
-        return Half(deferred_handle(defer.topic, deferred_id), is_repeated)
+        found = await self._put(defer, put.timeout_ms)
+        handle = deferred_handle(defer.topic, found.deferred_id)
+        return Half(handle, found.is_repeated, shortfall=found.shortfall)
 
     def _defer(self, kind: DeferredKind, put: ToDefer) -> Defer:
         topic, message, message_id = put.config.name, put.message, put.message_id
@@ -175,14 +184,14 @@ class DeferredDelivery:
         self._writer.records(defer.topic, defer.queue_id, [outgoing], born_host=host)
         return defer
 
-    async def _put(self, defer: Defer, timeout_ms: int) -> tuple[int, bool]:
-        """Its number, and whether it was there before."""
+    async def _put(self, defer: Defer, timeout_ms: int) -> _Deferral:
         if defer.digest:
             first = await self._sender.outcome(defer.topic, defer.message_id, timeout_ms)
-            if isinstance(first, Position):
-                return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
-                return _number_of(first.done), True
+                shortfall = await self._sender.shortfall_of(first, timeout_ms)
+                if not isinstance(first, Position):
+                    return _Deferral(_number_of(first.done), True, shortfall)
+                return _Deferral(first.queue_offset if first.queue_id == -1 else -1, True, shortfall)
         message = DeferredMessage.of(defer)
         size, client = len(message.command), message.client
         self._check_room(defer.kind, message)
@@ -195,7 +204,7 @@ class DeferredDelivery:
         request = self._sender.request(defer.digest, elements=[defer], released=taken)
         coming[client] += kept
         done = await within(timeout_ms, asyncio.shield(request.done))
-        return _number_of(done), False
+        return _Deferral(_number_of(done), False, done.shortfall)
 
     def _check_room(self, kind: DeferredKind, message: DeferredMessage) -> None:
         """Busy."""

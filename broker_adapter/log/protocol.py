@@ -41,6 +41,9 @@ class AppendLog(Protocol):
     def shortfall(self, outcome: AppendOutcome) -> Status | None:
         """What this log could not do in time for an append, which is stored all the same; None: all."""
 
+    async def shortfall_of_all(self, timeout_ms: int) -> Status | None:
+        """What it cannot do in that time for all that it has now: for a message that is sent again, say."""
+
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:

@@ -55,6 +55,9 @@ class ReplicatedAppends:
     def shortfall(self, outcome: AppendOutcome) -> None:
         """It is committed, or has failed."""
 
+    async def shortfall_of_all(self, timeout_ms: int) -> None:
+        """Whoever knows of a message has it from an entry that is committed."""
+
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:

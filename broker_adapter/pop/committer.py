@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter, Placed
+from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter, Placed, Together
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
 from broker_adapter.pop.commands import DELIVERY_TOPIC, Carried, Defer, Element, Outcome, Pop, SentId
@@ -37,11 +37,12 @@ _ROUND_TIMEOUT_MS = 600_000
 class Done(NamedTuple):
     """What came of a request, once it is applied, or without elements once it is committed: the queue offset
     of the first message of each of its batches; the outcome of each of its elements; where else the messages
-    are."""
+    are. `shortfall`: as in SendResult, of requests that keep a message."""
 
     offsets: Sequence[int]
     outcomes: list[Outcome]
     places: Sequence[Placed] = ()
+    shortfall: Status | None = None
 
 
 class Request:
@@ -53,7 +54,18 @@ class Request:
     made: by then its topic may have been deleted, and another one with its name may have come.
     """
 
-    __slots__ = ("_release", "applied", "digest", "done", "elements", "is_due", "queued", "size", "stored")
+    __slots__ = (
+        "_release",
+        "applied",
+        "digest",
+        "done",
+        "elements",
+        "is_due",
+        "queued",
+        "shortfall",
+        "size",
+        "stored",
+    )
 
     def __init__(
         self,
@@ -70,6 +82,7 @@ class Request:
         self.digest = digest
         self.applied: Done | None = None
         self.stored: Sequence[Placed] | None = None
+        self.shortfall: Status | None = None
         self._release: Callable[[], None] | None = release
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.size = sum(sum(one.batch.sizes) for one in queued)
@@ -105,10 +118,11 @@ class Request:
             release()
 
     def settle_if_over(self) -> None:
-        """It is applied, and if it has messages it is known where they are."""
-        if self.applied is not None and (self.stored is not None or not self.queued):
+        """It is applied, and if it has messages it is known where they are, and what is short of them."""
+        if self.applied is not None and (self.stored is not None or not (self.queued or self.is_deferral)):
             places = self.stored or ()
-            self.settle(Done([one.queue_offset for one in places], self.applied.outcomes, places))
+            offsets = [one.queue_offset for one in places]
+            self.settle(Done(offsets, self.applied.outcomes, places, self.shortfall))
 
     def settle(self, done: Done) -> None:
         if not self.done.done():
@@ -279,7 +293,7 @@ class Committer:
             by_id = one.by_id
             # Known before the entries can be: they may be applied before the append returns.
             self._under_way.update(by_id)
-            firsts = await self._writer.put_together(
+            put = await self._writer.put_together(
                 one.queued, DELIVERY_TOPIC, one.commands, timeout_ms=_ROUND_TIMEOUT_MS
             )
         except PutIndeterminate as error:
@@ -303,7 +317,7 @@ class Committer:
                 request.fail(reason)
                 request.release()
         else:
-            self._committed(requests, firsts)
+            self._committed(requests, put)
 
     def _is_possible(self, request: Request) -> bool:
         """Whether it may still be appended; it has failed otherwise, and nothing is stored of it."""
@@ -317,16 +331,16 @@ class Committer:
             request.release()
         return error is None
 
-    def _committed(self, requests: list[Request], firsts: Sequence[Placed]) -> None:
+    def _committed(self, requests: list[Request], put: Together) -> None:
         at = 0
         for request in requests:
-            places = firsts[at : at + len(request.queued)]
+            places = put.places[at : at + len(request.queued)]
             at += len(request.queued)
-            request.stored = places
+            request.stored, request.shortfall = places, put.shortfall
             if request.elements:
                 request.settle_if_over()
             else:
-                request.settle(Done([place.queue_offset for place in places], [], places))
+                request.settle(Done([place.queue_offset for place in places], [], places, put.shortfall))
                 if not request.digest:
                     request.release()
 

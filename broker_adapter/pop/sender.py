@@ -57,14 +57,9 @@ class Sender:
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
             first = await self.outcome(topic, message_id, timeout_ms, digest)
-            if isinstance(first, Position):
-                return Sent(first.queue_id, first.queue_offset, True)
             if first is not None:
-                return (
-                    Sent(first.queue_id, first.done.offsets[0], True)
-                    if first.done.offsets
-                    else Sent(-1, -1, True)
-                )
+                shortfall = await self.shortfall_of(first, timeout_ms)
+                return Sent(*queue_place(first), True, shortfall=shortfall)
             message = with_id(message, message_id)
         records = self._writer.records(topic, queue_id, [message], born_host=known_host(born_host))
         request = self.request(digest, queued=[records])
@@ -99,6 +94,12 @@ class Sender:
         with self._state.lock:
             return self._find(topic, message_id, digest)
 
+    async def shortfall_of(self, first: First | Position, timeout_ms: int) -> Status | None:
+        """What is short of a message that was sent before, as in SendResult: by now."""
+        if isinstance(first, First):
+            return first.done.shortfall
+        return await self._writer.shortfall_of_all(timeout_ms)
+
     def _find(self, topic: str, message_id: str, digest: bytes) -> Position | None:
         """Under the lock."""
         ids = self._state.ids
@@ -129,6 +130,13 @@ class Sender:
         awaited = self._awaited.pop(digest, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(None)
+
+
+def queue_place(first: First | Position) -> tuple[int, int]:
+    """Queue and offset of a message that was sent before; -1: it is in none."""
+    if isinstance(first, Position):
+        return first.queue_id, first.queue_offset
+    return (first.queue_id, first.done.offsets[0]) if first.done.offsets else (-1, -1)
 
 
 def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:

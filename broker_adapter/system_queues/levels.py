@@ -59,17 +59,21 @@ class LevelDelivery:
         parts, topic, message = self._parts, put.config.name, put.message
         queue_id, digest = parts.writer.queue_of(put.config, put.queue_id), b""
         if message_id := put.message_id:
-            if await parts.sender.outcome(topic, message_id, put.timeout_ms) is not None:
-                return Delayed("", True)
+            if (first := await parts.sender.outcome(topic, message_id, put.timeout_ms)) is not None:
+                return Delayed("", True, await parts.sender.shortfall_of(first, put.timeout_ms))
             message, digest = with_id(message, message_id), id_digest(topic, message_id)
         aside = put_aside(message, topic, queue_id, {DELAY_LEVEL: str(level)})
         own = fields_of(topic, aside.properties)
         host = known_host(put.born_host)
         records = parts.writer.records(SCHEDULE_TOPIC, level - 1, [aside], born_host=host, own=own)
-        request = parts.sender.request(digest, queued=[records])
+
+        def stored(_: Request) -> None:
+            """Also if whoever sent it was told that it is in doubt."""
+            self._loop.expect(parts.now_ms() + LEVELS_MS[level - 1])
+
+        request = parts.sender.request(digest, queued=[records], released=stored)
         done = await settled(put.timeout_ms, request.done)
-        self._loop.expect(parts.now_ms() + LEVELS_MS[level - 1])
-        return Delayed("", shortfall=done.places[0].shortfall)
+        return Delayed("", shortfall=done.shortfall)
 
     # -- inside
 

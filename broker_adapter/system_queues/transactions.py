@@ -22,15 +22,14 @@ from broker_adapter.deferred.deferring import DeferringParts, ToDefer
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status
 from broker_adapter.format.host import known_host
 from broker_adapter.format.message import Message, decode, encode
-from broker_adapter.format.properties import TAGS, text_of
+from broker_adapter.format.properties import TAGS, UNIQ_KEY, text_of
 from broker_adapter.format.sys_flag import TRANSACTION_COMMIT
 from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from broker_adapter.pop.api import Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import SystemOffset
 from broker_adapter.pop.committer import Request
-from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import half_handle, id_digest, parse_half
-from broker_adapter.pop.sender import settled, with_id, within
+from broker_adapter.pop.sender import queue_place, settled, with_id, within
 from broker_adapter.system_queues.due_loop import DueLoop
 from broker_adapter.system_queues.judging import CheckRules, Judgement, Step, judge, offsets_of
 from broker_adapter.system_queues.lost_tail import LostTail
@@ -111,25 +110,29 @@ class Transactions:
         if message_id := put.message_id:
             first = await parts.sender.outcome(topic, message_id, put.timeout_ms)
             if first is not None:
-                at = first.queue_offset if isinstance(first, Position) else first.done.offsets[0]
-                return await self._repeated(topic, at)
+                half = await self._repeated(topic, message_id, queue_place(first)[1])
+                return half._replace(shortfall=await parts.sender.shortfall_of(first, put.timeout_ms))
             message, digest = with_id(message, message_id), id_digest(topic, message_id)
             more[_TRANSACTION_ID] = message_id
         if check_after_ms:
             more[IMMUNITY_S] = str(-(-check_after_ms // 1_000))
         aside = put_aside(message, topic, queue_id, more)
         records = parts.writer.records(HALF_TOPIC, 0, [aside], born_host=known_host(put.born_host))
-        request = parts.sender.request(digest, queued=[records])
+
+        def stored(_: Request) -> None:
+            """Also if whoever sent it was told that it is in doubt."""
+            self._loop.expect(parts.now_ms() + (check_after_ms or self._rules.first_ms))
+
+        request = parts.sender.request(digest, queued=[records], released=stored)
         (place,) = (await settled(put.timeout_ms, request.done)).places
-        self._loop.expect(parts.now_ms() + (check_after_ms or self._rules.first_ms))
         handle = half_handle(topic, place.queue_offset, place.physical_offset)
         return Half(handle, False, place.queue_offset, place.physical_offset, place.shortfall)
 
-    async def _repeated(self, topic: str, offset: int) -> Half:
+    async def _repeated(self, topic: str, message_id: str, offset: int) -> Half:
         """A half that was sent before, unless it was a message of another kind."""
         found = await self._read(offset, 1)
         half = found[0] if found else None
-        if half is None or half.topic != topic:
+        if half is None or (half.topic, half.properties.get(UNIQ_KEY)) != (topic, message_id):
             return Half("", True)
         physical = half.message.physical_offset
         return Half(half_handle(topic, offset, physical), True, offset, physical)

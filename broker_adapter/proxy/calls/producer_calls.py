@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import IllegalMessage, ReadFailed, error_for
+from broker_adapter.errors import IllegalMessage, ReadFailed, Status, error_for
 from broker_adapter.format.java_hash import java_hash
 from broker_adapter.pop.api import DeliveryApi, Resolution
 from broker_adapter.proxy.calls.results import joint, status_or_raise
@@ -152,6 +152,7 @@ class ProducerCalls:
                 )
             except IllegalMessage as error:
                 raise _of_delivery_time(error) from error
+            _refuse_shortfall(delayed.shortfall)
             entry.transaction_id, entry.recall_handle = message_id, delayed.recall_handle
         elif message.kind == _TRANSACTION:
             half = await delivery.send_half(
@@ -164,6 +165,7 @@ class ProducerCalls:
                 timeout_ms=timeout_ms,
                 config=config,
             )
+            _refuse_shortfall(half.shortfall)
             entry.transaction_id = half.transaction_id
         else:
             sent = await delivery.send(
@@ -175,10 +177,15 @@ class ProducerCalls:
                 timeout_ms=timeout_ms,
                 config=config,
             )
-            if sent.shortfall is not None:
-                raise error_for(sent.shortfall, "it is stored on the master")
+            _refuse_shortfall(sent.shortfall)
             # Clients take it that these two are one for messages outside of transactions.
             entry.transaction_id, entry.offset = message_id, sent.queue_offset
+
+
+def _refuse_shortfall(shortfall: Status | None) -> None:
+    """A message that is stored with less than was promised has an error, and no place."""
+    if shortfall is not None:
+        raise error_for(shortfall, "it is stored on the master")
 
 
 def _queue_of(config: TopicConfig, message: Incoming) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.commitlog.message_writer import AnyTopic, LateCommand, Placed, TopicCheck
+from broker_adapter.commitlog.message_writer import AnyTopic, LateCommand, Placed, Together, TopicCheck
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
@@ -48,10 +48,10 @@ class Writer:
 
     async def put_together(
         self, queued: Sequence[QueuedRecords], topic: str, commands: Sequence[LateCommand], **_: Any
-    ) -> list[Placed]:
+    ) -> Together:
         append = Append(queued, commands)
         self.appends.put_nowait(append)
-        return [Placed(first, 100 * first) for first in await append.done]
+        return Together([Placed(first, 100 * first) for first in await append.done])
 
 
 class World:

@@ -40,6 +40,9 @@ class Desk:
     def queue_of(self, config: TopicConfig, queue_id: int) -> int:
         return queue_id
 
+    async def shortfall_of_all(self, timeout_ms: int) -> None:
+        """It is a replicated log's."""
+
     def records(self, topic: str, queue_id: int, messages: Any, *, born_host: Any) -> QueuedRecords:
         return QueuedRecords(topic, queue_id, cast(RecordBatch, SimpleNamespace(sizes=[1])))
 
