@@ -82,8 +82,11 @@ def test_without_a_slave_a_sync_master_says_that_there_is_none(tmp_path: Path) -
             master = await pair.writable("n1")
             sent = await master.broker.send("t", messages("a"), queue_id=0)
             assert sent.shortfall is Status.SLAVE_NOT_AVAILABLE
-            await until(lambda: master.files.bounds("t", 0) == (0, 1))
-            assert await bodies(master, "t", 0) == [b"a"], "it is stored all the same"
+            (other,) = messages("b")  # by the way that single messages take
+            one = await master.delivery.send("t", other, message_id="", queue_id=0)
+            assert one.shortfall is Status.SLAVE_NOT_AVAILABLE
+            await until(lambda: master.files.bounds("t", 0) == (0, 2))
+            assert await bodies(master, "t", 0) == [b"a", b"b"], "it is stored all the same"
 
     asyncio.run(run())
 

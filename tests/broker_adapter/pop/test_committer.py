@@ -15,7 +15,7 @@ from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.format.host import NO_HOST
-from broker_adapter.pop.commands import Ack, Pop, QueueKey, SystemOffset
+from broker_adapter.pop.commands import Ack, Defer, DeferredKind, Pop, QueueKey, SystemOffset
 from broker_adapter.pop.committer import ROUND_ENTRIES, Committer, Done, Request
 from broker_adapter.pop.records import decode, encode
 
@@ -82,10 +82,10 @@ def ack(offset: int) -> Request:
     return Request(elements=[Ack(KEY, offset, 7)])
 
 
-def send(digest: bytes) -> Request:
+def send(digest: bytes, release: Callable[[], None] = lambda: None) -> Request:
     message = OutgoingMessage(b"x")
     batch = RecordBatch("t", 0, [message], born_host=NO_HOST, store_host=NO_HOST, now_ms=1, max_body_bytes=99)
-    return Request(queued=[QueuedRecords("t", 0, batch)], digest=digest)
+    return Request(queued=[QueuedRecords("t", 0, batch)], digest=digest, release=release)
 
 
 async def turns() -> None:
@@ -261,11 +261,58 @@ async def test_a_new_mastership_does_not_wait_for_what_the_old_one_left() -> Non
     assert (await later).outcomes == [True]
 
 
-async def test_a_message_whose_topic_is_being_deleted_is_refused_and_others_of_its_round_are_not() -> None:
-    class Deleting(AnyTopic):
-        def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
-            return error_for(Status.TOPIC_CHANGED, "gone") if topic == "t" else None
+async def test_a_send_in_doubt_is_over_when_it_is_applied() -> None:
+    """Until then a duplicate has to wait: it may be in the log. Without an id nobody waits for it."""
+    world, over = World(), list[str]()
+    known = world.committer.submit(send(bytes(16), lambda: over.append("known")))
+    other = world.committer.submit(send(b"", lambda: over.append("other")))
+    append = await world.writer.appends.get()
+    append.done.set_exception(PutIndeterminate(Status.OUTCOME_UNKNOWN, "no answer"))
+    for asked in (known, other):
+        with pytest.raises(PutIndeterminate):
+            await asked
+    assert over == ["other"]
+    world.apply(append)
+    await turns()
+    assert over == ["other", "known"]
 
+
+async def test_the_end_of_the_mastership_releases_what_waited_and_what_was_under_way() -> None:
+    world, over = World(), list[int]()
+    asked = [world.committer.submit(send(bytes(16), lambda: over.append(0)))]
+    await world.writer.appends.get()
+    asked.append(world.committer.submit(send(b"1" * 16, lambda: over.append(1))))
+    refused = error_for(Status.NOT_MASTER, "no master")
+    world.committer.abandon(refused, PutIndeterminate(Status.OUTCOME_UNKNOWN, "no master"))
+    assert sorted(over) == [0, 1]
+    for one, error in zip(asked, (PutIndeterminate, NotMaster), strict=True):
+        with pytest.raises(error):
+            await one
+
+
+class Deleting(AnyTopic):
+    """The topic t is going."""
+
+    def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
+        return error_for(Status.TOPIC_CHANGED, "gone") if topic == "t" else None
+
+
+async def test_a_message_for_later_whose_topic_is_being_deleted_is_refused() -> None:
+    """Behind the deletion it would wait for queues that do not come back."""
+    world = World()
+    world.writer.topics = Deleting()
+    defer = Defer(DeferredKind.DELAYED, "t", 0, 7, b"", "i", "c", 1, 2, 3, b"", "p", b"body")
+    refused, other = world.committer.submit(Request(elements=[defer])), world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    assert [command.elements for command in append.commands] == [[Ack(KEY, 0, 7)]]
+    append.commit()
+    world.apply(append)
+    assert (await other).outcomes == [True]
+    with pytest.raises(Busy):
+        await refused
+
+
+async def test_a_message_whose_topic_is_being_deleted_is_refused_and_others_of_its_round_are_not() -> None:
     world = World()
     world.writer.topics = Deleting()
     released: list[str] = []

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset, TopicConfig
+from broker_adapter.api import (
+    PERM_READ,
+    PERM_WRITE,
+    GroupConfig,
+    OutgoingMessage,
+    QueueOffset,
+    TopicConfig,
+)
 from broker_adapter.deferred.deferred_delivery import DeferredDelivery
 from broker_adapter.errors import (
     Busy,
@@ -69,6 +76,24 @@ async def test_what_was_sent_is_received_and_acknowledged_once(tmp_path: Path) -
             assert await delivery.ack("g", "t", [found[0].handle, "?"]) == [AckStatus.INVALID_HANDLE] * 2
         assert sorted(bodies) == sorted(b"m%d" % i for i in range(50))
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_what_a_topic_permits_holds_for_messages_one_by_one(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        written, read = TopicConfig("written", 1, 1, PERM_WRITE), TopicConfig("read", 1, 1, PERM_READ)
+        for config in (written, read):
+            await program.broker.put_topic(config)
+        delivery = program.delivery
+        await delivery.send("written", message("a"), message_id="", config=written)
+        for known in (None, read):  # by the door that has looked it up, too
+            with pytest.raises(TopicRefused) as refused:
+                await delivery.send("read", message("a"), message_id="", config=known)
+            assert refused.value.status is Status.TOPIC_NOT_WRITABLE
+        with pytest.raises(TopicRefused) as refused:
+            await delivery.receive("g", "written", client_id="c")
+        assert refused.value.status is Status.TOPIC_NOT_READABLE
+        assert await delivery.receive("g", "read", client_id="c") == []
 
 
 async def test_an_id_is_stored_once_and_each_handle_has_a_status_of_its_own(tmp_path: Path) -> None:

@@ -233,6 +233,9 @@ async def test_what_is_sent_back_comes_again_and_is_a_dead_letter_in_the_end(clu
         await asker.get(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message.physical_offset, **back)
         dead = records((await pull(asker, "%DLQ%g", 0, sysFlag=SUSPEND | SUBSCRIPTION)).body)[0]
         assert split_properties(dead.properties)["DLQ_ORIGIN_TOPIC"] == "t"
+        # Clients that are not told that it is back send it there themselves, under its one id each time.
+        own = [await asker.send("%RETRY%g", b"x", 0, UNIQ_KEY="u1") for _ in range(2)]
+        assert [one["queueOffset"] for one in own] == ["2", "3"]
 
 
 def test_clients_in_c_plus_plus_write_numbers() -> None:
