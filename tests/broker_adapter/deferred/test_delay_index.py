@@ -298,6 +298,42 @@ def test_a_checkpoint_of_a_version_without_an_index_is_taken(tmp_path: Path) -> 
     assert mark is None and saved == image.save(memory)
 
 
+def test_what_was_synced_is_in_the_file_itself(tmp_path: Path) -> None:
+    """Not in the write-ahead log alone: a power failure may leave nothing of that."""
+    row = DelayedRow(1, 1, 7, 100, 10, 0, "t", b"")
+    file = DelayFile(tmp_path / "a")
+    file.write([Put(row, 1)], [])
+    file.sync()
+    shutil.copy(tmp_path / "a", tmp_path / "b")
+    other = DelayFile(tmp_path / "b", synchronous="OFF")
+    other.cut(1)  # opens it
+    assert other.find(1) == row
+    assert file._connect().execute("PRAGMA synchronous").fetchone() == (1,), "NORMAL: it syncs both"
+    for one in (file, other):
+        one.close()
+
+
+def test_a_wiped_index_leaves_no_write_ahead_log_without_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file of the same name would get its changes, if the wipe ends in between."""
+    path = tmp_path / "a"
+    file = DelayFile(path, synchronous="OFF")
+    file.write([Put(DelayedRow(1, 1, 7, 100, 10, 0, "t", b""), 1)], [])
+    left = DelayFile(path, synchronous="OFF")  # of a process that was killed: its files stay
+    monkeypatch.setattr(left, "_close", lambda: None)
+    unlink, gone = Path.unlink, list[str]()
+
+    def noting(one: Path, missing_ok: bool = False) -> None:
+        gone.append(one.name)
+        unlink(one, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noting)
+    left.wipe()
+    file.close()
+    assert len(gone) == 3 and gone[-1] == "a"
+
+
 def test_a_node_without_delayed_messages_has_no_file(tmp_path: Path) -> None:
     replica = Replica(tmp_path / "a", 1)
     for index in range(1, 20):

@@ -8,14 +8,19 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import Busy, ReadFailed, Status, TopicRefused, error_for
 from broker_adapter.format.message import decode
+from broker_adapter.format.sys_flag import TRANSACTION_COMMIT
 from broker_adapter.pop.api import AckStatus, Delivery
 from broker_adapter.pop.commands import Pop, Popped, QueueKey
+from broker_adapter.pop.committer import Done, Request
+from broker_adapter.pop.queue_state import QueueDelivery
+from broker_adapter.pop.receive_queues import ReceiveQueue
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.broker_adapter.pop.test_node import bodies, message, send
@@ -233,6 +238,33 @@ async def test_dead_letters_that_cannot_be_moved_are_not_in_front_of_fresh_messa
         assert bodies(await receive(invisible_ms=60_000, wait_ms=20_000)) == ["fresh"]
 
 
+async def test_a_dead_letter_and_the_end_of_its_message_are_one_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends between two of them would leave the message in both places."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        await program.broker.put_group(GroupConfig("g"))
+        await send(program, "a")
+        (one,) = await program.delivery.receive("g", "t", client_id="c", wait_ms=20_000)
+        # One that a broker of RocketMQ has committed as a transaction: the letter is an ordinary message.
+        flagged = one.record[:36] + TRANSACTION_COMMIT.to_bytes(4, "big") + one.record[40:]
+        assert decode(flagged).sys_flag == TRANSACTION_COMMIT
+        monkeypatch.setattr(program.delivery._receiver, "record", AsyncMock(return_value=flagged))
+        submit, moves = program.delivery._committer.submit, list[tuple[int, list[str]]]()
+
+        def noting(request: Request) -> asyncio.Future[Done]:
+            moves.append((len(request.queued), [type(element).__name__ for element in request.elements]))
+            return submit(request)
+
+        monkeypatch.setattr(program.delivery._committer, "submit", noting)
+        await program.delivery.dead_letter("g", "t", one.handle)
+        assert moves == [(0, ["Bury"]), (1, ["Drop"])]
+        (letter,) = (await program.broker.pull("%DLQ%g", 0, 0)).records
+        assert decode(letter).sys_flag == 0
+
+
 async def test_a_dead_letter_that_is_on_its_way_is_moved_once(tmp_path: Path) -> None:
     """Also when others were given messages meanwhile: the state refuses a second move, but each costs."""
     async with brokers(tmp_path, 1) as cluster:
@@ -304,6 +336,21 @@ async def test_in_order_nothing_overtakes_a_dead_letter_that_cannot_be_moved(tmp
         may_be_made.set()
         assert bodies(await receive(wait_ms=20_000)) == ["b"]
         assert await dead_letters(program) == ["a"]
+
+
+def test_a_late_end_of_an_older_chain_says_nothing_of_the_one_that_follows() -> None:
+    queue, state = ReceiveQueue(), QueueDelivery(QueueKey("g", "t", 0), 5)
+    older = [queue.begin_pop(10), queue.begin_pop(20)]
+    assert queue.next_offset(state, 0) == 20
+    queue.end_pop(older[0], is_taken=False)
+    assert queue.next_offset(state, 0) == 5
+    newer = queue.begin_pop(15)
+    queue.end_pop(older[1], is_taken=False)
+    assert queue.next_offset(state, 0) == 15
+    state.cursor = 15
+    queue.end_pop(newer, is_taken=True)
+    state.cursor = 16
+    assert queue.next_offset(state, 0) == 16 and queue.is_idle
 
 
 @pytest.mark.parametrize("bad_luck", ["a reset", "a refused append"])

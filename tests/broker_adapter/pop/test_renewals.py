@@ -266,6 +266,21 @@ async def test_so_are_the_messages_of_a_client_that_went(monkeypatch: pytest.Mon
     world.renewals.stop()
 
 
+async def test_what_somebody_else_was_given_meanwhile_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 1)
+    world = World()
+    world.renewals.start()
+    for _ in range(2):
+        world.pop("c")
+    second = world.popped
+    world.renewals.let_go("c", "")
+    world.now_ms += 1001  # before the next step
+    world.apply(Pop(KEY, "d", "", 1000, False, False, False, 2, 2, (), ((1, second),)))
+    await finished(world)
+    assert [world.until(at) for at in (0, 1)] == [10, 2001]
+    world.renewals.stop()
+
+
 async def test_what_has_reached_clients_is_told_in_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
     world = World()
@@ -311,6 +326,19 @@ async def test_a_client_that_went_from_one_group_keeps_what_it_holds_of_another(
     world.now_ms += 201
     world.renewals.renew()
     assert (world.until(0), world.until(0, OTHER)) == (1501, 310)
+    world.renewals.stop()
+
+
+async def test_who_is_heard_of_in_all_groups_is_heard_of_in_those_that_it_named_before() -> None:
+    world = World()
+    world.renewals.start()
+    world.renewals.receives("c", "g")
+    world.now_ms += 500
+    world.pop("c")
+    world.now_ms += 501
+    world.renewals.heard_of("c", "")
+    world.renewals.renew()
+    assert world.until(0) == 2001
     world.renewals.stop()
 
 

@@ -98,6 +98,9 @@ async def test_a_message_is_popped_hidden_and_acknowledged(asker: Asker, cluster
     assert again.code == ResponseCode.NO_MESSAGE
     counted = (await cluster.master()).traffic.sums("GROUP_GET_NUMS", "t@g")
     assert counted is not None and counted.hour.amount == 1
+    await asker.send("t", b"1", 0, POP_CK="of another broker")
+    (other,) = records((await pop(asker, pollTime=20_000)).body)
+    assert other.properties.count(POP_CK) == 1 and receipt(other).endswith(" broker-a 0 1")
 
 
 async def test_a_message_that_failed_comes_again_with_the_number_of_its_attempts(asker: Asker) -> None:
@@ -117,7 +120,9 @@ async def test_a_message_that_failed_comes_again_with_the_number_of_its_attempts
 async def test_the_receipt_that_java_makes_after_a_change_acknowledges(asker: Asker) -> None:
     (message,) = records((await pop(asker)).body)
     fields = receipt_fields(receipt(message))
-    told = await asker.get(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, **fields, invisibleTime=50_000)
+    wanted_ms, longest_ms = 100 * 3_600_000, 12 * 3_600_000
+    told = await asker.get(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, **fields, invisibleTime=wanted_ms)
+    assert told["invisibleTime"] == str(longest_ms)
     made = f"{fields['offset']} {told['popTime']} {told['invisibleTime']} {told['reviveQid']} 0 broker-a 0 0"
     assert (await asker.ask(RequestCode.ACK_MESSAGE, **receipt_fields(made))).code == OK
 
