@@ -12,7 +12,7 @@ import pytest
 
 from broker_adapter.deferred.delay_file import SUFFIXES, DelayFile
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.pop import image
+from broker_adapter.pop import deferred_messages, image
 from broker_adapter.pop.commands import Carried, Defer, DeferredKind, Element, End, Ending
 from broker_adapter.pop.deferred_messages import IndexMark, LogPosition
 from broker_adapter.pop.delay_index import FIRST_DUE, DelayedRow, Put, Taken
@@ -151,8 +151,11 @@ def a_command(rng: Random, replica: Replica) -> tuple[list[Element], str]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_as_a_model_through_checkpoints_restarts_and_images(tmp_path: Path, seed: int) -> None:
+def test_as_a_model_through_checkpoints_restarts_and_images(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = Random(seed)
+    monkeypatch.setattr(deferred_messages, "_PAGE", rng.choice([3, 1_000]))
     replica = Replica(tmp_path / "a", rng.choice([1, 2, 9, 1_000]))
     memory = DeliveryState()
     for index in range(1, 250):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.api import GroupConfig, PullResult, PullStatus, TopicConfig
 from broker_adapter.format.consume_queue_unit import MAX_FILLERS
-from broker_adapter.pop.api import AckStatus
-from broker_adapter.pop.commands import MAX_SPAN
+from broker_adapter.pop.api import AckStatus, Filter
+from broker_adapter.pop.commands import MAX_SPAN, QueueKey
+from broker_adapter.pop.queue_state import PoppedMessage
+from broker_adapter.pop.reading import Plan, look
 from broker_adapter.server.program import BrokerProgram
+from broker_adapter.store.queue_reader import QueueReader
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.broker_adapter.pop.test_node import bodies, send
 
@@ -43,3 +47,15 @@ async def test_a_group_goes_on_behind_more_than_one_command_passes_over(
         assert bodies(found) == ["new"] and one.attempt == 1
         assert await program.delivery.ack("g", "t", [one.handle]) == [AckStatus.OK]
         assert program.delivery.figures().damaged == 0
+
+
+@pytest.mark.parametrize(("least", "end", "gone"), [(8, 9, [7]), (0, 5, [])])
+def test_what_was_purged_is_given_up_and_what_is_not_there_yet_is_not(
+    least: int, end: int, gone: list[int]
+) -> None:
+    """A broker may have to make its queues again: what it has not reached may come."""
+    reader = Mock(spec=QueueReader)
+    reader.read.return_value = PullResult(PullStatus.OFFSET_ILLEGAL, least, least, end)
+    popped = PoppedMessage(1, 0, 1, "c", "", False, 0)
+    (found,) = look(reader, [Plan(QueueKey("g", "t", 0), [(7, popped)], 8, 0)], Filter(), 32, 1 << 20)
+    assert [offset for offset, _ in found.unwanted] == gone and not found.again
