@@ -103,3 +103,13 @@ def test_a_follower_whose_missing_entries_are_purged_is_given_the_base_and_other
         leader.core.term, "b", 1, Code.SUCCESS, PushType.INSTALL_BASE, base.index, 3, 2
     ))  # fmt: skip
     assert [(m.prev_index, m.last_index) for m in leader.all_sent(Append, "b")] == [(2, 4)]
+
+
+def test_a_probe_before_our_own_begin_is_answered_with_it() -> None:
+    """The leader's log may begin earlier than ours; that is no other history."""
+    node = Node(terms=[1], term=3)
+    node.receive("b", install(4, 2))
+    node.receive("b", compare(3, 2, 1))
+    (answer,) = [m for m in node.all_sent(PushResponse, "b") if m.type is PushType.COMPARE]
+    assert (answer.code, answer.ledger_begin_index) == (Code.INDEX_LESS_THAN_LOCAL_BEGIN, 5)
+    assert node.fatal is None

@@ -12,7 +12,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.values import VoteResult
-from tests.core.driver import Node, compare, heartbeat, push
+from tests.core.driver import Node, compare, heartbeat, push, vote_request
 
 
 def rejoining_node() -> Node:
@@ -61,6 +61,42 @@ def test_rule_11_it_waits_for_the_greatest_end_that_it_heard_of() -> None:
     node.pass_time(1)
     assert not node.core.hard_state.rejoining
     assert node.last_sent(PushResponse).awaits_new_term
+
+
+def test_rule_11_it_waits_for_the_end_that_its_own_log_is_known_to_have_had() -> None:
+    node = rejoining_node()
+    node.core.hard_state = replace(node.core.hard_state, floor_term=3, floor_index=2)
+    node.receive("b", push(3, -1, -1, [3, 3]))
+    position(node, "b", 3, 1)
+    position(node, "c", 3, 1)
+    assert node.core.hard_state.rejoining
+    node.receive("b", push(3, 1, 3, [3]))
+    node.pass_time(1)
+    assert not node.core.hard_state.rejoining
+
+
+def test_rule_11_what_a_member_acknowledged_before_it_lost_its_log_counts_no_more() -> None:
+    leader = Node(voters=("a", "b", "c", "d", "e")).become_leader()
+    for peer in "bcd":
+        leader.connect_equal(peer)
+    committed = leader.core.committed_index
+    leader.append()
+    leader.store()
+    end = leader.core.log.end_index
+    leader.receive("b", leader.ack("b", end))
+    leader.receive("b", replace(leader.beat_back("b"), counts=False))
+    leader.receive("c", leader.ack("c", end))
+    assert leader.core.committed_index == committed
+    leader.receive("d", leader.ack("d", end))
+    assert leader.core.committed_index == end
+
+
+def test_rule_11_it_does_not_vote_in_a_term_in_which_a_former_life_may_have() -> None:
+    node = Node(term=7)
+    node.core.hard_state = replace(node.core.hard_state, barred_term=9)
+    for term, result in ((9, VoteResult.REJECT_NOT_READY), (10, VoteResult.ACCEPT)):
+        node.receive("b", vote_request(term))
+        assert node.last_sent(VoteResponse).result is result
 
 
 def answer(node: Node, peer: str, end_term: int, end_index: int, *, rejoining: bool = False) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dledger.core.values import Base
 from dledger.replica.admission import AppendLimits
-from dledger.replica.retention import Border, RetentionPolicy, kept_for_owner, wanted_base
+from dledger.replica.retention import Border, RetentionPolicy, held_back, kept_for_owner, wanted_base
 from dledger.replica.shell import PurgeJob
 from dledger.store.format.internal import Purge, decode_internal, strip_stamp
 from dledger.store.identity import Identity
@@ -143,3 +143,15 @@ def test_a_leader_keeps_the_log_from_where_its_owner_reads_and_says_what_it_woul
     assert host.store.base.pos > 3 * FILE
     host.replica.retainer.stop()
     assert host.replica.retainer.wanted_pos == -1
+
+
+def test_a_slow_follower_holds_purging_back_up_to_so_many_bytes() -> None:
+    borders = [Border(Base(index, 1, 100 * index, 0), -1) for index in (1, 2, 3)]
+    wanted = borders[-1].base
+
+    def allowed(index: int, pos: int) -> Base | None:
+        return held_back(borders, wanted, [(9, 900), (index, pos)], 1_000, 800)
+
+    assert allowed(2, 200) == borders[1].base
+    assert allowed(2, 199) == wanted, "it is left behind"
+    assert allowed(0, 200) is None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker_adapter.processor import locks
 from broker_adapter.processor.locks import LockProcessor
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
@@ -25,11 +26,11 @@ class World:
     def _is_member(self, group: str, client_id: str) -> bool:
         return group == "g" and client_id in self.members
 
-    async def lock(self, client_id: str) -> bool:
-        queues: Sequence[object] = [{"topic": "t", "brokerName": "broker-a", "queueId": 0}]
+    async def lock(self, client_id: str, remote: str = "10.0.0.1:5", queue_id: int = 0) -> bool:
+        queues: Sequence[object] = [{"topic": "t", "brokerName": "broker-a", "queueId": queue_id}]
         body = json.dumps({"consumerGroup": "g", "clientId": client_id, "mqSet": queues}).encode()
         request = RemotingRequest(RemotingCommand(RequestCode.LOCK_BATCH_MQ, body=body))
-        answer = await self.locks.lock(request, CallContext(client_id, remote="10.0.0.1:5"))
+        answer = await self.locks.lock(request, CallContext(client_id, remote=remote))
         return bool(json.loads(answer.body)["lockOKMQSet"])
 
 
@@ -79,3 +80,16 @@ async def test_a_member_that_comes_back_in_time_keeps_its_lock() -> None:
     world.now_s += 10
     assert not await world.lock("new")
     assert await world.lock("old")
+
+
+async def test_a_lock_that_goes_from_address_to_address_takes_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks, "_MAX_LOCKS", 4)
+    world = World()
+    for number in range(10):
+        assert await world.lock(f"c{number}", f"10.0.0.{number}:5")
+        if number < 9:
+            world.now_s += 60
+    for queue_id in range(1, 4):
+        assert await world.lock("c", f"10.0.1.{queue_id}:5", queue_id)

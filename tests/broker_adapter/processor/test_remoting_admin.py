@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,22 @@ from broker_adapter.proxy.messages.request import Request
 from broker_adapter.remoting import json_bodies
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.frames import FrameReader
 from broker_adapter.remoting_client.core.requests import create_topic
-from broker_adapter.remoting_door.door import ADMIN_CHANGES, ADMIN_QUERIES, RemotingDoor
+from broker_adapter.remoting_door.door import (
+    ADMIN_CHANGES,
+    ADMIN_QUERIES,
+    CHANGES,
+    POPS,
+    SENDS,
+    RemotingDoor,
+)
 from broker_adapter.remoting_door.port import RemotingPort
 from dledger import InvalidRequest
+from dledger.platform import split_address
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
 from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, SUSPEND, beat, pull, records
@@ -219,12 +230,48 @@ def test_what_is_no_topic_or_group_is_refused() -> None:
             bodies.group_config(body)
 
 
+class NoMaster:
+    async def unary(self, request: Request, context: CallContext) -> bytes:
+        return request.refused(error_for(Status.NOT_MASTER, "nobody"))
+
+
+async def test_sends_and_nothing_else_are_refused_when_their_turn_comes_late() -> None:
+    """Whoever sent one may have given up, and sent it to another broker."""
+    settings, clock_s = RemotingSettings(listen="127.0.0.1:0"), count(step=2)
+    dispatch = Dispatch(now=lambda: next(clock_s))  # two seconds from arrival to turn
+    clients = RemotingClients()
+    door = RemotingDoor(
+        NoMaster(),  # type: ignore[arg-type]
+        settings,
+        clients,
+        lambda topic: True,
+        ReplyProcessor(clients, ""),
+        check_operator=None,
+    )
+    door.register_with(dispatch)
+    port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
+    await port.start()
+    async with asking(port.address) as asker:
+        for send in SENDS:
+            answer = await asker.ask(send)
+            assert answer.code == ResponseCode.SYSTEM_BUSY and "808" in (answer.remark or "")
+        for other in (*CHANGES, *POPS, ADMIN_QUERIES[0]):
+            assert (await asker.ask(other)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        # Of requests that go on to the master, too, one-way ones have no answer.
+        reader, writer = await asyncio.open_connection(*split_address(port.address))
+        writer.write(encode(RemotingCommand.oneway(RequestCode.UPDATE_CONSUMER_OFFSET)))
+        writer.write(encode(RemotingCommand(ADMIN_QUERIES[0], opaque=7)))
+        frames, answer = FrameReader(), None
+        while answer is None:
+            frames.feed(await reader.read(1000))
+            answer = frames.next()
+        assert (answer.opaque, frames.buffered) == (7, 0)
+        writer.close()
+    await port.stop()
+
+
 async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
     settings = RemotingSettings(listen="127.0.0.1:0")
-
-    class Master:
-        async def unary(self, request: Request, context: CallContext) -> bytes:
-            return request.refused(error_for(Status.NOT_MASTER, "nobody"))
 
     def refuse(names: Mapping[str, Iterable[bytes]]) -> None:
         assert names == {}, "it has shown none"
@@ -233,7 +280,7 @@ async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
     for check, code in ((refuse, ResponseCode.NO_PERMISSION), (None, ResponseCode.SERVICE_NOT_AVAILABLE)):
         dispatch = Dispatch()
         door = RemotingDoor(
-            Master(),  # type: ignore[arg-type]
+            NoMaster(),  # type: ignore[arg-type]
             settings,
             RemotingClients(),
             lambda topic: True,

@@ -62,6 +62,8 @@ async def test_a_reset_tells_each_connection_once_and_nothing_that_it_need_not_k
     for number in range(30):
         await asker.get(RequestCode.HEART_BEAT, beat(f"c{number}", "g", "t"))
     wanted = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true" + "x" * 100_000}
+    unknown = await asker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **wanted | {"topic": "none"})
+    assert unknown.code == ResponseCode.TOPIC_NOT_EXIST, "and nobody is told"
     answer = await asker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **wanted)
     assert answer.code == ResponseCode.SUCCESS, answer
     await asker.get(RequestCode.HEART_BEAT, beat("c0", "g", "another"))  # told behind it

@@ -627,6 +627,24 @@ async def test_a_request_whose_turn_comes_too_late_is_refused_and_not_begun() ->
     assert "period in queue: 250ms, size of queue: " in (refused.remark or "")
 
 
+async def test_what_waits_for_its_turn_is_not_begun_when_its_connection_has_ended() -> None:
+    begun, go_on = list[int](), asyncio.Event()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        begun.append(request.opaque)
+        await go_on.wait()
+
+    dispatch, connection = Dispatch(), _Answered()
+    dispatch.register([ECHO], processor, Executor("sends", running=1, waiting=8))
+    for opaque in range(2):
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=opaque))
+    await until(lambda: begun == [0])
+    connection.close("it has gone")
+    go_on.set()
+    await dispatch.drained()
+    assert begun == [0]
+
+
 @pytest.mark.parametrize(("is_expensive", "most"), [(False, MOST_WOKEN), (True, 1)])
 async def test_processors_that_do_not_wait_share_the_turns(is_expensive: bool, most: int) -> None:
     of_turn = [0]
