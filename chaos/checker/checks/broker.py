@@ -16,6 +16,31 @@ SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) A
 FROM cq GROUP BY run, log, qoff
 """
 
+#: Characters of a tag whose hash is computed here.
+_TAG_LENGTH = 64
+_POWERS = ", ".join(f"({n}, {31**n % 2**32})" for n in range(_TAG_LENGTH))
+
+#: Units of the first node beside the hash of the tag with which the message was sent: Java's hashCode, which
+#: filters of consumers compare. It is computed here, because the reader of the files asks the product.
+_TAG_HASHES = f"""
+SELECT c.run, c.log, c.qoff, c.node, c.tag_hash, h.tag, h.tag_code, c.src, c.inc, c.seq FROM cq c
+JOIN (SELECT run, min(node) AS node FROM dump_ends GROUP BY run) n ON n.run = c.run AND n.node = c.node
+JOIN dump d ON d.run = c.run AND d.node = c.node AND d.log = c.log AND d.qoff = c.qoff AND d.sure
+JOIN sends s ON s.run = d.run AND s.mid = d.mid
+JOIN (
+  SELECT run, tag, CASE WHEN code >= 2147483648 THEN code - 4294967296 ELSE code END AS tag_code FROM (
+    SELECT t.run, t.tag,
+      CAST(sum(ascii(substr(t.tag, CAST(length(t.tag) - p.n AS INT), 1)) * p.power) AS BIGINT)
+        % 4294967296 AS code
+    FROM (SELECT run, tag FROM sends WHERE tag <> '' GROUP BY run, tag) t
+    JOIN (VALUES {_POWERS}) AS p(n, power) ON p.n < length(t.tag)
+    WHERE length(t.tag) <= {_TAG_LENGTH}
+    GROUP BY t.run, t.tag
+    HAVING min(ascii(substr(t.tag, CAST(length(t.tag) - p.n AS INT), 1))) > 0
+      AND max(ascii(substr(t.tag, CAST(length(t.tag) - p.n AS INT), 1))) < 128)
+) h ON h.run = s.run AND h.tag = s.tag
+"""
+
 _LEAST = """
 SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -139,7 +164,7 @@ LEFT JOIN (SELECT run, max(purge_to) AS purged FROM dump_ends GROUP BY run) p ON
 CHECKS: tuple[Check, ...] = (
     hard(
         "B1",
-        "ConsumeQueues of all nodes agree with each other and with the log",
+        "ConsumeQueues of all nodes agree with each other, with the log and with the tags that were sent",
         "cq",
         "{log} at {qoff}: {what}",
         Part(
@@ -162,8 +187,14 @@ CHECKS: tuple[Check, ...] = (
             "|| CAST(lidx AS STRING) || ' has ' || CAST(size AS STRING) || ' and ' "
             "|| coalesce(CAST(tag_hash AS STRING), 'none') AS what",
         ),
+        Part(
+            _TAG_HASHES,
+            "tag_hash <> tag_code",
+            "log, qoff, node || ' says tag ' || CAST(tag_hash AS STRING) || ', the tag that was sent is ' "
+            "|| tag || ', whose hash is ' || CAST(tag_code AS STRING) AS what, src, inc, seq",
+        ),
         # Units of entries that could not be read point nowhere.
-        needs=(*EVIDENT, Need.SOUND_FILES),
+        needs=(*EVIDENT, Need.SOUND_FILES, Need.IDS),
         clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(

@@ -250,23 +250,28 @@ FROM dlv WHERE received
 """
 
 #: What members were given as a later attempt than there were others that anything tells of. Nothing tells of
-#: an attempt whose answer never arrived, but it kept the message for `delay_ms`, unless its member went.
+#: an attempt whose answer never arrived, but it kept the message for `delay_ms`, unless its member went
+#: (`gone`: those that did since the message was sent).
 _UNTRIED = """
-SELECT d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.given - 1 AS others, d.src, d.inc, d.seq
-FROM (
-  SELECT * FROM (
-    SELECT run, grp, consumer, log, mid, attempt, mono, src, inc, seq,
-      count(*) OVER (PARTITION BY run, grp, mid) AS given
-    FROM dlv WHERE received
-  ) WHERE attempt > given - 1
-) d
-JOIN (SELECT run, mid, min(inv) AS inv FROM sends GROUP BY run, mid) s ON s.run = d.run AND s.mid = d.mid
-JOIN runs b ON b.run = d.run
-JOIN (SELECT run, grp, min(coalesce(delay_ms, 0)) AS delay_ms FROM ops WHERE f = 'receive'
-  GROUP BY run, grp) h ON h.run = d.run AND h.grp = d.grp AND h.delay_ms > 0
-LEFT JOIN (SELECT run, grp, count(*) AS n FROM member WHERE e IN ('leave', 'crash') GROUP BY run, grp) g
-  ON g.run = d.run AND g.grp = d.grp
-WHERE (d.attempt - (d.given - 1) - coalesce(g.n, 0)) * h.delay_ms * 999000 > d.mono + b.bound - s.inv
+SELECT * FROM (
+  SELECT d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.given - 1 AS others, d.src, d.inc, d.seq,
+    d.mono + b.bound - s.inv AS passed, h.delay_ms, count(g.mono) AS gone
+  FROM (
+    SELECT * FROM (
+      SELECT run, grp, consumer, log, mid, attempt, mono, src, inc, seq,
+        count(*) OVER (PARTITION BY run, grp, mid) AS given
+      FROM dlv WHERE received
+    ) WHERE attempt > given - 1
+  ) d
+  JOIN (SELECT run, mid, min(inv) AS inv FROM sends GROUP BY run, mid) s ON s.run = d.run AND s.mid = d.mid
+  JOIN runs b ON b.run = d.run
+  JOIN (SELECT run, grp, min(coalesce(delay_ms, 0)) AS delay_ms FROM ops WHERE f = 'receive'
+    GROUP BY run, grp) h ON h.run = d.run AND h.grp = d.grp AND h.delay_ms > 0
+  LEFT JOIN (SELECT run, grp, mono FROM member WHERE e IN ('leave', 'crash')) g
+    ON g.run = d.run AND g.grp = d.grp AND g.mono >= s.inv - b.bound AND g.mono <= d.mono + b.bound
+  GROUP BY d.run, d.grp, d.consumer, d.log, d.mid, d.attempt, d.given, d.src, d.inc, d.seq, d.mono, b.bound,
+    s.inv, h.delay_ms
+) WHERE (attempt - others - gone) * delay_ms * 999000 > passed
 """
 
 #: What was received again when the time was over for which somebody else had it, by a receive that began

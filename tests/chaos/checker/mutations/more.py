@@ -317,3 +317,31 @@ def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> No
 def a_set_term_becomes_durable(trace: Trace) -> None:
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
     become(trace, voted, {name: value for name, value in voted.items() if name != "vote"}, term=1)
+
+
+def read_of_queues(trace: Trace) -> None:
+    """Readers of queues are not told in which entry a message is."""
+    for line in lines(trace, Ev.DLV):
+        if "qoff" in line:
+            for name in ("lidx", "ledger", "eterm"):
+                line.pop(name, None)
+
+
+@mutation("")
+def readers_are_not_told_of_entries(trace: Trace) -> None:
+    read_of_queues(trace)
+
+
+@mutation("C10")
+def a_message_is_delivered_before_its_entry_is_committed(trace: Trace) -> None:
+    """To a group, which is told where it stands in its queue only."""
+    read_of_queues(trace)
+    given = lines(trace, Ev.DLV, group="G")[5]
+    (entry, *_) = lines(trace, Ev.DUMP, mid=given["mid"])
+    known = [
+        line for line in lines(trace, Ev.RAFT, e="commit") if number(line, "lidx") >= number(entry, "lidx")
+    ]
+    early = number(known[0], "mono") - 1
+    file = trace.files[str(given["src"]), number(given, "inc")]
+    for line in file[: file.index(given) + 1]:
+        line["mono"] = min(number(line, "mono"), early)

@@ -129,6 +129,39 @@ def a_message_is_given_to_two_at_a_time(trace: Trace) -> None:
     group.end()
 
 
+@mutation("")
+def the_rest_of_a_queue_is_given_with_reason(trace: Trace) -> None:
+    """Who had what stands before it is through with it, too slow, has failed, or is gone."""
+    group = Receiver(trace, "fifo")
+    group.receive("s0", (0, 0), held_ms=5)
+    group.ack("s0", 0, "info")
+    group.receive("s1", (1, 0), held_ms=5)
+    group.wait(6)
+    group.receive("s0", (1, 1), held_ms=5)
+    group.fail("s0", 1)
+    group.receive("s1", (1, 2), held_ms=5_000)
+    group.ack("s1", 1)
+    group.receive("s0", (2, 0), held_ms=5_000)
+    group.crash("s0")
+    group.receive("s1", (2, 1), (3, 0), held_ms=5)
+    for place in (2, 3):
+        group.ack("s1", place)
+    group.end()
+
+
+@mutation("C12")
+def the_rest_of_a_queue_is_given_to_another_member(trace: Trace) -> None:
+    """The group receives in order, and somebody still has what stands before it."""
+    group = Receiver(trace, "fifo")
+    group.receive("s0", (0, 0), (1, 0), held_ms=5)
+    group.ack("s0", 0)
+    group.wait(3)
+    group.receive("s1", (2, 0), held_ms=5)
+    for name, place in (("s0", 1), ("s1", 2)):
+        group.ack(name, place)
+    group.end()
+
+
 @mutation("C11")
 def what_a_group_acknowledged_comes_again(trace: Trace) -> None:
     group = Receiver(trace, "shared")
@@ -193,6 +226,28 @@ def attempts_are_counted_that_never_were(trace: Trace) -> None:
     group.ack("s0", 0)
     group.ack("s0", 1)
     group.end()
+
+
+@mutation("C23")
+def attempts_are_counted_for_members_that_left_before(trace: Trace) -> None:
+    """Members that went before the message was sent had nothing to do with it."""
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 2), held_ms=60_000)
+    group.ack("s0", 0)
+    group.ack("s0", 1)
+    group.end()
+    first = lines(trace, Ev.META, e="writer_begin")[0]
+    (join, *_) = lines(trace, Ev.MEMBER, e="join", group="R")
+    kept = {name: first[name] for name in ("src", "inc", "mono", "wall")}
+    for n in range(3):
+        left = add(trace, first)
+        left.clear()
+        left |= join | kept | {"e": "crash", "consumer": f"old.{n}"}
+        del left["topic"], left["mode"]
+        joined = add(trace, first)
+        joined.clear()
+        joined |= join | kept | {"consumer": f"old.{n}"}
+    trace.renumber()
 
 
 @mutation("C9")

@@ -185,6 +185,43 @@ def units_say_the_same_wrong_size_on_all_nodes(trace: Trace) -> None:
         unit["size"] = 101
 
 
+def hash_of(tag: str) -> int:
+    """As Java has it."""
+    code = 0
+    for letter in tag:
+        code = (31 * code + ord(letter)) % 2**32
+    return code - 2**32 if code >= 2**31 else code
+
+
+def tag_all(trace: Trace) -> None:
+    """Every message has a tag, and files its hash. One tag is too long to be looked at, and one foreign."""
+    tags = {0: "a", 1: "CustomerOrderPaid", 2: "t" * 70, 3: "bezahlt-ä"}
+    for line in trace.all_lines():
+        tag = tags[number(line, "mid") % 4] if "mid" in line else ""
+        if tag and ("digest" in line or line["ev"] == Ev.ITEM) and line["ev"] != Ev.DUMP:
+            line["tag"] = tag
+        if line["ev"] == Ev.DUMP and "qoff" in line:
+            line["tag_hash"] = hash_of(tag)
+    hashes = {line["lidx"]: line["tag_hash"] for line in lines(trace, Ev.DUMP) if "tag_hash" in line}
+    for unit in lines(trace, Ev.CQ):
+        unit["tag_hash"] = hashes[unit["lidx"]]
+
+
+@mutation("")
+def units_say_the_hashes_of_tags(trace: Trace) -> None:
+    tag_all(trace)
+
+
+@mutation("B1")
+def nodes_hash_a_tag_as_nobody_else_does(trace: Trace) -> None:
+    """All of them, and so does the reader of their files: consumers with filters ask in vain."""
+    tag_all(trace)
+    of_long = hash_of("CustomerOrderPaid")
+    for line in (*lines(trace, Ev.DUMP), *lines(trace, Ev.CQ)):
+        if line.get("tag_hash") == of_long:
+            line["tag_hash"] = of_long + 2**32 if of_long < 0 else of_long - 2**32
+
+
 @mutation("R6")
 def a_follower_says_another_term_of_an_entry(trace: Trace) -> None:
     lines(trace, Ev.STORE, e="append", node="n3")[1]["eterm"] = 7
