@@ -164,8 +164,14 @@ class Broker:
         )
         loop, address = asyncio.get_running_loop(), client_of(remote)
         deadline = loop.time() + min(wait_ms, self._settings.max_wait_ms) / 1000
+        has_confirmed = False
         while True:
             result = await self._readers.run(partial(look, offset), address)
+            if offset > result.max_offset and not has_confirmed and self._writer.expected is not None:
+                # A slave may have dispatched more, and shown it, than this master has.
+                await self._confirm()
+                has_confirmed = True
+                continue
             if result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
                 if loop.time() >= deadline:
                     return result

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, current_thread
+from typing import Any
 
 import pytest
 
-from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
+from broker_adapter.api import (
+    GroupConfig,
+    OutgoingMessage,
+    PullResult,
+    PullStatus,
+    QueueOffset,
+    TopicConfig,
+)
 from broker_adapter.errors import BrokerError, NotMaster, ReadFailed, Status
 from broker_adapter.format.message import decode
 from broker_adapter.server.broker import Broker
 from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.store.queue_reader import QueueReader
+from dledger import AppliedEntry
 from dledger.platform import ENTRY_HEADER_SIZE
 from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
@@ -66,6 +76,47 @@ async def test_messages_offsets_and_topics_survive_the_master(tmp_path: Path) ->
         for program in (new, back):
             assert await bodies(program, "orders", 0) == [b"%d" % n for n in range(0, 60, 3)] + [b"after"]
             assert await bodies(program, "orders", 2) == [b"%d" % n for n in range(2, 60, 3)]
+
+
+async def test_a_pull_is_not_sent_back_to_what_a_slave_has_shown_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer reads at a slave, and goes on at its master, which has dispatched less than the slave."""
+    gate, dispatch = Event(), Dispatcher.apply
+    behind: list[Dispatcher] = []
+
+    def late(self: Dispatcher, entries: Sequence[AppliedEntry]) -> None:
+        if self in behind:
+            gate.wait()
+        dispatch(self, entries)
+
+    looked: list[int] = []
+    look = QueueReader.read
+
+    def looking(self: QueueReader, topic: str, queue_id: int, offset: int, **how: Any) -> PullResult:
+        looked.append(offset)
+        return look(self, topic, queue_id, offset, **how)
+
+    monkeypatch.setattr(Dispatcher, "apply", late)
+    monkeypatch.setattr(QueueReader, "read", looking)
+    async with brokers(tmp_path) as cluster:
+        try:
+            master = await cluster.master()
+            await master.broker.send("orders", messages("first"), queue_id=0)
+            slave = next(p for p in cluster.programs.values() if p is not master)
+            await in_step(*cluster.programs.values())
+            behind.append(master.dispatcher)
+            await master.broker.send("orders", messages("second", "third"), queue_id=0)
+            await until(lambda: slave.files.bounds("orders", 0) == (0, 3))
+            assert master.files.bounds("orders", 0) == (0, 1)
+            pulls = [asyncio.create_task(master.broker.pull("orders", 0, offset)) for offset in (3, 4)]
+            await until(lambda: {3, 4} <= set(looked))
+            gate.set()
+            there, beyond = await asyncio.gather(*pulls)
+            assert (there.status, there.next_offset) == (PullStatus.NO_NEW_MESSAGE, 3)
+            assert (beyond.status, beyond.next_offset) == (PullStatus.OFFSET_ILLEGAL, 3)
+        finally:
+            gate.set()
 
 
 async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> None:
