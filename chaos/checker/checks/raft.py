@@ -56,6 +56,22 @@ FROM (
 ) GROUP BY run, ledger, lidx, chain_key
 """
 
+#: Where entries of a term begin in the files of a node, beside how far those of earlier terms reach.
+_TERMS_ALONG = """
+SELECT *, max(high) OVER (PARTITION BY run, node, ledger ORDER BY eterm
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS high_before
+FROM (
+  SELECT run, node, coalesce(ledger, '') AS ledger, eterm, min(lidx) AS low, max(lidx) AS high FROM dump
+  GROUP BY run, node, coalesce(ledger, ''), eterm)
+"""
+
+#: Messages that stand in a log where the leader of a term began it.
+_BEGUN_BY_A_MESSAGE = """
+SELECT l.run, l.node, l.term, d.lidx, d.mid, d.node AS holder, d.src, d.inc, d.seq FROM milestones l
+JOIN dump d ON d.run = l.run AND d.eterm = l.term AND d.lidx = l.ended + 1 AND d.sure AND d.mid IS NOT NULL
+WHERE l.e = 'leader'
+"""
+
 _BEFORE_TERMS = """
 SELECT run, node, e, term, ended, src, inc, seq, max(CASE WHEN e = 'commit' THEN lidx END) OVER (
   PARTITION BY run ORDER BY term, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
@@ -226,7 +242,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "R8",
-        "at a committed index all nodes have the same entry",
+        "at a committed index all nodes have the same entry, and terms never fall along a log",
         "commits",
         "index {lidx}: {what} {one} and {other}",
         Part(
@@ -239,6 +255,12 @@ CHECKS: tuple[Check, ...] = (
             _COMMITTED,
             "key_min < key_max",
             "ledger, lidx, 'histories' AS what, chain_min AS one, chain_max AS other",
+        ),
+        Part(
+            _TERMS_ALONG,
+            "low < high_before",
+            "ledger, high_before AS lidx, node || ' has an earlier entry of term' AS what, "
+            "CAST(eterm AS STRING) AS one, 'of an earlier term this one' AS other",
         ),
         needs=EVIDENT,
         clear_needs=(*NODES, Need.DUMPS),
@@ -259,13 +281,20 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "R10",
-        "a leader commits by counting only entries of its own term",
+        "a leader commits by counting only entries of its own term, which it begins with a no-op",
         "leaders commits",
-        "{node}, leader of term {term}, moved its commit to index {lidx}, an entry of term {eterm}",
+        "{node}, leader of term {term}, {what}",
         Part(
             HISTORY,
             "e = 'commit' AND raft_role = 'leader' AND eterm <> term",
-            "node, e, term, lidx, eterm, raft_role AS role, src, inc, seq",
+            "node, e, term, 'moved its commit to index ' || CAST(lidx AS STRING) || ', an entry of term ' "
+            "|| CAST(eterm AS STRING) AS what, raft_role AS role, src, inc, seq",
+        ),
+        Part(
+            _BEGUN_BY_A_MESSAGE,
+            "true",
+            "node, term, 'began it at index ' || CAST(lidx AS STRING) || ' with message ' "
+            "|| CAST(mid AS STRING) AS what, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
         clear_needs=NODES,

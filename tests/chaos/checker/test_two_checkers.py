@@ -65,6 +65,7 @@ ONLY_QUICK = {
         "members_of_a_group_consume_in_several_ways",
         "clean_again",
         "clean_receives",
+        "the_rest_of_a_queue_is_given_with_reason",
     ),
 }
 

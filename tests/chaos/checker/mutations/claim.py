@@ -216,3 +216,31 @@ def another_writer_tells_that_a_member_joined(trace: Trace) -> None:
     other.clear()
     other |= join | envelope
     trace.renumber()
+
+
+@mutation("R8 R21")
+def terms_fall_along_the_log_of_all_nodes(trace: Trace) -> None:
+    """Nobody but their files tells of that entry: it was stored and committed with others."""
+    last = number(lines(trace, Ev.RAFT, e="commit")[-1], "lidx")
+    entry = last - 1
+    remove(
+        trace, *lines(trace, Ev.RAFT, e="commit", lidx=entry), *lines(trace, Ev.STORE, e="append", last=entry)
+    )
+    for line in lines(trace, Ev.STORE, e="append", last=last):
+        line["lidx"] = entry
+    for line in lines(trace, Ev.DUMP, lidx=entry):
+        line["eterm"] = 1
+
+
+@mutation("R10", broker=False)
+def a_leader_begins_its_term_with_a_message(trace: Trace) -> None:
+    """It stands where the no-op should, and the no-op behind it."""
+    first = number(lines(trace, Ev.RAFT, e="leader", term=2)[0], "ended") + 1
+    for noop in lines(trace, Ev.DUMP, lidx=first):
+        (sent,) = lines(trace, Ev.DUMP, lidx=first + 1, node=noop["node"])
+        noop["mid"], noop["digest"] = sent.pop("mid"), sent.pop("digest")
+        sent["internal"] = noop.pop("internal")
+        moved = noop["mid"]
+    (answer,) = (end for invoke, end in acked(trace) if invoke["mid"] == moved)
+    for line in (answer, *lines(trace, Ev.DLV, mid=moved)):
+        line["lidx"] = first
