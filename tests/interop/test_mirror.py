@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -202,10 +202,15 @@ async def test_a_group_takes_over_from_a_master_under_load(tmp_path: Path) -> No
                     acknowledged = {row[1] for row in facts if row[0] == "sent"}
                     wanted = {f"{key}.{number}" for key in range(KEYS) for number in range(orders.sent[key])}
 
-                    async def all_came() -> bool:
-                        return acknowledged <= set(events.first) and wanted <= set(bodies(billing))
+                    def missing() -> tuple[list[str], list[str]]:
+                        return sorted(acknowledged - set(events.first)), sorted(wanted - set(bodies(billing)))
 
-                    await eventually(all_came)
+                    async def all_came() -> bool:
+                        return not any(missing())
+
+                    with suppress(TimeoutError):
+                        await eventually(all_came)
+                    assert missing() == ([], []), "of events and of orders"
             judge(orders, bodies(billing), events, facts)
             await check_backlog(names)
 
