@@ -21,11 +21,13 @@ from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2
 from tests.broker_adapter.process.processes import BROKER, SMALL, NameServers
 from tests.broker_adapter.processor.asker import asking, send_fields
+from tests.node.local import until
 from tests.process.cluster import GROUP, ProcessCluster, free_ports
 
 #: Resident memory of a server, whatever it was called with, one call at a time.
 MEMORY_BYTES = 512 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SERVING = re.compile(r'\bevent="?serving\b')
 _ALARM = re.compile(r'event="fatal: the node stops" .*code=(409|4\d\d|6\d\d)')
 #: A busy machine must not depose a leader.
 _TIMING = {"heartbeat_ms": 200, "election_min_ms": 3000, "election_max_ms": 6000}
@@ -229,9 +231,14 @@ class NameServer(Server):
         (self.address,) = self.servers.addresses
 
     async def start(self) -> None:
+        before = self._servings()
         await self.servers.start()
-        async with open_channel(self.address) as channel:
-            await channel.channel_ready()
+        # All its ports: that for gRPC is the first to be open.
+        await until(lambda: self._servings() > before)
+
+    def _servings(self) -> int:
+        """How often it has said that it serves."""
+        return len(_SERVING.findall(self.log.read_text())) if self.log.exists() else 0
 
     async def stop(self) -> int:
         process = self.servers._processes[self.address]
