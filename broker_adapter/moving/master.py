@@ -31,6 +31,7 @@ from dledger.platform import host_of, split_address
 _CALL_S = 10.0
 #: The group in whose name the broker looks at half messages.
 _CHECKER = "CID_RMQ_SYS_TRANS"
+_PERMISSION, _SENDS_FROM = "brokerPermission", "startAcceptSendRequestTimeStamp"
 
 
 class Unit(NamedTuple):
@@ -43,6 +44,19 @@ class Unit(NamedTuple):
     @property
     def end(self) -> int:
         return self.physical_offset + self.size
+
+
+class Admission(NamedTuple):
+    """What a broker of RocketMQ lets clients do. `permission`: what its routes say; who has an older route
+    may send all the same, but to ordered topics. `sends_from_ms`: before that time (Unix, ms) no send is
+    stored, whatever its sender knows."""
+
+    permission: int
+    sends_from_ms: int
+
+
+#: In the year 9999.
+NEVER_MS = 253_402_300_799_000
 
 
 class Frontier(NamedTuple):
@@ -115,13 +129,14 @@ class Master:
         lines = answer.body.decode(errors="replace").splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
-    async def permission(self) -> int:
-        return int((await self._settings(self.address)).get("brokerPermission", "6"))
+    async def admission(self) -> Admission:
+        settings = await self._settings(self.address)
+        return Admission(int(settings.get(_PERMISSION, "6")), int(settings.get(_SENDS_FROM, "0")))
 
-    async def set_permission(self, permission: int) -> None:
-        """4: it takes no messages any more; 0: nor does it give any. The NameServers learn of it at once."""
-        body = f"brokerPermission={permission}\n".encode()
-        await self._call(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+    async def set_admission(self, admission: Admission) -> None:
+        """The NameServers learn of it at once."""
+        body = f"{_PERMISSION}={admission.permission}\n{_SENDS_FROM}={admission.sends_from_ms}\n"
+        await self._call(RequestCode.UPDATE_BROKER_CONFIG, body=body.encode())
 
     async def frontier(self) -> Frontier:
         # Asked twice: the answer is not made at one moment, and in this order the frontier is never too far.

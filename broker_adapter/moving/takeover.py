@@ -1,7 +1,8 @@
 """A mirror takes over from its master: producers first, then consumers, by permissions alone.
 
-    fence     the master takes no messages any more (brokerPermission 4)
-    drain     until every queue ends here where it does there
+    fence     the master takes no messages any more (brokerPermission 4, startAcceptSendRequestTimeStamp)
+    drain     until every queue ends here where it does there, and still does when sends that were under way
+              are over
     open      the topics take messages here: from here on there is no way back
     consumed  groups consume what the master has, as long as they do and are given
     move      the master gives no messages any more (0), offsets are copied, the topics give messages here
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from broker_adapter.api import PERM_READ, PERM_WRITE
 from broker_adapter.errors import Status, error_for
 from broker_adapter.moving.delayed import mark_delayed, take_delayed
-from broker_adapter.moving.master import Master
+from broker_adapter.moving.master import NEVER_MS, Admission, Master
 from broker_adapter.moving.mirror import Mirror
 from broker_adapter.moving.target import ImportTarget
 
@@ -33,12 +34,14 @@ _SHOWN = 5
 class TakeoverSettings(NamedTuple):
     """Seconds. `drain_s`: for the rest of the log, while producers are refused; then they are let in again.
     `consume_s`: for groups to consume what the master has. `linger_s`: as long as clients ask for routes
-    (pollNameServerInterval is 30 s). `leave_pending`: open transactions and timers are no obstacle."""
+    (pollNameServerInterval is 30 s). `leave_pending`: open transactions and timers are no obstacle.
+    `settle_s`: for sends that the master had admitted to be stored there."""
 
     drain_s: float = 30.0
     consume_s: float = 60.0
     linger_s: float = 35.0
     leave_pending: bool = False
+    settle_s: float = 1.0
 
 
 class Takeover:
@@ -62,7 +65,7 @@ class Takeover:
 
     async def was_interrupted(self) -> bool:
         """Whether the topics take messages here already, and not at the master: only `finish` is left."""
-        if await self._master.permission() & PERM_WRITE or not await self._metadata.look():
+        if (await self._master.admission()).permission & PERM_WRITE or not await self._metadata.look():
             return False
         for key in self._metadata.queues():
             await self._mirror.queues.meet(key)
@@ -73,11 +76,11 @@ class Takeover:
         await self._until(self._is_close, None)
         await self._check_pending()
         await self._mirror.sync_metadata()
-        before = await self._master.permission()
+        before = await self._master.admission()
         begun = self._now()
         try:
             # It may be in force though its answer was lost.
-            await self._master.set_permission(PERM_READ)
+            await self._master.set_admission(Admission(PERM_READ, NEVER_MS))
             self._say("the master takes no messages any more")
             delays = await self._drain()
             self._say(f"all of its messages are here, after {self._now() - begun:.2f} s")
@@ -87,7 +90,7 @@ class Takeover:
             await self._mirror.stop()
         except BaseException:
             # Also if it is cancelled: nobody may be left without a master.
-            await asyncio.shield(self._master.set_permission(before))
+            await asyncio.shield(self._master.set_admission(before))
             self._say("the master takes messages again")
             raise
         await self._metadata.open_topics(PERM_WRITE)
@@ -106,7 +109,7 @@ class Takeover:
         if not await self._until(self._is_consumed, self._settings.consume_s):
             self._say("some groups have not consumed all at the master, and will here")
         begun = self._now()
-        await self._master.set_permission(_NONE)
+        await self._master.set_admission(Admission(_NONE, NEVER_MS))
         changed = await self._metadata.sync_offsets(only_up=True)
         await self._metadata.open_topics(_ALL)
         self.pauses["receive"] = self._now() - begun
@@ -128,8 +131,8 @@ class Takeover:
             raise error_for(Status.TAKEOVER_BLOCKED, f"{timers} messages wait in timers of the master")
 
     async def _drain(self) -> Mapping[int, int]:
-        """Until all that the master had when it was asked is here. Its offsets of delays from before that:
-        what they say was delivered is in the log."""
+        """Until all that the master has is here, sends that it had admitted included. Its offsets of delays
+        from before that: what they say was delivered is in the log."""
         if not self._settings.leave_pending:
             await self._until_none_is_open()
         delays = await self._master.delays()
@@ -139,7 +142,10 @@ class Takeover:
             return self._mirror.figures.position >= end and not await self._unequal()
 
         if await self._until(is_drained, self._settings.drain_s):
-            return delays
+            await asyncio.sleep(self._settings.settle_s)
+            end = await self._master.log_end()
+            if await self._until(is_drained, self._settings.drain_s):
+                return delays
         unequal = await self._unequal()
         behind = max(0, end - self._mirror.figures.position)
         what = "; ".join(unequal[:_SHOWN]) or f"{behind} bytes are missing"

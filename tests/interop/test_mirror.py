@@ -25,6 +25,7 @@ from broker_adapter.remoting_client import (
     MessageExt,
     MessageQueue,
     Producer,
+    PullConsumer,
     PushConsumer,
 )
 from tests.process.cluster import free_ports
@@ -212,7 +213,21 @@ async def test_a_group_takes_over_from_a_master_under_load(tmp_path: Path) -> No
                         await eventually(all_came)
                     assert missing() == ([], []), "of events and of orders"
             judge(orders, bodies(billing), events, facts)
+            # What the master took too late was seen by consumers that were there still, and by nobody else.
+            assert acknowledged <= await stored(names, "events") and wanted <= await stored(names, "orders")
             await check_backlog(names)
+
+
+async def stored(names: str, topic: str) -> set[str]:
+    """The bodies that a topic has."""
+    found = set()
+    async with PullConsumer("auditors again", names) as consumer:
+        for queue in await consumer.queues(topic):
+            offset = await consumer.min_offset(queue)
+            while (pulled := await consumer.pull(queue, offset)).messages:
+                found |= {message.body.decode() for message in pulled.messages}
+                offset = pulled.next_offset
+    return found
 
 
 def bodies(client: genuine.ClientProcess) -> list[str]:

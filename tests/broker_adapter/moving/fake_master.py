@@ -27,6 +27,7 @@ class FakeMaster:
         self.acknowledged: list[int] = []
         self.requested: list[int] = []
         self.permissions = [6]
+        self.settings = {"brokerPermission": "6", "startAcceptSendRequestTimeStamp": "0"}
         #: Groups with members.
         self.groups: set[str] = set()
         self.timers = 0
@@ -47,6 +48,11 @@ class FakeMaster:
     def grown(self) -> None:
         self._grown.set()
         self._grown = asyncio.Event()
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whoever has an older route sends in spite of brokerPermission, and it is stored (RocketMQ 5.5)."""
+        return self.settings["startAcceptSendRequestTimeStamp"] == "0"
 
     @property
     def log_end(self) -> int:
@@ -100,9 +106,11 @@ class FakeMaster:
             case RequestCode.GET_BROKER_CONFIG:
                 port = self.ha_address.rpartition(":")[2]
                 text = f"brokerName=java-a\nbrokerId=0\nhaListenPort={port}\n"
-                return request.answer(0, body=f"{text}brokerPermission={self.permissions[-1]}\n".encode())
+                text += "".join(f"{name}={value}\n" for name, value in self.settings.items())
+                return request.answer(0, body=text.encode())
             case RequestCode.UPDATE_BROKER_CONFIG:
-                self.permissions.append(int(request.body.decode().split("=")[1]))
+                self.settings.update(line.split("=") for line in request.body.decode().splitlines())
+                self.permissions.append(int(self.settings["brokerPermission"]))
             case RequestCode.GET_BROKER_RUNTIME_INFO:
                 self.asked_for_figures += 1
                 figures = {
