@@ -63,8 +63,14 @@ class ClassicAppends:
     def cluster_time_ms(self) -> int:
         return self._now_ms()
 
-    def shortfall(self, outcome: AppendOutcome) -> Status | None:
-        return outcome.shortfall if isinstance(outcome, ClassicOutcome) else None
+    def shortfall(self, outcome: AppendOutcome) -> asyncio.Future[Status | None] | None:
+        if not isinstance(outcome, ClassicOutcome) or outcome.copied is not None:
+            return outcome.copied if isinstance(outcome, ClassicOutcome) else None
+        if outcome.shortfall is None:
+            return None
+        found: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
+        found.set_result(outcome.shortfall)
+        return found
 
     async def shortfall_of_all(self, timeout_ms: int) -> Status | None:
         acknowledged = self._commit.acknowledged

@@ -1,4 +1,4 @@
-"""Answers of appends: once a record is durable, and a slave has it, as far as was promised.
+"""Answers of appends: once a record is durable; and whether a slave has it, for those who promise that.
 
 SYNC_FLUSH is self-clocked: what is appended while the disk syncs is synced by the next one, so groups need no
 timer and a lone append does not wait for company. ASYNC_FLUSH answers at once and syncs as RocketMQ's
@@ -26,9 +26,11 @@ _PAGE = 4096
 
 @dataclass(slots=True)
 class ClassicOutcome(AppendOutcome):
-    """`shortfall`: what could not be done in time, though the records are in the log."""
+    """`shortfall`: what could not be done in time, though the records are in the log. `copied`: the same of a
+    slave, which is still waited for; Indeterminate if the broker stops before."""
 
     shortfall: Status | None = None
+    copied: asyncio.Future[Status | None] | None = None
 
 
 class FlushedFiles(Protocol):
@@ -70,22 +72,27 @@ def async_rule(settings: ClassicSettings) -> AsyncRule | None:
 
 
 class _Append:
-    __slots__ = ("begun", "deadline", "end", "future", "outcome", "timer")
+    __slots__ = ("begun", "copied", "deadline", "end", "future", "outcome", "size", "timer")
 
-    def __init__(self, end: int, outcome: ClassicOutcome, begun: float, deadline: float) -> None:
+    def __init__(self, begin: int, end: int, outcome: ClassicOutcome, begun: float, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         self.end = end
+        self.size = end - begin
         self.outcome = outcome
         self.begun = begun
         self.deadline = deadline
         self.future: asyncio.Future[AppendOutcome] = loop.create_future()
+        self.copied: asyncio.Future[Status | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def answer(self, shortfall: Status | None) -> None:
+    def answer(self, outcome: ClassicOutcome) -> None:
         if self.timer is not None:
             self.timer.cancel()
         if not self.future.done():
-            self.future.set_result(replace(self.outcome, shortfall=shortfall) if shortfall else self.outcome)
+            self.future.set_result(outcome)
+
+    def is_late(self) -> None:
+        self.answer(replace(self.outcome, shortfall=Status.FLUSH_DISK_TIMEOUT))
 
 
 class GroupCommit:
@@ -113,7 +120,7 @@ class GroupCommit:
         self._on_failure = on_failure
         self._now = now
         self._waiting: deque[_Append] = deque()
-        self._acks: set[asyncio.Task[None]] = set()
+        self._acks: dict[asyncio.Task[None], _Append] = {}
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: Until a slave has all before an offset, within ms: what is short; None: nobody waits for slaves.
@@ -139,11 +146,11 @@ class GroupCommit:
     ) -> asyncio.Future[AppendOutcome]:
         """Records from `begin` to `end` are in the log."""
         loop = asyncio.get_running_loop()
-        one = _Append(end, outcome, self._now(), loop.time() + timeout_ms / 1000)
-        self.pending_bytes += end - begin
-        one.future.add_done_callback(lambda _: self._answered(one, end - begin))
+        one = _Append(begin, end, outcome, self._now(), loop.time() + timeout_ms / 1000)
+        self.pending_bytes += one.size
+        one.future.add_done_callback(lambda _: self._answered(one))
         if self._rule is None:
-            one.timer = loop.call_later(timeout_ms / 1000, one.answer, Status.FLUSH_DISK_TIMEOUT)
+            one.timer = loop.call_later(timeout_ms / 1000, one.is_late)
             self._waiting.append(one)
         else:
             self._durable(one)
@@ -162,9 +169,15 @@ class GroupCommit:
 
     # -- inside
 
-    def _answered(self, one: _Append, size: int) -> None:
-        self.pending_bytes -= size
-        if not one.future.cancelled() and one.future.exception() is None:
+    def _answered(self, one: _Append) -> None:
+        if one.copied is None:
+            has_failed = one.future.cancelled() or one.future.exception() is not None
+            self._is_over(one, has_failed=has_failed)
+
+    def _is_over(self, one: _Append, *, has_failed: bool) -> None:
+        """Nobody waits for anything of it any more."""
+        self.pending_bytes -= one.size
+        if not has_failed:
             self._metrics.append_latency.observe(self._now() - one.begun)
 
     async def _run(self) -> None:
@@ -202,26 +215,39 @@ class GroupCommit:
 
     def _durable(self, one: _Append) -> None:
         if self.acknowledged is None or one.future.done():
-            one.answer(None)
+            one.answer(one.outcome)
             return
-        if one.timer is not None:
-            one.timer.cancel()
-        task = asyncio.get_running_loop().create_task(self._wait_for_slave(one, self.acknowledged))
-        self._acks.add(task)
-        task.add_done_callback(self._acks.discard)
+        loop = asyncio.get_running_loop()
+        one.copied = copied = loop.create_future()
+        task = loop.create_task(self._wait_for_slave(one, copied, self.acknowledged))
+        self._acks[task] = one
+        task.add_done_callback(self._no_slave_answers)
+        one.answer(replace(one.outcome, copied=copied))
 
     async def _wait_for_slave(
-        self, one: _Append, acknowledged: Callable[[int, int], Awaitable[Status | None]]
+        self,
+        one: _Append,
+        copied: asyncio.Future[Status | None],
+        acknowledged: Callable[[int, int], Awaitable[Status | None]],
     ) -> None:
         left_ms = round(1000 * (one.deadline - asyncio.get_running_loop().time()))
-        try:
-            one.answer(await acknowledged(one.end, max(1, left_ms)))
-        finally:
-            if not one.future.done():
-                self._doubt(one)
+        copied.set_result(await acknowledged(one.end, max(1, left_ms)))
+        self._is_over(one, has_failed=False)
+
+    def _no_slave_answers(self, task: asyncio.Task[None]) -> None:
+        """It was cancelled, perhaps before it began, unless a slave has answered."""
+        one = self._acks.pop(task)
+        if one.copied is not None and not one.copied.done():
+            one.copied.set_exception(_stopping())
+            one.copied.exception()  # nobody may wait for it
+            self._is_over(one, has_failed=True)
 
     def _doubt(self, one: _Append) -> None:
         if one.timer is not None:
             one.timer.cancel()
         if not one.future.done():
-            one.future.set_exception(Indeterminate("the broker is stopping", code=Code.INTERNAL_ERROR))
+            one.future.set_exception(_stopping())
+
+
+def _stopping() -> Indeterminate:
+    return Indeterminate("the broker is stopping", code=Code.INTERNAL_ERROR)

@@ -63,21 +63,20 @@ class LateCommand(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a record is: in its queue, in the CommitLog, and index and term of its entry (-1: not said).
-    `shortfall`: as in SendResult."""
+    """Where a record is: in its queue, in the CommitLog, and index and term of its entry (-1: not said)."""
 
     queue_offset: int
     physical_offset: int
     log_index: int = -1
     term: int = -1
-    shortfall: Status | None = None
 
 
 class Together(NamedTuple):
-    """What was put in one append: where the first record of each batch is. `shortfall`: as in SendResult."""
+    """What was put in one append: where the first record of each batch is. `shortfall`: what is going to be
+    known to be short of it, as of AppendLog; it concerns messages, and no commands."""
 
     places: Sequence[Placed]
-    shortfall: Status | None = None
+    shortfall: asyncio.Future[Status | None] | None = None
 
 
 class PutLimits(NamedTuple):
@@ -223,7 +222,7 @@ class MessageWriter:
         physical = put.physical_offsets
         ids = OffsetIds(self._store_host, physical)
         index = put.indexes[0] if outcome.index >= 0 else -1
-        shortfall = self._log.shortfall(outcome)
+        shortfall = await self._shortfall(outcome)
         first = put.first_offsets[0]
         return SendResult(queue_id, first, physical, ids, outcome.term, self._node_id, index, shortfall)
 
@@ -231,7 +230,8 @@ class MessageWriter:
         """Records that another broker has stored, of any queues, all or none. PutRefused
         (IMPORT_OUT_OF_ORDER) if one of them would not get the offset that is expected; else as `put`."""
         self.check_master()
-        await self._committed(self._gathering.append_now(Put(queued, timeout_ms=self._limits.timeout_ms)))
+        put = Put(queued, timeout_ms=self._limits.timeout_ms)
+        await self._shortfall(await self._committed(self._gathering.append_now(put)))
 
     async def put_command(
         self, topic: str, command: bytes, appended: Callable[[int], None] | None = None
@@ -300,7 +300,6 @@ class MessageWriter:
                 put.physical_offsets[first],
                 put.indexes[first] if outcome.index >= 0 else -1,
                 outcome.term,
-                shortfall,
             )
             for offset, first in zip(put.first_offsets, firsts, strict=True)
         ]
@@ -327,6 +326,13 @@ class MessageWriter:
     async def _committed(self, appended: asyncio.Future[AppendOutcome]) -> AppendOutcome:
         try:
             return await appended
+        except DLedgerError as error:
+            raise self._as_broker_error(error) from error
+
+    async def _shortfall(self, outcome: AppendOutcome) -> Status | None:
+        found = self._log.shortfall(outcome)
+        try:
+            return None if found is None else await asyncio.shield(found)
         except DLedgerError as error:
             raise self._as_broker_error(error) from error
 

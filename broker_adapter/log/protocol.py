@@ -38,8 +38,9 @@ class AppendLog(Protocol):
     def command_sys_flag(self) -> int:
         """Bits that records of reserved topics carry in sys_flag."""
 
-    def shortfall(self, outcome: AppendOutcome) -> Status | None:
-        """What this log could not do in time for an append, which is stored all the same; None: all."""
+    def shortfall(self, outcome: AppendOutcome) -> asyncio.Future[Status | None] | None:
+        """What this log cannot do in time for an append, which is stored all the same; None: all, and nothing
+        has to be waited for. Several may wait for it: shield it. Indeterminate."""
 
     async def shortfall_of_all(self, timeout_ms: int) -> Status | None:
         """What it cannot do in that time for all that it has now: for a message that is sent again, say."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -61,6 +62,7 @@ class Request:
         "done",
         "elements",
         "is_due",
+        "is_promised",
         "queued",
         "shortfall",
         "size",
@@ -83,6 +85,7 @@ class Request:
         self.applied: Done | None = None
         self.stored: Sequence[Placed] | None = None
         self.shortfall: Status | None = None
+        self.is_promised = False  # nothing is waited for any more but that it is applied
         self._release: Callable[[], None] | None = release
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.size = sum(sum(one.batch.sizes) for one in queued)
@@ -108,6 +111,10 @@ class Request:
         return sum(len(one.batch.sizes) for one in self.queued) + self.is_deferral
 
     @property
+    def keeps_message(self) -> bool:
+        return bool(self.queued) or self.is_deferral
+
+    @property
     def is_deferral(self) -> bool:
         """Then it has a command of its own, so that no command is larger than a message may be."""
         return bool(self.elements) and isinstance(self.elements[0], Defer | Carried)
@@ -119,7 +126,7 @@ class Request:
 
     def settle_if_over(self) -> None:
         """It is applied, and if it has messages it is known where they are, and what is short of them."""
-        if self.applied is not None and (self.stored is not None or not (self.queued or self.is_deferral)):
+        if self.applied is not None and (self.is_promised or not self.keeps_message):
             places = self.stored or ()
             offsets = [one.queue_offset for one in places]
             self.settle(Done(offsets, self.applied.outcomes, places, self.shortfall))
@@ -334,13 +341,32 @@ class Committer:
     def _committed(self, requests: list[Request], put: Together) -> None:
         at = 0
         for request in requests:
-            places = put.places[at : at + len(request.queued)]
+            request.stored = put.places[at : at + len(request.queued)]
             at += len(request.queued)
-            request.stored, request.shortfall = places, put.shortfall
+        if put.shortfall is None:
+            self._promised(requests, None)
+        else:  # it may take long, and concerns nobody else: the next round goes
+            put.shortfall.add_done_callback(partial(self._promised_or_not, requests))
+
+    def _promised_or_not(self, requests: list[Request], shortfall: asyncio.Future[Status | None]) -> None:
+        if shortfall.cancelled() or shortfall.exception() is not None:
+            error = PutIndeterminate(Status.OUTCOME_UNKNOWN, "this broker stops, and no slave has answered")
+            for request in requests:
+                if request.keeps_message:
+                    request.fail(error)
+            self._promised(requests, None)
+        else:
+            self._promised(requests, shortfall.result())
+
+    def _promised(self, requests: list[Request], shortfall: Status | None) -> None:
+        """All that was promised of their append was done, but for `shortfall`."""
+        for request in requests:
+            request.shortfall, request.is_promised = shortfall, True
             if request.elements:
                 request.settle_if_over()
             else:
-                request.settle(Done([place.queue_offset for place in places], [], places, put.shortfall))
+                places = request.stored or ()
+                request.settle(Done([place.queue_offset for place in places], [], places, shortfall))
                 if not request.digest:
                     request.release()
 

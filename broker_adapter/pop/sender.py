@@ -67,7 +67,7 @@ class Sender:
         if not done.places:
             return Sent(queue_id, done.offsets[0])
         place = done.places[0]
-        return Sent(queue_id, place.queue_offset, False, *place[1:])
+        return Sent(queue_id, place.queue_offset, False, *place[1:], done.shortfall)
 
     async def outcome(
         self, topic: str, message_id: str, timeout_ms: int, digest: bytes = b""

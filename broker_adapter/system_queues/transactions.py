@@ -124,9 +124,10 @@ class Transactions:
             self._loop.expect(parts.now_ms() + (check_after_ms or self._rules.first_ms))
 
         request = parts.sender.request(digest, queued=[records], released=stored)
-        (place,) = (await settled(put.timeout_ms, request.done)).places
+        done = await settled(put.timeout_ms, request.done)
+        (place,) = done.places
         handle = half_handle(topic, place.queue_offset, place.physical_offset)
-        return Half(handle, False, place.queue_offset, place.physical_offset, place.shortfall)
+        return Half(handle, False, place.queue_offset, place.physical_offset, done.shortfall)
 
     async def _repeated(self, topic: str, message_id: str, offset: int) -> Half:
         """A half that was sent before, unless it was a message of another kind."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.api import QueueOffset, TopicConfig
 from broker_adapter.errors import PutIndeterminate, Status
 from broker_adapter.format.topic_names import HALF_TOPIC
 from broker_adapter.proxy.messages.context import CallContext
@@ -113,3 +113,24 @@ async def test_a_half_with_the_id_of_another_message_is_not_taken_for_another_ha
             await program.files.wait_applied()
         assert read(program, HALF_TOPIC)[first.queue_offset].body != b"plain"
         assert await half(program, "plain") == ""
+
+
+async def test_what_is_no_message_waits_for_no_slave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pops, acknowledgements, offsets and topics waited for one that stands still, behind each append."""
+    answer: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
+
+    async def standing_still(offset: int, timeout_ms: int) -> Status | None:
+        return await answer
+
+    async with classic_pair(tmp_path, "n1") as pair:
+        program = await pair.writable("n1")
+        monkeypatch.setattr(pair.node("n1").commit, "acknowledged", standing_still)
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        sends = [asyncio.create_task(sent(program, kind)) for kind in KINDS]
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)
+        (one,) = await receive(wait_ms=60_000)
+        await program.delivery.ack("g", "t", [one.handle])
+        await program.broker.commit_offsets("h", -1, [QueueOffset("t", 0, 1)])
+        assert not any(send.done() for send in sends)
+        answer.set_result(None)
+        assert await asyncio.gather(*sends) == [None] * len(KINDS)

@@ -13,7 +13,6 @@ from broker_adapter.classic_node.group_commit import AsyncRule, ClassicOutcome, 
 from broker_adapter.errors import Status
 from dledger import AppendOutcome, Indeterminate
 from dledger.platform import NodeMetrics
-from tests.node.local import until
 
 LONG_MS = 60_000
 
@@ -47,6 +46,11 @@ def append(commit: GroupCommit, disk: Disk) -> asyncio.Future[AppendOutcome]:
     return commit.appended(begin, disk.end_offset, ClassicOutcome(begin, 1, 0, begin), LONG_MS)
 
 
+async def copied(outcome: AppendOutcome) -> Status | None:
+    assert isinstance(outcome, ClassicOutcome) and outcome.copied is not None and outcome.shortfall is None
+    return await outcome.copied
+
+
 @pytest.mark.parametrize("rule", [None, AsyncRule()])
 @pytest.mark.parametrize("missing", [None, Status.FLUSH_SLAVE_TIMEOUT, Status.SLAVE_NOT_AVAILABLE])
 async def test_a_slave_is_asked_for_the_end_of_the_records(
@@ -61,20 +65,40 @@ async def test_a_slave_is_asked_for_the_end_of_the_records(
     async with committing(rule) as (commit, disk):
         commit.acknowledged = acknowledged
         outcome = await append(commit, disk)
-        assert isinstance(outcome, ClassicOutcome) and outcome.shortfall is missing
+        assert await copied(outcome) is missing
         assert asked == [(100, True)] and commit.pending_bytes == 0
 
 
-async def test_who_waits_for_a_slave_when_the_broker_stops_is_left_in_doubt() -> None:
+async def test_who_needs_no_slave_does_not_wait_for_one_that_says_nothing() -> None:
+    answer: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
+
+    async def later(offset: int, timeout_ms: int) -> Status | None:
+        return await answer
+
+    async with committing() as (commit, disk):
+        commit.acknowledged = later
+        outcomes = [await append(commit, disk), await append(commit, disk)]
+        assert commit.pending_bytes == 200, "what waits for a slave counts as what waits for the disk"
+        answer.set_result(None)
+        assert [await copied(outcome) for outcome in outcomes] == [None, None]
+        assert commit.pending_bytes == 0
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_who_waits_for_a_slave_when_the_broker_stops_is_left_in_doubt(has_asked: bool) -> None:
+    asked = asyncio.Event()
+
     async def never(offset: int, timeout_ms: int) -> Status | None:
+        asked.set()
         await asyncio.Future()
         return None
 
     async with committing() as (commit, disk):
         commit.acknowledged = never
-        waiting = append(commit, disk)
-        await until(lambda: disk.flushed_offset == 100)
-        assert not waiting.done()
+        outcome = await append(commit, disk)
+        if has_asked:
+            await asked.wait()
         await commit.stop()
         with pytest.raises(Indeterminate):
-            await waiting
+            await copied(outcome)
+        assert commit.pending_bytes == 0
