@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import sys
 import time
@@ -111,7 +112,11 @@ def _fail(error: Exception) -> int:
     help="What is checked: traces of ours, Jepsen's histories, logs as Porcupine reads them.",
 )
 @click.option("--master", help="Where Spark runs. [default: what spark-submit says, else local[*]]")
-@click.option("--memory", help="Heap of the driver, when it is local. [default: 2g; 4g from 8 GiB on]")
+@click.option(
+    "--memory",
+    callback=lambda context, option, given: a_size(given),
+    help="Heap of the driver, when it is local. [default: 2g; 4g from 8 GiB on]",
+)
 @click.option(
     "--checks", "names", help="Only these, with commas between; the trace itself is always checked."
 )
@@ -197,6 +202,17 @@ def _written(path: Path, option: str, write: Callable[[], object]) -> bool:
 def default_out(path: Path) -> Path:
     """Where the report on a run directory, or on the file of a history, goes."""
     return path.with_name(f"{path.name}-report") if path.is_file() else path / "report"
+
+
+def a_size(given: str | None) -> str | None:
+    """A size of memory, as the JVM takes it.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
+    if given is not None and not re.fullmatch("[1-9][0-9]*[kmgtKMGT]", given, re.ASCII):
+        raise click.BadParameter(f"{given!r} is no size as 512m or 4g")
+    return given
 
 
 def chosen(names: str | None) -> tuple[Check, ...]:

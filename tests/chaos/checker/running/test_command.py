@@ -55,6 +55,8 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert run_command(monkeypatch, tmp_path / "nowhere") == 254
     assert run_command(monkeypatch, tmp_path / "good", "--checks", "L1,Z9") == 254
     assert run_command(monkeypatch) == 254
+    for size in ("lots", "2", "2gb", "-1g", "0g", " 2g", ""):
+        assert run_command(monkeypatch, tmp_path / "good", "--memory", size) == 254
 
 
 def test_a_crash_of_the_checker_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
