@@ -129,6 +129,17 @@ async def test_a_message_of_a_deleted_topic_is_dropped(tmp_path: Path) -> None:
         assert bodies(program) == []
 
 
+async def test_a_half_goes_to_the_topic_that_has_its_name_when_it_is_committed(tmp_path: Path) -> None:
+    """As in RocketMQ, whose broker may go on with the directory."""
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        transaction = await half(program, "half")
+        await program.broker.delete_topic("t")
+        await program.broker.put_topic(TopicConfig("t", 2, 2))
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["half"])
+
+
 async def test_a_commit_stores_the_message_and_an_op_message(tmp_path: Path) -> None:
     async with classic_pair(tmp_path) as pair:
         program = await started(pair)
