@@ -40,10 +40,10 @@ async def committing(rule: AsyncRule | None = None) -> AsyncIterator[tuple[Group
         threads.shutdown()
 
 
-def append(commit: GroupCommit, disk: Disk) -> asyncio.Future[AppendOutcome]:
+def append(commit: GroupCommit, disk: Disk, timeout_ms: int = LONG_MS) -> asyncio.Future[AppendOutcome]:
     begin = disk.end_offset
     disk.end_offset += 100
-    return commit.appended(begin, disk.end_offset, ClassicOutcome(begin, 1, 0, begin), LONG_MS)
+    return commit.appended(begin, disk.end_offset, ClassicOutcome(begin, 1, 0, begin), timeout_ms)
 
 
 async def copied(outcome: AppendOutcome) -> Status | None:
@@ -67,6 +67,19 @@ async def test_a_slave_is_asked_for_the_end_of_the_records(
         outcome = await append(commit, disk)
         assert await copied(outcome) is missing
         assert asked == [(100, True)] and commit.pending_bytes == 0
+
+
+async def test_what_is_on_the_disk_waits_for_a_slave_for_what_is_left_of_its_time() -> None:
+    asked: list[int] = []
+
+    async def acknowledged(offset: int, timeout_ms: int) -> Status | None:
+        asked.append(timeout_ms)
+        return Status.FLUSH_SLAVE_TIMEOUT
+
+    async with committing() as (commit, disk):
+        commit.acknowledged = acknowledged
+        assert await copied(await append(commit, disk, 30_000)) is Status.FLUSH_SLAVE_TIMEOUT
+        assert 0 < asked[0] <= 30_000
 
 
 async def test_who_needs_no_slave_does_not_wait_for_one_that_says_nothing() -> None:

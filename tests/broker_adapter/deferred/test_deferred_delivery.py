@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.commitlog.message_writer import AnyTopic
 from broker_adapter.deferred import deferred_delivery as module
 from broker_adapter.deferred.deferring import ToDefer
 from broker_adapter.deferred.timetable import Timetable
@@ -37,6 +40,10 @@ async def test_refused_ends_do_not_multiply_the_checks_of_a_half_message() -> No
         for _ in range(3):
             await world.look()
         assert [one.checks for one in world.asked] == list(range(1, number + 1))
+    world.refuses = None
+    world.now_ms += 1000
+    await world.look()
+    assert len(world.asked) == 15 and not world.state.deferred, "given up"
     world.deferred.stop()
 
 
@@ -200,6 +207,81 @@ async def test_a_message_whose_end_was_refused_is_ended_later() -> None:
     world.now_ms += 1000
     await world.look()
     assert not world.state.deferred
+    world.deferred.stop()
+
+
+async def test_a_delayed_message_whose_end_was_refused_is_moved_later() -> None:
+    world = World()
+    await delayed(world, 2)
+    world.refuses = End
+    world.now_ms += 1000
+    world.deferred._look()
+    await until(lambda: world.deferred._moving is None and not world.deferred._ending)
+    assert len(world.state.deferred) == 2
+    world.refuses = None
+    world.now_ms += 1000
+    world.deferred._look()
+    await until(lambda: not world.state.deferred)
+    world.deferred.stop()
+
+
+async def test_a_message_comes_into_a_queue_that_there_is_and_not_behind_the_end_of_its_topic() -> None:
+    class Fewer(AnyTopic):
+        def fitting_queue(self, topic: str, queue_id: int) -> int:
+            return queue_id % 2
+
+    world = World()
+    world.topics = Fewer()
+    put = ToDefer(TOPIC, OutgoingMessage(b"x"), "", 3, timeout_ms=1000)
+    await world.deferred.delay(put, world.now_ms + 1000, 0)
+    moves: list[Request] = []
+    world.settle = moves.append  # type: ignore[method-assign,assignment]
+    world.now_ms += 1000
+    world.deferred._look()
+    await until(lambda: len(moves) == 1)
+    assert [one.queue_id for one in moves[0].queued] == [1]
+    is_due = moves[0].is_due
+    assert is_due is not None and is_due()
+    world.state.topic_cut("t")
+    assert not is_due(), "the topic may be another one of its name by now"
+    world.deferred.stop()
+
+
+async def test_a_message_that_is_due_when_the_list_ends_is_watched() -> None:
+    """The list goes on behind it: no later one has it."""
+    world = World()
+    await world.look()
+    await until(lambda: world.deferred._listing is None)
+    last_ms = world.deferred._watched_until_ms
+    assert last_ms > world.now_ms
+    put = ToDefer(TOPIC, OutgoingMessage(b"x"), "", timeout_ms=1000)
+    await world.deferred.delay(put, last_ms, 0)
+    world.now_ms = last_ms
+    world.deferred._look()
+    await until(lambda: not world.state.deferred)
+    world.deferred.stop()
+
+
+async def test_what_is_listed_anew_while_a_page_is_read_begins_with_what_is_due_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PAGE", 2)
+    world, pages, run = World(), 0, World.run
+    await delayed(world, 6)
+    world.deferred.stop()
+
+    async def anew(work: Callable[[], Any], name: str) -> Any:
+        nonlocal pages
+        rows = await run(world, work, name)
+        pages += 1
+        if pages == 2:  # as when too many new ones have come meanwhile
+            world.deferred._list_anew()
+        return rows
+
+    monkeypatch.setattr(world.deferred, "_run", anew)
+    world.deferred.start()
+    await until(lambda: pages > 2 and world.deferred._listing is None)
+    assert len(world.deferred._due) == 6
     world.deferred.stop()
 
 

@@ -92,6 +92,18 @@ async def test_waiting_ends_with_a_change() -> None:
     await waiting
 
 
+async def test_what_changes_while_many_watchers_are_told_is_told_to_each_of_them() -> None:
+    watchers = Watchers(100)
+    many = [watchers.add(None, ()) for _ in range(50)]
+    for topic in "abc":
+        watchers.mark([topic])
+    async with asyncio.timeout(60):
+        for one in many:
+            for topic in "abc":
+                await one.wait()
+                assert one.take() == topic
+
+
 def test_watchers_are_limited() -> None:
     watchers = Watchers(1)
     first = watchers.add(None, [])

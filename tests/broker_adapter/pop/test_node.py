@@ -96,6 +96,21 @@ async def test_what_a_topic_permits_holds_for_messages_one_by_one(tmp_path: Path
         assert await delivery.receive("g", "read", client_id="c") == []
 
 
+async def test_the_offset_of_a_group_is_the_greater_of_both_ways_to_consume(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        await program.broker.put_group(GroupConfig("g"))
+        await send(program, "a", "b", "c")
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)
+        given = await receive(wait_ms=20_000)
+        await program.broker.commit_offsets("g", -1, [QueueOffset("t", 0, 2)])
+        assert await program.broker.offset("g", "t", 0) == 2
+        await program.delivery.ack("g", "t", [one.handle for one in given])
+        assert await program.broker.offset("g", "t", 0) == 3
+        assert (await program.broker.offsets("g"))[1] == [QueueOffset("t", 0, 3)]
+
+
 async def test_an_id_is_stored_once_and_each_handle_has_a_status_of_its_own(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1) as cluster:
         delivery = (await cluster.master()).delivery

@@ -7,15 +7,20 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from broker_adapter.api import QueueStats
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import replaced, split_properties
 from broker_adapter.processor.bodies import Heartbeat, heartbeat
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.delays import DELAYS
+from broker_adapter.processor.offsets import OffsetProcessor
+from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -177,6 +182,18 @@ async def test_offsets_of_groups_and_queues(cluster: BrokerCluster) -> None:
         assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "2", "never back"
         beyond = await asker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=4, **of)
         assert beyond.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize(("least", "end", "is_new"), [(0, 9, True), (1, 9, False), (0, 100_001, False)])
+async def test_a_group_begins_at_0_in_a_queue_that_is_new(least: int, end: int, is_new: bool) -> None:
+    broker = Mock()
+    broker.offset = AsyncMock(return_value=None)
+    broker.queue_stats = AsyncMock(return_value=QueueStats("t", 0, least, end, 0))
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": "0"}
+    request = RemotingRequest(RemotingCommand(RequestCode.QUERY_CONSUMER_OFFSET, fields))
+    answer = await OffsetProcessor(broker).query(request, CallContext("c"))
+    assert answer.code == (ResponseCode.SUCCESS if is_new else ResponseCode.QUERY_NOT_FOUND)
+    assert answer.fields.get("offset") == ("0" if is_new else None)
 
 
 async def test_messages_are_found_by_id_and_key(cluster: BrokerCluster) -> None:
