@@ -259,8 +259,8 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _TERMS_ALONG,
             "low < high_before",
-            "ledger, high_before AS lidx, node || ' has an earlier entry of term' AS what, "
-            "CAST(eterm AS STRING) AS one, 'of an earlier term this one' AS other",
+            "ledger, high_before AS lidx, 'below it ' || node || ' has term' AS what, "
+            "CAST(eterm AS STRING) AS one, 'here an earlier one' AS other",
         ),
         needs=EVIDENT,
         clear_needs=(*NODES, Need.DUMPS),
