@@ -276,7 +276,8 @@ CHECKS: tuple[Check, ...] = (
         "delayed reads",
         "message {mid}, to be delayed by {delay_ms} ms, came {late} ns later than that",
         Part(_LATE, f"late > {LATE_NS}", "mid, delay_ms, late, src, inc, seq"),
-        needs=(*WHOLE, Need.CLOCKS),
+        # How long something was broken is told by the faults that took effect.
+        needs=(*WHOLE, Need.CLOCKS, Need.FAULTS),
     ),
     hard(
         "B6",

@@ -342,3 +342,10 @@ def a_member_is_given_messages_and_has_not_joined(trace: Trace) -> None:
 def members_of_a_group_consume_in_several_ways(trace: Trace) -> None:
     receive_well(trace)
     lines(trace, Ev.MEMBER, e="join", consumer="s1")[0]["mode"] = "fifo"
+
+
+@mutation("B9 V2")
+def a_delayed_message_is_late_where_a_fault_is_not_told_right(trace: Trace) -> None:
+    """Nobody knows how long the cluster was broken."""
+    a_delayed_message_comes_a_minute_late(trace)
+    lines(trace, Ev.FAULT, e="end")[0]["effective"] = False
