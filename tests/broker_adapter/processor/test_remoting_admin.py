@@ -22,6 +22,7 @@ from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor.bodies import QueueName
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.replies import ReplyProcessor
+from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.remoting import json_bodies
@@ -37,6 +38,7 @@ from broker_adapter.remoting_door.door import (
     ADMIN_QUERIES,
     CHANGES,
     POPS,
+    PULLS,
     SENDS,
     RemotingDoor,
 )
@@ -267,6 +269,43 @@ async def test_sends_and_nothing_else_are_refused_when_their_turn_comes_late() -
             answer = frames.next()
         assert (answer.opaque, frames.buffered) == (7, 0)
         writer.close()
+    await port.stop()
+
+
+async def test_what_waits_for_messages_ends_with_its_connection_and_a_send_does_not() -> None:
+    """What comes next is for a consumer that is there."""
+    begun, ended = list[int](), list[int]()
+
+    class Waiting:
+        async def unary(self, request: RemotingRequest, context: CallContext) -> bytes:
+            code = request.command.code
+            begun.append(code)
+            try:
+                await asyncio.Future()
+            finally:
+                ended.append(code)
+            return b""
+
+    settings, dispatch, clients = RemotingSettings(listen="127.0.0.1:0"), Dispatch(), RemotingClients()
+    door = RemotingDoor(
+        Waiting(),  # type: ignore[arg-type]
+        settings,
+        clients,
+        lambda topic: True,
+        ReplyProcessor(clients, ""),
+        check_operator=None,
+    )
+    door.register_with(dispatch)
+    port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
+    await port.start()
+    waiting, codes = (*PULLS, *POPS), (*PULLS, *POPS, SENDS[0])
+    async with asking(port.address) as asker:
+        for code in codes:
+            asker.connection.notify(RemotingCommand.oneway(code, {"sysFlag": str(SUBSCRIPTION)}))
+        await until(lambda: sorted(begun) == sorted(codes))
+    await until(lambda: sorted(ended) == sorted(waiting))
+    await dispatch.stop()
+    assert ended[-1] == SENDS[0]
     await port.stop()
 
 
