@@ -24,6 +24,11 @@ SUFFIXES = ("", "-wal", "-shm")
 _FORMAT = 1
 #: Changes that are written at once: some 0.1 s of the thread that applies commands.
 _BATCH = 4_000
+#: A longer write-ahead log is begun anew, while writers wait: SQLite alone does that only when a checkpoint
+#: has come to its end in a moment in which nobody writes or reads.
+_LOG_BYTES = 32 << 20
+#: For readers to be out of it: they are at the next checkpoint otherwise.
+_READERS_MS = 100
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE delayed (
@@ -70,7 +75,7 @@ class DelayFile:
         self._synchronous = synchronous
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._syncing = Lock()
+        self._syncing, self._writing = Lock(), Lock()
         self._is_written = False  # since the last sync
 
     # -- changing -----------------------------------------------------------------------------------------
@@ -79,7 +84,7 @@ class DelayFile:
         self._is_written = True
         with _failures():
             connection = self._open()
-            with connection:
+            with self._writing, connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(_PUT, map(_stored, puts))
                 connection.executemany(_END, [(at, version) for version, at in ends])
@@ -90,7 +95,7 @@ class DelayFile:
         self._is_written = True
         with _failures():
             connection = self._open()
-            with connection:
+            with self._writing, connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM delayed WHERE put > ?", (at,))
                 connection.execute("UPDATE delayed SET ended = NULL WHERE ended > ?", (at,))
@@ -98,7 +103,7 @@ class DelayFile:
 
     def collect(self, at: int, limit: int) -> None:
         if self._writer is not None:
-            with _failures(), self._writer as connection:
+            with _failures(), self._writing, self._writer as connection:
                 connection.execute(_COLLECT, (at, limit))
 
     def sync(self) -> None:
@@ -111,6 +116,10 @@ class DelayFile:
                 (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 if is_busy:
                     raise OSError(errno.EBUSY, f"somebody else has {self._path}")
+                if Path(f"{self._path}-wal").stat().st_size >= _LOG_BYTES:
+                    connection.execute(f"PRAGMA busy_timeout = {_READERS_MS}")
+                    with self._writing:
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def wipe(self) -> None:
         with self._syncing:

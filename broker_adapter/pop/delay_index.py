@@ -50,8 +50,8 @@ FIRST_DUE: DuePosition = (-(1 << 63), -1)
 
 
 class DelayIndex(Protocol):
-    """`write`, `cut`, `collect` and `wipe` on one thread; `sync` on any; the others on one thread at a time,
-    which may be another. OSError: the disk fails, or what it has is damaged."""
+    """`write`, `cut`, `collect` and `wipe` on one thread; `sync` on any, and `due` beside all; the others on
+    one thread at a time, which may be another. OSError: the disk fails, or what it has is damaged."""
 
     @property
     def batch(self) -> int:

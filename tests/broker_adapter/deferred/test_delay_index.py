@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import pytest
 
+from broker_adapter.deferred import delay_file
 from broker_adapter.deferred.delay_file import SUFFIXES, DelayFile
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.pop import deferred_messages, image
@@ -314,6 +316,32 @@ def test_what_was_synced_is_in_the_file_itself(tmp_path: Path) -> None:
     assert file._connect().execute("PRAGMA synchronous").fetchone() == (1,), "NORMAL: it syncs both"
     for one in (file, other):
         one.close()
+
+
+def test_a_write_ahead_log_that_has_grown_long_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody writes or reads at the end of each checkpoint, SQLite alone would never do it."""
+    monkeypatch.setattr(delay_file, "_LOG_BYTES", 100_000)
+    file, log = DelayFile(tmp_path / "a"), tmp_path / "a-wal"
+    rows = [DelayedRow(number, number, 7, 100, 10, 0, "t", b"") for number in range(1, 4_000)]
+    file.write([Put(rows[0], 1)], [])
+    file.sync()
+    assert 0 < log.stat().st_size < 100_000
+    file.write([Put(row, row.number) for row in rows[1:]], [])
+    with closing(file._connect()) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM delayed").fetchone() == (len(rows),)
+        file.sync()
+        assert log.stat().st_size > 100_000, "it waits for no reader"
+        reader.execute("COMMIT")
+    file.sync()
+    assert log.stat().st_size > 100_000, "nothing was written"
+    file.write([], [Taken(1, 4_000)])
+    file.sync()
+    assert log.stat().st_size == 0
+    assert file.find(1) is None and file.find(2) == rows[1]
+    file.close()
 
 
 def test_a_wiped_index_leaves_no_write_ahead_log_without_its_file(
