@@ -301,8 +301,8 @@ CLASSIC_BUGS = (
     Bug(
         "acknowledge-before-the-slave",
         "broker_adapter/classic_node/group_commit.py",
-        "            one.answer(await acknowledged(one.end, max(1, left_ms)))\n",
-        "            one.answer(None)\n",
+        "        copied.set_result(await acknowledged(one.end, max(1, left_ms)))\n",
+        "        copied.set_result(None)\n",
         _LOST,
         workload="broker",
         seconds=9,
@@ -403,8 +403,8 @@ BUGS = (
     Bug(
         "deliver-delayed-at-once",
         "broker_adapter/deferred/deferred_delivery.py",
-        "self._put(defer._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)\n",
-        "self._put(defer._replace(due_ms=0), timeout_ms)\n",
+        "_replace(due_ms=max(0, deliver_at_ms))\n",
+        "_replace(due_ms=0)\n",
         KINDS + fault("kill", "follower", 1, 1),
         workload="clients",
         seconds=4,
