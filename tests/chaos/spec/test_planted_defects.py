@@ -17,6 +17,7 @@ RULES = {f"R{number}" for number in range(1, 14)} | {"P1"}
 BEYOND = {
     "queues_are_built_up_to_an_earlier_entry": "it has no ConsumeQueues",
     "the_logs_of_master_and_slave_diverge": "files in the end, of a classic log",
+    "a_leader_begins_its_term_with_a_message": "what an entry is, files say in the end",
 }
 #: Changed lines that no check minds, and that no node can have written so.
 IMPOSSIBLE = {
