@@ -109,10 +109,13 @@ FROM (
 )
 """
 
-#: What was handed out with a tag or a key, beside those of its send.
+#: What was handed out with a tag or a key, by reads or by look-ups, beside those of its send.
 _LABELLED = """
 SELECT d.run, d.log, d.mid, d.tag, d.key, s.tag AS sent_tag, s.key AS sent_key, d.src, d.inc, d.seq
-FROM dlv_lines d JOIN sends s ON s.run = d.run AND s.mid = d.mid
+FROM (
+  SELECT run, log, mid, tag, key, src, inc, seq FROM dlv_lines
+  UNION ALL SELECT run, log, mid, tag, key, src, inc, seq FROM looked_up
+) d JOIN sends s ON s.run = d.run AND s.mid = d.mid
 WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key IS NOT NULL)
 """
 

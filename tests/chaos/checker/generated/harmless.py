@@ -125,6 +125,10 @@ HARMLESS = (
         lambda c: c.kind == "op/invoke/fetch_off" and c.field == "consumer",
     ),
     Harmless(
+        "For which group a reader of a log reads: a log has none, and readers write the line themselves.",
+        lambda c: c.way is Way.ADD and (c.kind, c.field) == ("dlv", "group") and bool(c.line.get("ledger")),
+    ),
+    Harmless(
         "The number that tells two processes, or two lines of one read, apart: nothing else has it.",
         lambda c: c.way is not Way.ADD and (c.kind, c.field) in (("meta/writer_begin", "pid"), ("dlv", "i")),
     ),

@@ -77,6 +77,16 @@ def a_look_up_finds_a_message_twice(trace: Trace) -> None:
     add(trace, found, i=number(found, "i") + 1)
 
 
+@mutation("L13")
+def a_look_up_shows_a_message_with_another_key(trace: Trace) -> None:
+    look_up(trace, claims_all=False, finds=True)
+    invoke, _ = next(acked(trace))
+    found = lines(trace, Ev.DLV, op=9_000_001)[0]
+    sent = lines(trace, Ev.OP, type="invoke", mid=found["mid"])[0]
+    invoke["key"], sent["key"] = "k2", "k1"
+    found["key"] = "k3"
+
+
 def look_up(trace: Trace, *, claims_all: bool, finds: bool) -> None:
     """For the key of the first acknowledged message; what it finds is another one."""
     invoke, _ = next(acked(trace))
