@@ -261,6 +261,7 @@ async def test_a_dead_letter_and_the_end_of_its_message_are_one_append(
         monkeypatch.setattr(program.delivery._committer, "submit", noting)
         await program.delivery.dead_letter("g", "t", one.handle)
         assert moves == [(0, ["Bury"]), (1, ["Drop"])]
+        await in_step(program)
         (letter,) = (await program.broker.pull("%DLQ%g", 0, 0)).records
         assert decode(letter).sys_flag == 0
 
