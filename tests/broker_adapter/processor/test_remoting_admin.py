@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from broker_adapter.remoting_door.door import (
     POPS,
     PULLS,
     SENDS,
+    CheckOperator,
     RemotingDoor,
 )
 from broker_adapter.remoting_door.port import RemotingPort
@@ -237,23 +239,28 @@ class NoMaster:
         return request.refused(error_for(Status.NOT_MASTER, "nobody"))
 
 
-async def test_sends_and_nothing_else_are_refused_when_their_turn_comes_late() -> None:
-    """Whoever sent one may have given up, and sent it to another broker."""
-    settings, clock_s = RemotingSettings(listen="127.0.0.1:0"), count(step=2)
-    dispatch = Dispatch(now=lambda: next(clock_s))  # two seconds from arrival to turn
-    clients = RemotingClients()
-    door = RemotingDoor(
-        NoMaster(),  # type: ignore[arg-type]
-        settings,
-        clients,
-        lambda topic: True,
-        ReplyProcessor(clients, ""),
-        check_operator=None,
-    )
+@asynccontextmanager
+async def open_door(
+    master: Any, dispatch: Dispatch, check_operator: CheckOperator | None = None
+) -> AsyncIterator[RemotingPort]:
+    """A door and its port, with nothing but this behind them."""
+    settings, clients = RemotingSettings(listen="127.0.0.1:0"), RemotingClients()
+    replies = ReplyProcessor(clients, "")
+    door = RemotingDoor(master, settings, clients, lambda topic: True, replies, check_operator=check_operator)
     door.register_with(dispatch)
     port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
     await port.start()
-    async with asking(port.address) as asker:
+    try:
+        yield port
+    finally:
+        await port.stop()
+
+
+async def test_sends_and_nothing_else_are_refused_when_their_turn_comes_late() -> None:
+    """Whoever sent one may have given up, and sent it to another broker."""
+    clock_s = count(step=2)
+    dispatch = Dispatch(now=lambda: next(clock_s))  # two seconds from arrival to turn
+    async with open_door(NoMaster(), dispatch) as port, asking(port.address) as asker:
         for send in SENDS:
             answer = await asker.ask(send)
             assert answer.code == ResponseCode.SYSTEM_BUSY and "808" in (answer.remark or "")
@@ -269,7 +276,6 @@ async def test_sends_and_nothing_else_are_refused_when_their_turn_comes_late() -
             answer = frames.next()
         assert (answer.opaque, frames.buffered) == (7, 0)
         writer.close()
-    await port.stop()
 
 
 async def test_what_waits_for_messages_ends_with_its_connection_and_a_send_does_not() -> None:
@@ -286,54 +292,28 @@ async def test_what_waits_for_messages_ends_with_its_connection_and_a_send_does_
                 ended.append(code)
             return b""
 
-    settings, dispatch, clients = RemotingSettings(listen="127.0.0.1:0"), Dispatch(), RemotingClients()
-    door = RemotingDoor(
-        Waiting(),  # type: ignore[arg-type]
-        settings,
-        clients,
-        lambda topic: True,
-        ReplyProcessor(clients, ""),
-        check_operator=None,
-    )
-    door.register_with(dispatch)
-    port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
-    await port.start()
+    dispatch = Dispatch()
     waiting, codes = (*PULLS, *POPS), (*PULLS, *POPS, SENDS[0])
-    async with asking(port.address) as asker:
-        for code in codes:
-            asker.connection.notify(RemotingCommand.oneway(code, {"sysFlag": str(SUBSCRIPTION)}))
-        await until(lambda: sorted(begun) == sorted(codes))
-    await until(lambda: sorted(ended) == sorted(waiting))
-    await dispatch.stop()
-    assert ended[-1] == SENDS[0]
-    await port.stop()
+    async with open_door(Waiting(), dispatch) as port:
+        async with asking(port.address) as asker:
+            for code in codes:
+                asker.connection.notify(RemotingCommand.oneway(code, {"sysFlag": str(SUBSCRIPTION)}))
+            await until(lambda: sorted(begun) == sorted(codes))
+        await until(lambda: sorted(ended) == sorted(waiting))
+        await dispatch.stop()
+        assert ended[-1] == SENDS[0]
 
 
 async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
-    settings = RemotingSettings(listen="127.0.0.1:0")
-
     def refuse(names: Mapping[str, Iterable[bytes]]) -> None:
         assert names == {}, "it has shown none"
         raise InvalidRequest("no operator")
 
     for check, code in ((refuse, ResponseCode.NO_PERMISSION), (None, ResponseCode.SERVICE_NOT_AVAILABLE)):
-        dispatch = Dispatch()
-        door = RemotingDoor(
-            NoMaster(),  # type: ignore[arg-type]
-            settings,
-            RemotingClients(),
-            lambda topic: True,
-            ReplyProcessor(RemotingClients(), ""),
-            check_operator=check,
-        )
-        door.register_with(dispatch)
-        port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
-        await port.start()
-        async with asking(port.address) as asker:
+        async with open_door(NoMaster(), Dispatch(), check) as port, asking(port.address) as asker:
             for change in (*ADMIN_CHANGES, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET):
                 assert (await asker.ask(change)).code == code
             assert (await asker.ask(ADMIN_QUERIES[0])).code == ResponseCode.SERVICE_NOT_AVAILABLE
-        await port.stop()
 
 
 async def test_a_member_is_asked_what_it_does(cluster: BrokerCluster) -> None:
