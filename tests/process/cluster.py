@@ -246,10 +246,11 @@ class ProcessCluster:
         return (await self.wait_for(equal, within_s=within_s)).ledger_end_index
 
     async def _pause(self, seconds: float) -> None:
-        running = {task for node, task in self._ends.items() if node not in self._expected_down}
-        if not running:
-            running = {asyncio.create_task(asyncio.Event().wait())}
-        done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        running: set[asyncio.Future[Any]] = {
+            task for node, task in self._ends.items() if node not in self._expected_down
+        }
+        never = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait(running or {never}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         dead = [n for n, t in self._ends.items() if t in done and n not in self._expected_down]
         assert not dead, f"{dead[0]} ended unasked:\n{self.log_of(dead[0])[-2000:]}"
 
