@@ -44,6 +44,7 @@ from broker_adapter.system_queues.waiting import (
     put_aside,
     waiting,
 )
+from dledger import DLedgerError
 
 _log = structlog.get_logger(part="delivery")
 _TRANSACTION_ID, _PRODUCER_GROUP = "__transactionId__", "PGROUP"
@@ -110,7 +111,7 @@ class Transactions:
         if message_id := put.message_id:
             first = await parts.sender.outcome(topic, message_id, put.timeout_ms)
             if first is not None:
-                half = await self._repeated(topic, message_id, queue_place(first)[1])
+                half = await self._repeated(topic, message_id, queue_place(first)[1], put.timeout_ms)
                 return half._replace(shortfall=await parts.sender.shortfall_of(first, put.timeout_ms))
             message, digest = with_id(message, message_id), id_digest(topic, message_id)
             more[_TRANSACTION_ID] = message_id
@@ -129,8 +130,14 @@ class Transactions:
         handle = half_handle(topic, place.queue_offset, place.physical_offset)
         return Half(handle, False, place.queue_offset, place.physical_offset, done.shortfall)
 
-    async def _repeated(self, topic: str, message_id: str, offset: int) -> Half:
+    async def _repeated(self, topic: str, message_id: str, offset: int, timeout_ms: int) -> Half:
         """A half that was sent before, unless it was a message of another kind."""
+        files = self._parts.files
+        if offset >= files.bounds(HALF_TOPIC, 0)[1]:
+            try:  # it is in the log, and in its queue a moment later
+                await files.wait_applied(timeout_ms=timeout_ms)
+            except DLedgerError as error:
+                raise ReadFailed(Status.NOT_CONFIRMED, error.message) from error
         found = await self._read(offset, 1)
         half = found[0] if found else None
         if half is None or (half.topic, half.properties.get(UNIQ_KEY)) != (topic, message_id):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -113,6 +114,30 @@ async def test_a_half_with_the_id_of_another_message_is_not_taken_for_another_ha
             await program.files.wait_applied()
         assert read(program, HALF_TOPIC)[first.queue_offset].body != b"plain"
         assert await half(program, "plain") == ""
+
+
+async def test_a_half_that_is_sent_again_before_it_is_in_its_queue_has_its_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who repeated it at once was told of no transaction, and could not end it."""
+    may_go_on = Event()
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await program.files.wait_applied()
+        dispatching = asyncio.create_task(pair.node("n1").feed.run(lambda: may_go_on.wait(60) or None))
+        wait_applied = program.files.wait_applied
+
+        async def noted(*limits: Any, **more: Any) -> int:
+            may_go_on.set()
+            return await wait_applied(*limits, **more)
+
+        monkeypatch.setattr(program.files, "wait_applied", noted)
+        try:
+            first = await half(program, "x")
+            assert await half(program, "x") == first != ""
+        finally:
+            may_go_on.set()
+            await dispatching
 
 
 async def test_what_is_no_message_waits_for_no_slave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
