@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from dledger.cli.local.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 
 from .conftest import BrokerCommand, wait_for_master
 
@@ -102,12 +103,21 @@ def test_queues_are_read_without_a_group(on_broker: BrokerCommand) -> None:
     ]
 
 
-def test_messages_are_found_by_key_id_and_offset(on_broker: BrokerCommand) -> None:
+def test_messages_are_found_by_key_id_and_offset(on_broker: BrokerCommand, cluster: LocalCluster) -> None:
     on_broker("broker", "topic", "create", "keyed", "--queues", "3")
     lines = b"A17,tea\nB18,pot\nA17,cup\nA17\n"
     options = ("--key-field", "1", "--separator", ",", "--ordered")
     on_broker("broker", "produce", "--topic", "keyed", *options, stdin=lines)
-    found = objects(on_broker("broker", "query", "--topic", "keyed", "--key", "A17", "--json").stdout)
+    query = ("broker", "query", "--topic", "keyed", "--key", "A17", "--json")
+
+    found: list[dict[str, Any]] = []
+
+    def indexed(nodes: Sequence[LocalNode]) -> LocalNode | None:
+        """The index comes after the answer to a send."""
+        found[:] = objects(on_broker(*query, code=None).stdout)
+        return nodes[0] if len(found) >= 3 else None
+
+    cluster.wait_until(indexed, 60, "index with all messages of a key")
     assert [one["body"] for one in found] == ["A17", "A17,cup", "A17,tea"], "the newest first"
     assert len({one["queue"] for one in found}) == 1, "one key, one queue"
     for option in (

@@ -178,12 +178,14 @@ class Load:
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(lambda: refused() >= goal)
 
-    async def found_by_key(self, sample: int = 10) -> None:
-        """Messages from all over the run, by their keys, through the index of the master."""
+    async def found_by_key(self, sample: int = 10, within_s: float = 120.0) -> None:
+        """Messages from all over the run, by their keys, through the index of the master, which may lag."""
         places = sorted(self.notes.acknowledged)
         for place in places[:: max(1, len(places) // sample)]:
             expected = self.notes.acknowledged[place]
-            found = await self._admin.query(place[0], expected.key)
+            async with asyncio.timeout(within_s), self._changed:
+                while not (found := await self._admin.query(place[0], expected.key)):
+                    await self._changed.wait()
             assert [m.body for m in found] == [expected.body], place
 
     # -- producing ----------------------------------------------------------------------------------------
