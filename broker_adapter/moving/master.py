@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
@@ -23,6 +23,7 @@ from broker_adapter.format.topic_names import HALF_TOPIC
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.admin_bodies import parse_runtime
 from broker_adapter.remoting_client.core.route_data import BrokerAddresses, parse_clusters
 from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
@@ -170,13 +171,8 @@ class Master:
         table = await self._runtime()
         return _figure(table, "timerCongestNum", 0) + _figure(table, "timerOffsetBehind", 0)
 
-    async def _runtime(self) -> Mapping[str, Any]:
-        body = (await self._call(RequestCode.GET_BROKER_RUNTIME_INFO)).body
-        try:
-            table = json.loads(body)["table"]
-        except (ValueError, LookupError, TypeError):
-            raise FrameRefused(f"{self.address}: runtime information that is no table") from None
-        return table if isinstance(table, dict) else {}
+    async def _runtime(self) -> Mapping[str, str]:
+        return parse_runtime((await self._call(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
 
     # -- tables -------------------------------------------------------------------------------------------
 
@@ -235,11 +231,11 @@ class Master:
         return await self._client.call(self.address, RemotingCommand(code, dict(fields or {}), body))
 
 
-def _figure(table: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _figure(table: Mapping[str, str], name: str, default: int | None = None) -> int:
     value = table.get(name, default)
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        return int("" if value is None else value)
+    except ValueError:
         raise AnswerMissing(Status.ANSWER_MISSING, f"the master does not say its {name}") from None
 
 

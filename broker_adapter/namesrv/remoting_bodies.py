@@ -151,21 +151,25 @@ def _permissions(label: str, perm: int, nodes: Sequence[RemotingNode]) -> list[t
 
 
 def cluster_info(brokers: Iterable[BrokerEntry]) -> bytes:
-    """ClusterInfo: who is published under which id, and which names a cluster has."""
+    """ClusterInfo: who is published under which id, and which names a cluster has. Tools look for each name
+    that a route has, those that are written to among them, which are no names of the cluster's."""
     addresses: dict[str, dict[int, str]] = {}
     clusters: dict[str, set[str]] = {}
     cluster_of: dict[str, str] = {}
+    of_nodes: dict[str, dict[str, Any]] = {}
     for entry in brokers:
         ids = addresses.setdefault(entry.broker_name, {})
         if entry.broker_id >= 0:
             ids[entry.broker_id] = entry.remoting_address or entry.address
         clusters.setdefault(entry.cluster, set()).add(entry.broker_name)
         cluster_of[entry.broker_name] = entry.cluster
+        if entry.remoting_address and entry.broker_id >= 0:
+            own = node_name(entry.broker_name, entry.node_id)
+            of_nodes[own] = _broker_data(own, entry.cluster, {MASTER_ID: entry.remoting_address})
+    of_names = {name: _broker_data(name, cluster_of[name], ids) for name, ids in addresses.items()}
     return dump(
         {
-            "brokerAddrTable": {
-                name: _broker_data(name, cluster_of[name], ids) for name, ids in sorted(addresses.items())
-            },
+            "brokerAddrTable": dict(sorted({**of_nodes, **of_names}.items())),
             "clusterAddrTable": {cluster: sorted(names) for cluster, names in sorted(clusters.items())},
         }
     )

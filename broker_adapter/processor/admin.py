@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from broker_adapter.api import BrokerApi, QueueOffset, QueueStats
+from broker_adapter.api import BrokerApi, QueueOffset, QueueStats, TopicConfig
 from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
 from broker_adapter.processor import admin_bodies as bodies
 from broker_adapter.processor import fields as read
@@ -33,15 +33,18 @@ class AdminProcessor:
         address: str,
         version: Callable[[], int],
         directory: Directory,
+        defaults: Iterable[TopicConfig] = (),
     ) -> None:
         """`broker_name`: under which queues are read; `address`: of this node; `version`: grows with each
-        change of topics and groups; `directory`: these, one by one."""
+        change of topics and groups; `directory`: these, one by one; `defaults`: topics that NameServers are
+        told of and that never have messages."""
         self._broker = broker
         self._traffic = traffic
         self._broker_name = broker_name
         self._address = address
         self._version = version
         self._directory = directory
+        self._defaults = {config.name: config for config in defaults}
         self._texts = LongTexts()
         #: Questions about all groups, of which each is many reads: the next one waits.
         self._of_all_groups = asyncio.Semaphore(1)
@@ -71,7 +74,11 @@ class AdminProcessor:
         raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {name[:255]!r}")
 
     async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
-        stats = await self._broker.topic_stats(read.text(request.fields, "topic"), remote=context.remote)
+        name = read.text(request.fields, "topic")
+        if self._directory.topic(name) is None and (config := self._defaults.get(name)) is not None:
+            stats = [QueueStats(name, queue_id, 0, 0, 0) for queue_id in range(config.read_queues)]
+        else:
+            stats = await self._broker.topic_stats(name, remote=context.remote)
         return _done(request, await self._texts.make(bodies.topic_stats, self._broker_name, stats))
 
     # -- groups -------------------------------------------------------------------------------------------

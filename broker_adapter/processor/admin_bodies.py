@@ -266,6 +266,17 @@ def producer_connection(producers: Mapping[str, RemotingConnection]) -> bytes:
     return b'{"connectionSet":' + _list(rows) + b"}"
 
 
+def all_producers(groups: Mapping[str, Mapping[str, RemotingConnection]], now_ms: int) -> bytes:
+    """ProducerTableInfo. Likewise slow. `now_ms`: those that are connected are alive then."""
+    table = ((group, [_producer(*one, now_ms) for one in found.items()]) for group, found in groups.items())
+    return b'{"data":' + dump_rows(table) + b"}"
+
+
+def _producer(client_id: str, connection: RemotingConnection, now_ms: int) -> dict[str, Any]:
+    told = {"clientId": client_id, "remoteIP": connection.peer, "lastUpdateTimestamp": now_ms}
+    return {**told, "language": Language.OTHER.name, "version": 0}
+
+
 def _list(rows: Iterable[object]) -> bytes:
     """Row by row, as `dump_rows`."""
     return b"[" + b",".join(map(dump, rows)) + b"]"

@@ -27,6 +27,7 @@ from broker_adapter.remoting_client.core.admin_bodies import (
     group_body,
     parse_consume_stats,
     parse_groups,
+    parse_runtime,
     parse_topic_stats,
     parse_topics,
 )
@@ -62,6 +63,11 @@ class Admin(RemotingClient):
         """Cluster -> its brokers, as the NameServer knows them."""
         answer = await self._client.call_name_server(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         return parse_clusters(answer.body)
+
+    async def broker_runtime(self, address: str) -> dict[str, str]:
+        """What the broker with this remoting address says of itself, by RocketMQ's names."""
+        answer = await self._client.call(address, RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO))
+        return parse_runtime(answer.body)
 
     async def route(self, topic: str) -> TopicRoute:
         """Asked for anew. TopicRefused (TOPIC_UNKNOWN)."""

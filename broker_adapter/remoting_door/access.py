@@ -210,6 +210,7 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.GET_ALL_CONSUMER_OFFSET: _admin,
     RequestCode.GET_ALL_DELAY_OFFSET: _admin,
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _admin,
+    RequestCode.GET_ALL_PRODUCER_INFO: _admin,
     RequestCode.GET_BROKER_CONFIG: _admin,
     RequestCode.GET_BROKER_RUNTIME_INFO: _admin,
     RequestCode.VIEW_BROKER_STATS_DATA: _admin,

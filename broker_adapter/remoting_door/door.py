@@ -100,6 +100,16 @@ class RemotingDoor:
         self.of_clients = Executor("clients", settings.max_queries, settings.max_queries)
         self.admin = Executor("admin", settings.max_queries, settings.max_queries)
 
+    def places(self) -> dict[str, str]:
+        """As RocketMQ shows the queues in front of its thread pools. How long the first one waits is not
+        measured."""
+        found: dict[str, str] = {}
+        for name, one in (("send", self._sends), ("pull", self._pulls), ("query", self._queries)):
+            found[f"{name}ThreadPoolQueueSize"] = str(max(0, one.under_way - one.running))
+            found[f"{name}ThreadPoolQueueCapacity"] = str(one.most)
+            found[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        return found
+
     def register_with(self, dispatch: Dispatch) -> None:
         dispatch.register(SENDS, self._pass_on, self._sends, most_wait_s=self._most_send_wait_s)
         dispatch.register(CHANGES, self._pass_on, self._sends)

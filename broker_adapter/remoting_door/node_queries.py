@@ -4,6 +4,7 @@ A group may have tens of thousands of members: threads make their text."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from broker_adapter.errors import ResponseCode
@@ -41,6 +42,7 @@ class NodeQueries:
         for code, processor in (
             (RequestCode.GET_CONSUMER_CONNECTION_LIST, self._consumers),
             (RequestCode.GET_PRODUCER_CONNECTION_LIST, self._producers),
+            (RequestCode.GET_ALL_PRODUCER_INFO, self._all_producers),
             (RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info),
             (RequestCode.GET_BROKER_CONFIG, self._config),
             (RequestCode.GET_BROKER_RUNTIME_INFO, self._runtime_info),
@@ -64,6 +66,13 @@ class NodeQueries:
             problem = f"the producer group[{group}] not exist"
             return request.answer(ResponseCode.SYSTEM_ERROR, problem)
         body = await self._texts.make(admin_bodies.producer_connection, dict(producers))
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    async def _all_producers(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        groups = {group: dict(producers) for group, producers in self._clients.producers.items()}
+        body = await self._texts.make(admin_bodies.all_producers, groups, time.time_ns() // 1_000_000)
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _running_info(

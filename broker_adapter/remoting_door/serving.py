@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -76,10 +76,12 @@ def both_protocols(
     replies: ReplyProcessor,
     version: Callable[[], int],
     rules: ReadRules,
+    defaults: Iterable[TopicConfig],
     access: RemotingAccess | None = None,
 ) -> BothProtocols:
     """As the master answers. `proxy`: clients of RocketMQ 5; `max_body_bytes`: of one message; `version`: of
-    topics and groups; `rules`: for whoever reads; `access`: who may see what was found;
+    topics and groups; `rules`: for whoever reads; `defaults`: of `default_topics`; `access`: who may see what
+    was found;
     `is_member(group, client id)`: of clients of RocketMQ 4 at this node."""
 
     def check_read(context: CallContext, topic: str) -> None:
@@ -95,7 +97,7 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.group, making.topic, max_times, check_read)
-    admin = AdminProcessor(broker, traffic, broker_name, str(store_host), version, directory)
+    admin = AdminProcessor(broker, traffic, broker_name, str(store_host), version, directory, defaults)
     imported = ImportProcessor(imports)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
@@ -185,10 +187,12 @@ def remoting_port(
     access: RemotingAccess | None = None,
     commands: Mapping[int, Processor] = MappingProxyType({}),
     more_settings: Callable[[], Mapping[str, str]] = dict,
+    log_rows: Callable[[], Mapping[str, str]] = dict,
 ) -> RemotingPort:
     """`answering`: who has what this node does not answer itself; `check_operator`: as RemotingDoor has it;
     `access`: who may ask what, which then decides alone; `commands`: of operators to this node alone;
-    `more_settings`: of its log. ConfigError as from RemotingPort."""
+    `more_settings`: of its log; `log_rows`: what it says of that and its disk. ConfigError as from
+    RemotingPort."""
     dispatch, boot_ms = Dispatch([] if access is None else [access]), time.time_ns() // 1_000_000
     door = RemotingDoor(
         answering,
@@ -213,9 +217,8 @@ def remoting_port(
         }
 
     def runtime() -> dict[str, str]:
-        """What is not measured is left out."""
         told = {"brokerVersionDesc": _VERSION, "brokerVersion": "479", "bootTimestamp": str(boot_ms)}
-        return told | admin_bodies.traffic_rows(traffic)
+        return {**told, **admin_bodies.traffic_rows(traffic), **door.places(), **log_rows()}
 
     door.register_with(dispatch)
     Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.log.node import BrokerNode
 from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
@@ -24,6 +26,7 @@ from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.server.log_host import LogHost
+from broker_adapter.server.runtime_rows import LogFacts, runtime_rows
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
 from broker_adapter.traffic.traffic import Traffic
@@ -36,6 +39,7 @@ _MUCH_BEHIND = 1 << 20
 class BrokerFacts(Protocol):
     """The parts of a broker's program whose figures are shown."""
 
+    node: BrokerNode
     settings: BrokerSettings
     adapter: BrokerRoleAdapter
     handler: RoleChangeHandler
@@ -97,6 +101,27 @@ class BrokerStatus:
                 for address, status in program.registrations().items()
             },
         }
+
+    def log_rows(self) -> Mapping[str, str]:
+        """Of the table of a broker's runtime."""
+        node = self._program.node
+        status = node.node_status()
+        try:
+            disk = shutil.disk_usage(node.config.directory)
+            total, free = disk.total, disk.free
+        except OSError:
+            total, free = 0, 0
+        facts = LogFacts(
+            begin_pos=node.begin_pos,
+            end_pos=status.ledger_end_pos,
+            pending=status.pending_bytes,
+            behind=self._program.files.dispatch_behind_bytes,
+            disk_total=total,
+            disk_free=free,
+            sync_ms=status.fsync_ms,
+            uptime_ms=status.uptime_ms,
+        )
+        return runtime_rows(facts)
 
     def _card(self) -> Mapping[str, Any]:
         """What the status page shows, which knows nothing of brokers: see showOwner in its view.js."""

@@ -222,9 +222,9 @@ class BrokerProgram:
         )
         limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
         self.handler = RoleChangeHandler(node, self.adapter, limits=limits, trace=self._trace)
-        status = BrokerStatus(self)
-        node.show_status(status.shown)
-        node.add_metrics(status.metrics)
+        self._status = BrokerStatus(self)
+        node.show_status(self._status.shown)
+        node.add_metrics(self._status.metrics)
         return node
 
     def _put_limits(self, node: BrokerNode, max_body_bytes: int, max_messages: int) -> PutLimits:
@@ -400,6 +400,7 @@ class BrokerProgram:
             access=self._access,
             commands=self.host.commands(),
             more_settings=self.host.told_settings,
+            log_rows=lambda: self._status.log_rows(),
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -448,6 +449,7 @@ class BrokerProgram:
             cluster=self.settings.cluster,
             replies=self._replies,
             version=lambda: self.metadata.applied_index,
+            defaults=default_topics(self.settings),
             rules=ReadRules(lambda: self.adapter.is_master, self.host.suggested_reader),
             access=self._access,
         )

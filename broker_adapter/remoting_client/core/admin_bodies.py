@@ -70,6 +70,11 @@ def parse_groups(body: bytes) -> list[GroupConfig]:
         raise _malformed(error) from None
 
 
+def parse_runtime(body: bytes) -> dict[str, str]:
+    """Of GET_BROKER_RUNTIME_INFO: figures by RocketMQ's names for them."""
+    return {name: str(value) for name, value in _table(body, "table").items()}
+
+
 def parse_topic_stats(body: bytes) -> dict[MessageQueue, QueueStats]:
     """Of GET_TOPIC_STATS_INFO."""
     try:

@@ -74,6 +74,18 @@ async def test_a_node_is_read_under_one_name_and_written_to_under_its_own(proces
     assert names(process) == {}  # the end of the registrar has un-registered it
 
 
+async def test_each_name_that_a_route_has_is_found_in_the_cluster(process: NameServerProcess) -> None:
+    """rocketmq-exporter looks up the address of each, and gives up all topics for one that is not there."""
+    process.name_server.register(of_node(1, 0, term=4))
+    process.name_server.register(of_node(2, 2, term=4))
+    async with asking(process) as asker:
+        route, cluster = await asker.route("orders"), await asker.get(RequestCode.GET_BROKER_CLUSTER_INFO)
+    table = {name: data["brokerAddrs"] for name, data in cluster["brokerAddrTable"].items()}
+    assert table == {one["brokerName"]: one["brokerAddrs"] for one in route["brokerDatas"]}
+    assert table["broker-a-n2"] == {"0": "10.0.0.2:10911"}
+    assert list(cluster["clusterAddrTable"].values()) == [["broker-a"]], "what tools change goes to it alone"
+
+
 async def test_roles_and_topics_follow_elections(process: NameServerProcess) -> None:
     async with registrar(process) as one, registrar(process) as two:
         one.update(of_node(1, 0, term=4))
