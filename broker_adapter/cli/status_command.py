@@ -6,19 +6,33 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from broker_adapter.cli.connect.options import json_option, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.namesrv.values import ClusterInfo
+from broker_adapter.errors import BrokerError
+from broker_adapter.namesrv.values import MASTER_ID, BrokerEntry, ClusterInfo
+from broker_adapter.remoting_client import Admin
 from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds
 from dledger.cli.output import human_bytes, is_terminal
 from dledger.platform import Exit, print_json, print_table
 
-Answers = Mapping[str, NodeStatus | DLedgerError]
+
+class RemotingBroker(NamedTuple):
+    """A broker that NameServers know by its port for clients of RocketMQ alone, as classic brokers and
+    RocketMQ's own are, and what it says there."""
+
+    broker_id: int
+    known_to: str  # how many NameServers
+    is_writable: bool
+    runtime: Mapping[str, str]
+
+
+Answer = NodeStatus | RemotingBroker | DLedgerError | BrokerError
+Answers = Mapping[str, Answer]
 
 _COLUMNS = (
     "node",
@@ -63,7 +77,7 @@ def status(target: Target, log_group: str, watch: bool, interval: float, as_json
                 click.echo(time.strftime("%H:%M:%S"))
             _print(answers, as_json=as_json, one_line=watch)
             if not watch:
-                return any(owner_of(answer).get("writable") for answer in answers.values())
+                return any(_is_writable(answer) for answer in answers.values())
             await asyncio.sleep(interval)
 
     if not asyncio.run(run()):
@@ -72,32 +86,59 @@ def status(target: Target, log_group: str, watch: bool, interval: float, as_json
 
 async def ask_nodes(target: Target, log_group: str) -> Answers:
     """What each node says. Nodes that a NameServer does not know any more are known to the other nodes."""
-    servers = list(target.servers)
+    servers, remoting = list(target.servers), dict[str, Answer]()
     if not servers:
         infos = await target.cluster_infos()
         found = [info for info in infos.values() if isinstance(info, ClusterInfo)]
-        servers = sorted({entry.address for info in found for entry in info.brokers})
-        if not servers:
-            return {}
-    answers = await _ask(servers, log_group, target)
+        rows = [row for info in found for row in info.brokers]
+        remoting = await _ask_remoting(found, [row for row in rows if _is_remoting(row)], target)
+        servers = sorted({row.address for row in rows} - set(remoting))
+    answers = await _ask(servers, log_group, target) if servers else {}
     members = {m.address for a in answers.values() if isinstance(a, NodeStatus) for m in a.members}
     if missing := sorted(members - set(answers)):
         answers = {**answers, **await _ask(missing, log_group, target)}
-    return dict(sorted(answers.items(), key=_by_node_id))
+    return dict(sorted({**answers, **remoting}.items(), key=_by_node_id))
 
 
-async def _ask(servers: Sequence[str], log_group: str, target: Target) -> Answers:
+def _is_remoting(row: BrokerEntry) -> bool:
+    """Whether it has registered as RocketMQ's brokers do: it has no other name then than its address."""
+    return row.node_id == row.address
+
+
+async def _ask_remoting(
+    infos: Sequence[ClusterInfo], rows: Sequence[BrokerEntry], target: Target
+) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    async with Admin(target.namesrv, options=target.options, tls=target.client_tls) as admin:
+        for row in {row.address: row for row in rows}.values():
+            try:
+                runtime = await admin.broker_runtime(row.address)
+            except BrokerError as error:
+                answers[row.address] = error
+                continue
+            known = [info for info in infos if row.address in {one.address for one in info.brokers}]
+            is_writable = row.broker_id == MASTER_ID and any(
+                row.broker_name not in info.write_wiped for info in known
+            )
+            shown = f"{len(known)} of {len(infos)}"
+            answers[row.address] = RemotingBroker(row.broker_id, shown, is_writable, runtime)
+    return answers
+
+
+async def _ask(servers: Sequence[str], log_group: str, target: Target) -> Mapping[str, Answer]:
     async with AsyncClient(servers, group=log_group, session=False, tls=target.tls) as client:
         return await client.status(timeout=min(target.timeout, _NODE_SECONDS))
 
 
-def _by_node_id(item: tuple[str, NodeStatus | DLedgerError]) -> tuple[bool, str]:
+def _by_node_id(item: tuple[str, Answer]) -> tuple[bool, str]:
     address, answer = item
     return (False, answer.node_id) if isinstance(answer, NodeStatus) else (True, address)
 
 
-def owner_of(answer: NodeStatus | DLedgerError) -> Mapping[str, Any]:
-    return answer.owner if isinstance(answer, NodeStatus) else {}
+def _is_writable(answer: Answer) -> bool:
+    if isinstance(answer, RemotingBroker):
+        return answer.is_writable
+    return isinstance(answer, NodeStatus) and bool(answer.owner.get("writable"))
 
 
 def _print(answers: Answers, *, as_json: bool, one_line: bool) -> None:
@@ -115,12 +156,32 @@ def to_json(answers: Answers) -> dict[str, Any]:
         if isinstance(answer, NodeStatus):
             owner = {key: value for key, value in answer.owner.items() if key != "card"}
             nodes.append({"node_id": answer.node_id, "address": address, "error": None, **owner})
+        elif isinstance(answer, RemotingBroker):
+            told = answer._asdict()
+            told["writable"] = told.pop("is_writable")
+            nodes.append({"address": address, "error": None, "broker_role": _role(answer), **told})
         else:
             nodes.append({"address": address, "error": str(answer)})
     return {"nodes": nodes}
 
 
-def table_row(address: str, answer: NodeStatus | DLedgerError) -> tuple[object, ...]:
+def _role(broker: RemotingBroker) -> str:
+    """By its id, which is all that a NameServer knows."""
+    return "MASTER" if broker.broker_id == MASTER_ID else "SLAVE"
+
+
+def _remoting_row(address: str, broker: RemotingBroker) -> tuple[object, ...]:
+    behind = broker.runtime.get("dispatchBehindBytes", "")
+    lag = human_bytes(int(behind)) if behind.isdecimal() else ""
+    is_writable = "yes" if broker.is_writable else "no"
+    return ("", address, _role(broker), broker.broker_id, "", is_writable, "", lag, broker.known_to, "ok")
+
+
+def table_row(address: str, answer: Answer) -> tuple[object, ...]:
+    if isinstance(answer, RemotingBroker):
+        return _remoting_row(address, answer)
+    if isinstance(answer, BrokerError):
+        return ("", address, "down", *[""] * 6, str(answer))
     if isinstance(answer, DLedgerError):
         # gRPC tells the story from outside in; what a person wants stands at its end.
         cause = answer.message.rpartition(": ")[2]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from broker_adapter.cli.status_command import ask_nodes, table_row
 from broker_adapter.errors import BrokerError
 from broker_adapter.remoting_client import (
     Message,
@@ -120,6 +122,27 @@ async def test_consumers_go_on_at_the_slave_while_the_master_is_gone(tmp_path: P
             while sorted(await received(names)) != sorted(acknowledged):
                 await asyncio.sleep(0)
         assert cluster.status()[1].owner.get("broker_role") == "SLAVE"
+
+
+async def test_the_command_line_shows_brokers_that_registered_as_rocketmqs_do(tmp_path: Path) -> None:
+    """Name servers know their port for clients of RocketMQ only, at which no node answers."""
+    cluster = created(tmp_path / "cluster")
+    with cluster:
+        await asyncio.to_thread(cluster.start)
+        await asyncio.to_thread(writable, cluster, "n1")
+        target = Target([cluster.plan.companions[0].address], [], None, _WITHIN_S)
+
+        async def shown() -> dict[str, tuple[object, ...]]:
+            answers = await ask_nodes(target, "default")
+            return {address: table_row(address, answer) for address, answer in answers.items()}
+
+        addresses = [node.remoting_address for node in cluster.plan.nodes]
+        async with asyncio.timeout(_WITHIN_S):
+            while (rows := await shown()).keys() != set(addresses):
+                pass
+        master, slave = (rows[address] for address in addresses)
+        assert master == ("", addresses[0], "MASTER", 0, "", "yes", "", "0 B", "1 of 1", "ok")
+        assert slave == ("", addresses[1], "SLAVE", 1, "", "no", "", "0 B", "1 of 1", "ok")
 
 
 async def test_with_tls_they_find_each_other_and_change_places(tmp_path: Path) -> None:
