@@ -1,0 +1,222 @@
+"""What a slave copies of its master's tables (SlaveSynchronize), and when it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from broker_adapter.metadata.commands import (
+    MAX_OFFSETS_PER_COMMAND,
+    NO_GENERATION,
+    CommitOffsets,
+    PutGroup,
+    PutTopic,
+)
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.commands import SystemOffset
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.server import slave_sync
+from broker_adapter.server.classic_tables import offsets_by_group
+from broker_adapter.server.log_host import BrokerParts
+from broker_adapter.server.slave_sync import SlaveSync
+from tests.node.local import until
+
+END = 70  # of each queue, as far as messages have come
+
+
+class World:
+    """A slave that knows topic `t` and group `g`, and a master that says what a test gives it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.metadata, self.delivery = MetadataState(), DeliveryState()
+        self.metadata.adopt(PutTopic(TopicConfig("t", 4, 4)))
+        self.metadata.adopt(PutGroup(GroupConfig("g")))
+        self.leads: Callable[[], bool] = lambda: False
+        self.topics: dict[str, TopicConfig] = {}
+        self.groups: dict[str, GroupConfig] = {}
+        self.offsets: dict[str, list[QueueOffset]] = {}
+        self.delays: dict[int, int] = {}
+        self.replication = SimpleNamespace(by_handshake=False, has_all=False, set_master=lambda address: None)
+        world = self
+
+        class Roles:
+            @property
+            def leads(self) -> bool:
+                return world.leads()
+
+        class Feed:
+            async def run(self, work: Callable[[], None]) -> None:
+                work()
+
+        class Told:
+            def __init__(self, *args: object, **more: object) -> None: ...
+
+            async def __aenter__(self) -> Any:
+                return SimpleNamespace(
+                    topics=given(world.topics),
+                    groups=given(world.groups),
+                    offsets=given(world.offsets),
+                    delays=given(world.delays),
+                )
+
+            async def __aexit__(self, *error: object) -> None: ...
+
+        monkeypatch.setattr(slave_sync, "Master", Told)
+        settings = SimpleNamespace(sync_period_ms=1)
+        node = SimpleNamespace(replication=self.replication, roles=Roles(), feed=Feed(), settings=settings)
+        status = SimpleNamespace(registered=True, master_address="h:1", master_ha_address="")
+        parts = SimpleNamespace(
+            metadata=self.metadata,
+            delivery_state=self.delivery,
+            is_master=False,
+            registrations=lambda: {"n": status},
+        )
+        self.sync = SlaveSync(cast(Any, node), cast(BrokerParts, parts), lambda: None, lambda *queue: END)
+
+    async def copied(self) -> None:
+        await self.sync._sync("h:1")
+
+    def offsets_here(self, group: str) -> dict[tuple[str, int], int]:
+        found = self.metadata.group(group)
+        return {} if found is None else dict(found.offsets)
+
+
+def given(value: object) -> Callable[[], Any]:
+    async def give() -> object:
+        return value
+
+    return give
+
+
+def offsets(topic: str, *of: int) -> list[QueueOffset]:
+    return [QueueOffset(topic, queue_id, offset) for queue_id, offset in enumerate(of)]
+
+
+async def test_topics_and_groups_that_were_changed_are_changed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.topics = {"t": TopicConfig("t", 8, 8, 4), "new": TopicConfig("new", 1, 1)}
+    world.groups = {"g": GroupConfig("g", retry_max_times=3), "h": GroupConfig("h")}
+    await world.copied()
+    assert world.metadata.topics["t"] == TopicConfig("t", 8, 8, 4)
+    assert sorted(world.metadata.topics) == ["new", "t"]
+    found = {group.name: group.config for group in world.metadata.groups()}
+    assert found == world.groups
+
+
+async def test_what_rocketmq_keeps_for_itself_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    own = [SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, "TBW102", "rmq_sys_SYNC_BROKER_MEMBER_a"]
+    world.topics = {name: TopicConfig(name, 1, 1) for name in own} | {"a": TopicConfig("a", 1, 1, 7)}
+    world.groups = {TRANSACTION_GROUP: GroupConfig(TRANSACTION_GROUP)}
+    world.offsets = {TRANSACTION_GROUP: offsets(HALF_TOPIC, 3), "CID_RMQ_SYS_x": offsets("t", 3)}
+    await world.copied()
+    assert list(world.metadata.topics) == ["t"]
+    assert [group.name for group in world.metadata.groups()] == ["g"]
+
+
+async def test_how_far_the_brokers_own_queues_have_come_is_copied_as_far_as_messages_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes later to places beyond that would be passed over."""
+    world = World(monkeypatch)
+    world.delays = {3: 9, 18: END + 5}
+    world.offsets = {TRANSACTION_GROUP: [*offsets(HALF_TOPIC, 4), *offsets(OP_TOPIC, END + 1)]}
+    await world.copied()
+    assert world.delivery.system_offsets() == {
+        (SCHEDULE_TOPIC, 2): 9,
+        (SCHEDULE_TOPIC, 17): END,
+        (HALF_TOPIC, 0): 4,
+        (OP_TOPIC, 0): END,
+    }
+
+
+async def test_more_offsets_than_one_command_holds_are_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    names = [f"t{number}" for number in range(MAX_OFFSETS_PER_COMMAND // 1024 + 1)]
+    world.topics = {name: TopicConfig(name, 1024, 1024) for name in names}
+    world.groups = {"g": GroupConfig("g")}
+    world.offsets = {"g": [one for name in names for one in offsets(name, *[5] * 1024)]}
+    await world.copied()
+    assert world.offsets_here("g") == {(name, number): 5 for name in names for number in range(1024)}
+    world.offsets = {"g": [one for name in names for one in offsets(name, *[2] * 1024)]}
+    await world.copied()  # of a master of RocketMQ's own, where they were reset
+    assert set(world.offsets_here("g").values()) == {2}
+
+
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_slave_that_was_made_master_meanwhile_keeps_its_own_tables(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """RocketMQ's issue 1094: an old copy came over what the new master had by then."""
+    world = World(monkeypatch)
+    world.metadata.adopt(CommitOffsets("g", NO_GENERATION, tuple(offsets("t", 50))))
+    world.topics = {"new": TopicConfig("new", 1, 1), "t": TopicConfig("t", 1, 1)}
+    world.offsets = {"g": offsets("t", 40)}
+    world.delays = {1: 9}
+    looks = iter([False] * after)
+    world.leads = lambda: next(looks, True)
+    await world.copied()
+    assert ("new" in world.metadata.topics) == bool(after)
+    assert world.metadata.topics["t"] == TopicConfig("t", 4, 4)
+    assert world.offsets_here("g") == {("t", 0): 50} and world.delivery.system_offsets() == {}
+
+
+@pytest.mark.parametrize("by_handshake", [False, True])
+async def test_a_slave_without_the_begin_of_the_log_copies_tables(
+    monkeypatch: pytest.MonkeyPatch, by_handshake: bool
+) -> None:
+    """Commands that retention has removed come to it in no other way, also from a master of ours."""
+    world = World(monkeypatch)
+    world.replication.by_handshake = by_handshake
+    world.topics = {"new": TopicConfig("new", 1, 1)}
+    world.sync.start()
+    try:
+        await until(lambda: "new" in world.metadata.topics)
+    finally:
+        await world.sync.stop()
+
+
+async def test_a_slave_with_all_of_the_log_asks_for_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, looks = World(monkeypatch), list[int]()
+
+    class Replication:
+        by_handshake = True
+
+        @property
+        def has_all(self) -> bool:
+            looks.append(1)
+            return True
+
+    cast(Any, world.sync)._node.replication = Replication()
+    world.topics = {"new": TopicConfig("new", 1, 1)}
+    task = asyncio.create_task(world.sync._sync_ever())
+    await until(lambda: len(looks) > 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "new" not in world.metadata.topics
+
+
+@pytest.mark.parametrize(("committed", "received"), [(5, 3), (3, 5), (None, 5)])
+def test_a_group_has_come_as_far_as_either_way_of_consuming(committed: int | None, received: int) -> None:
+    """Slaves, and the tables of the directory, are told the greater one."""
+    metadata = MetadataState()
+    metadata.adopt(PutTopic(TopicConfig("t", 1, 1)))
+    metadata.adopt(PutGroup(GroupConfig("g")))
+    if committed is not None:
+        metadata.adopt(CommitOffsets("g", NO_GENERATION, tuple(offsets("t", committed))))
+    of_pops: Sequence[tuple[tuple[str, int], int]] = [(("t", 0), received)]
+    delivery = SimpleNamespace(
+        offsets_of=lambda group: dict(of_pops),
+        system_offsets=lambda: {(HALF_TOPIC, 0): 2},
+    )
+    parts = SimpleNamespace(metadata=metadata, delivery_state=delivery)
+    found = offsets_by_group(cast(BrokerParts, parts))
+    assert found == {"g": offsets("t", 5), TRANSACTION_GROUP: offsets(HALF_TOPIC, 2)}
+    assert SystemOffset(*found[TRANSACTION_GROUP][0]) == SystemOffset(HALF_TOPIC, 0, 2)
