@@ -36,7 +36,8 @@ class _Lock(NamedTuple):
 
 
 class LockProcessor:
-    """On the master, in its memory: a new master knows of none, and members lock anew."""
+    """On the master, in its memory: a new master knows of none, and members lock anew. Who is master again
+    knows those of before until they are over."""
 
     def __init__(
         self, now_s: Callable[[], float], live_s: float, is_member: Callable[[str, str], bool]

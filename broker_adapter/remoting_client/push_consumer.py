@@ -27,7 +27,12 @@ from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.remoting_client.listening import QueueListener
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus, QueueWorker
+from broker_adapter.remoting_client.queue_worker import (
+    NOT_LOCKED,
+    ConsumeSettings,
+    ConsumeStatus,
+    QueueWorker,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -257,16 +262,14 @@ class PushConsumer(RemotingClient):
         mine = {queue: worker for queue, worker in self._workers.items() if queue.topic == topic}
         await self._drop([worker for queue, worker in mine.items() if queue not in wanted], grace_s=1.0)
         new = [queue for queue in wanted if queue not in mine]
-        locked = await self._locked(new) if self._is_ordered else set(new)
-        for queue in new:
-            if queue in locked:
-                await self._take(queue)
+        asked_at = asyncio.get_running_loop().time()
+        answers = await self._ask_locks(new, unlock=False) if self._is_ordered else dict.fromkeys(new, True)
+        locked = [queue for queue in new if answers.get(queue)]
+        for queue in locked:
+            self._start_at(queue, await self._begin_at(queue), asked_at)
         return len(locked) == len(new)
 
-    async def _take(self, queue: MessageQueue) -> None:
-        self._start_at(queue, await self._begin_at(queue))
-
-    def _start_at(self, queue: MessageQueue, begin: int) -> None:
+    def _start_at(self, queue: MessageQueue, begin: int, locked_at: float) -> None:
         worker = QueueWorker(
             queue,
             begin,
@@ -278,6 +281,7 @@ class PushConsumer(RemotingClient):
             self._slots,
             self._queue_listener,
         )
+        worker.locked_at = locked_at
         self._workers[queue] = worker
         self._queue_listener.assigned(queue, begin)
         worker.start()
@@ -316,8 +320,7 @@ class PushConsumer(RemotingClient):
                 await worker.stop(grace_s=1.0)
                 self._queue_listener.revoked(queue)
                 if self._is_running:
-                    self._start_at(queue, offset)
-                    self._workers[queue].locked_at = worker.locked_at
+                    self._start_at(queue, offset, worker.locked_at)
 
     async def _commit(self, workers: Sequence[QueueWorker] | None = None) -> None:
         if not self._is_clustering:
@@ -332,26 +335,24 @@ class PushConsumer(RemotingClient):
 
     async def _renew_locks(self) -> None:
         asked_at = asyncio.get_running_loop().time()
-        locked = await self._locked(list(self._workers))
-        for queue, worker in self._workers.items():
-            if queue in locked:
-                worker.locked_at = asked_at
+        for queue, is_granted in (await self._ask_locks(list(self._workers), unlock=False)).items():
+            if (worker := self._workers.get(queue)) is not None:
+                worker.locked_at = asked_at if is_granted else NOT_LOCKED
 
-    async def _locked(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        return await self._ask_locks(queues, unlock=False)
-
-    async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> set[MessageQueue]:
-        """Each broker for its queues. Those of brokers that do not answer are not locked."""
-        locked: set[MessageQueue] = set()
+    async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
+        """Each broker for its queues: whether they are locked for this member. Those of brokers that do not
+        answer are left out: a lock that is believed in is believed in on."""
+        answers: dict[MessageQueue, bool] = {}
         for name, topic in {queue.broker_name: queue.topic for queue in queues}.items():
             its = [queue for queue in queues if queue.broker_name == name]
             request = group_requests.lock(self.group, self.client_id, its, unlock=unlock)
             try:
                 answer = await self._client.call(await self._client.master_of(topic, name), request)
-                locked |= set() if unlock else group_requests.parse_locked(answer.body)
+                locked = set() if unlock else group_requests.parse_locked(answer.body)
+                answers |= {queue: queue in locked for queue in its}
             except BrokerError as error:
                 _log.info("locks were not changed: broker %s, %s", name, error)
-        return locked
+        return answers
 
     # -- the listener
 

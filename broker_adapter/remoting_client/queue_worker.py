@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 _WAIT_S = 15.0  # RocketMQ's brokerSuspendMaxTimeMillis
 _LOCK_WAIT_S = 1.0  # until it is looked whether a lock was renewed
+#: Since when a queue is locked of which the broker has said that it is not.
+NOT_LOCKED = -math.inf
 
 
 class ConsumeStatus(Enum):
@@ -75,7 +78,8 @@ class QueueWorker:
         listener that may go on, of all queues."""
         self.queue = queue
         self.state = ProcessQueue(begin)
-        self.locked_at = 0.0  # of an ordered queue, by the event loop's clock
+        #: Of an ordered queue, by the event loop's clock: when the lock was asked for that it has.
+        self.locked_at = NOT_LOCKED
         self._subscription = subscription
         self._calls = calls
         self._consume = consume
@@ -90,7 +94,6 @@ class QueueWorker:
 
     def start(self) -> None:
         run = asyncio.get_running_loop().create_task
-        self.locked_at = asyncio.get_running_loop().time()
         feed = self._feed_ordered() if self._settings.is_ordered else self._feed()
         self._loops = [run(self._pull()), run(feed)]
 

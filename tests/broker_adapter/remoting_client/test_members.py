@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -277,6 +278,54 @@ async def test_an_ordered_queue_whose_lock_is_another_members_is_not_taken() -> 
         async with consumer(world, lambda messages: None, is_ordered=True) as member:
             assert member.assigned == []
         assert not world.server.seen_of(RequestCode.PULL_MESSAGE)
+
+
+async def test_a_lock_that_is_refused_is_believed_in_no_more() -> None:
+    """The broker has given it to another member, who consumes."""
+    seen: list[bytes] = []
+    may_go_on, is_granted = asyncio.Event(), True
+
+    async def listener(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.body for one in messages)
+        await may_go_on.wait()
+
+    def lock(request: RemotingCommand) -> RemotingCommand:
+        locked = _queues(request) if is_granted else b"[]"
+        return request.answer(0, body=b'{"lockOKMQSet":' + locked + b"}")
+
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lock
+
+        async def renewed() -> None:
+            # The second one is asked for when the answer to the first was read.
+            before = len(world.server.seen_of(RequestCode.LOCK_BATCH_MQ))
+            await until(lambda: len(world.server.seen_of(RequestCode.LOCK_BATCH_MQ)) >= before + 2)
+
+        async with consumer(world, listener, is_ordered=True, lock_interval_s=0.01):
+            await until(lambda: seen == [b"0"])
+            is_granted = False
+            await renewed()
+            may_go_on.set()
+            for _ in range(5):
+                await renewed()
+            assert seen == [b"0"]
+            is_granted = True
+            await until(lambda: len(seen) == MESSAGES)
+
+
+async def test_a_lock_is_believed_in_from_when_it_was_asked_for() -> None:
+    """What comes between, as a look for the offset to begin at, may take as long as the lock lives."""
+    loop, asked_at = asyncio.get_running_loop(), list[float]()
+
+    def lock(request: RemotingCommand) -> RemotingCommand:
+        asked_at.append(loop.time())
+        return request.answer(0, body=b'{"lockOKMQSet":' + _queues(request) + b"}")
+
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lock
+        async with consumer(world, lambda messages: None, is_ordered=True) as member:
+            (worker,) = member._workers.values()
+            assert worker.locked_at <= asked_at[0]
 
 
 def half_stored(request: RemotingCommand) -> RemotingCommand:
