@@ -22,6 +22,7 @@ from broker_adapter.remoting_client.core.admin_bodies import (
     parse_consume_stats,
     parse_groups,
     parse_offset_table,
+    parse_runtime,
     parse_topic_stats,
     parse_topics,
 )
@@ -164,7 +165,7 @@ def _read_body(data: bytes) -> None:
 def _admin(rng: Random) -> bytes:
     """A letter that says what it is the answer to, and the answer."""
     queue = b'{"brokerName":"a","queueId":%d,"topic":"t"}' % rng.randrange(9)
-    match rng.randrange(4):
+    match rng.randrange(5):
         case 0:
             told = b'{"lastUpdateTimestamp":1,"maxOffset":%d,"minOffset":0}' % rng.randrange(99)
             return b's{"offsetTable":{' + queue + b":" + told + b"}}"
@@ -184,12 +185,15 @@ def _admin(rng: Random) -> bytes:
         case 2:
             config = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": rng.randrange(9), "perm": 6}
             return b"t" + json.dumps({"topicConfigTable": {"t": config}}).encode()
+        case 3:
+            rows = {"dispatchBehindBytes": str(rng.randrange(99)), "bootTimestamp": 1}
+            return b"r" + json.dumps({"table": rows}).encode()
     group = {"groupName": "g", "retryMaxTimes": rng.randrange(9), "consumeEnable": True}
     return b"g" + json.dumps({"subscriptionGroupTable": {"g": group}}).encode()
 
 
 def _read_admin(data: bytes) -> None:
-    parsers = {b"s": parse_topic_stats, b"c": parse_consume_stats, b"t": parse_topics}
+    parsers = {b"s": parse_topic_stats, b"c": parse_consume_stats, b"t": parse_topics, b"r": parse_runtime}
     parsers.get(data[:1], parse_groups)(data[1:])
 
 
@@ -234,7 +238,14 @@ TARGETS = (
         "client-admin",
         _admin,
         _read_admin,
-        (parse_offset_table, parse_topic_stats, parse_consume_stats, parse_topics, parse_groups),
+        (
+            parse_offset_table,
+            parse_topic_stats,
+            parse_consume_stats,
+            parse_topics,
+            parse_groups,
+            parse_runtime,
+        ),
         (FrameRefused,),
         text=True,
     ),
