@@ -116,10 +116,10 @@ class DelayFile:
                 (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 if is_busy:
                     raise OSError(errno.EBUSY, f"somebody else has {self._path}")
-                if Path(f"{self._path}-wal").stat().st_size >= _LOG_BYTES:
+                if self._is_log_long():
                     connection.execute(f"PRAGMA busy_timeout = {_READERS_MS}")
                     with self._writing:
-                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                        _begin_log_anew(connection)
 
     def wipe(self) -> None:
         with self._syncing:
@@ -171,12 +171,19 @@ class DelayFile:
                     writer.executescript(_SCHEMA)
                 elif version != _FORMAT:
                     raise OSError(errno.EINVAL, f"{self._path} has format {version}, not {_FORMAT}")
+                if self._is_log_long():
+                    # A process that ends before its first checkpoint, again and again, would never do it.
+                    _begin_log_anew(writer)
                 self._reader = self._connect()
             except BaseException:
                 writer.close()
                 raise
             self._writer = writer
         return self._writer
+
+    def _is_log_long(self) -> bool:
+        log = Path(f"{self._path}-wal")
+        return log.exists() and log.stat().st_size >= _LOG_BYTES
 
     def _connect(self) -> sqlite3.Connection:
         """Any thread may use it: who does takes care that it is one at a time."""
@@ -200,6 +207,11 @@ class DelayFile:
 def _stored(put: Put) -> tuple[object, ...]:
     number, version, *rest = put.row
     return version, number, *rest, put.at
+
+
+def _begin_log_anew(connection: sqlite3.Connection) -> None:
+    """If nobody reads it."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 @contextmanager

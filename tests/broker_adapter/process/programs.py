@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.config.settings import parse_settings
+from broker_adapter.deferred.delay_file import DelayFile
 from broker_adapter.server.program import BrokerProgram
 from dledger import AppliedEntry, NodeConfig, NodeServer
 from tests.process.faulty_node import FaultInjectingDisk
+from tests.process.sqlite_calls import kill_at
 
 _LOOK_EVERY_S = 0.01
 
@@ -54,6 +56,25 @@ class FaultInjectingBroker(BrokerProgram):
 
         self.adapter.change_to_master = change  # type: ignore[method-assign]
         return node
+
+
+def kill_number(directory: Path) -> Path:
+    """Holds the number of the call before which a broker that starts now is killed; a negative one: in the
+    middle of which (tests.process.sqlite_calls)."""
+    return directory.with_name(f"{directory.name}.kill_at")
+
+
+def killed(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
+    """The factory of a broker that is killed at a call by which it writes its index of delayed messages. It
+    does that after each few of them."""
+    program = BrokerProgram(config, parse_settings(settings))
+    index = program.delivery_state._index
+    assert isinstance(index, DelayFile)
+    index.batch = 5
+    path = kill_number(config.directory)
+    number = int(path.read_text()) if path.exists() else 0
+    kill_at(abs(number), torn=number < 0)
+    return program
 
 
 def faulty(config: NodeConfig, settings: Mapping[str, Any]) -> FaultInjectingBroker:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
@@ -49,7 +50,9 @@ from broker_adapter.pop.queue_state import QueueDelivery
 from broker_adapter.pop.records import encode as encode_delivery
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
-from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.store.dispatcher import Dispatcher, StoreOptions
+from broker_adapter.store.job_queue import JobQueue
+from dledger.platform import Disk
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
     ROOT,
@@ -68,10 +71,19 @@ NUMBERS = (0, 1, -1, 7, 1 << 16, (1 << 31) - 1, -(1 << 31), 1 << 40, 1 << 62, (1
 class Replica:
     """What a node makes of committed entries, from its first start on or a later one."""
 
-    def __init__(self, disk: SimDisk | None = None, index: DelayIndex | None = None) -> None:
-        self.disk = disk or SimDisk()
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        index: DelayIndex | None = None,
+        *,
+        root: Path = ROOT,
+        options: StoreOptions = SMALL,
+        job_queue: Callable[[str, int], JobQueue] = InlineJobQueue,
+    ) -> None:
         if disk is None:
-            self.disk.mkdir(ROOT)
+            disk = SimDisk()
+            disk.mkdir(root)
+        self.disk = disk
         self.delivery = DeliveryState(
             first_offset=lambda *queue: self.metadata.first_offset(*queue), index=index
         )
@@ -81,15 +93,15 @@ class Replica:
         )
         state = ReplicatedState(self.metadata, self.delivery)
         self.dispatcher = Dispatcher(
-            ROOT,
+            root,
             state,
             durable_index=lambda: 1 << 60,
             log=ENTRIES,
             delivery=state.apply_delivery,
-            options=SMALL,
+            options=options,
             disk=self.disk,
             clock=lambda: 0.0,
-            job_queue=InlineJobQueue,
+            job_queue=job_queue,
         )
 
     def start(self) -> int:
