@@ -241,13 +241,24 @@ class NoMaster:
 
 @asynccontextmanager
 async def open_door(
-    master: Any, dispatch: Dispatch, check_operator: CheckOperator | None = None
+    master: Any,
+    dispatch: Dispatch,
+    check_operator: CheckOperator | None = None,
+    *,
+    of_node: int | None = None,
 ) -> AsyncIterator[RemotingPort]:
-    """A door and its port, with nothing but this behind them."""
+    """A door and its port, with nothing but this behind them. `of_node`: a request of operators to the node,
+    which is done."""
     settings, clients = RemotingSettings(listen="127.0.0.1:0"), RemotingClients()
     replies = ReplyProcessor(clients, "")
     door = RemotingDoor(master, settings, clients, lambda topic: True, replies, check_operator=check_operator)
     door.register_with(dispatch)
+
+    async def done(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(ResponseCode.SUCCESS)
+
+    if of_node is not None:
+        dispatch.register([of_node], door.guarded(done), door.admin)
     port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
     await port.start()
     try:
@@ -310,7 +321,12 @@ async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
         raise InvalidRequest("no operator")
 
     for check, code in ((refuse, ResponseCode.NO_PERMISSION), (None, ResponseCode.SERVICE_NOT_AVAILABLE)):
-        async with open_door(NoMaster(), Dispatch(), check) as port, asking(port.address) as asker:
+        async with (
+            open_door(NoMaster(), Dispatch(), check, of_node=RequestCode.CHANGE_BROKER_ROLE) as port,
+            asking(port.address) as asker,
+        ):
+            changed = (await asker.ask(RequestCode.CHANGE_BROKER_ROLE)).code
+            assert changed == (ResponseCode.SUCCESS if check is None else code), "what this node does"
             for change in (*ADMIN_CHANGES, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET):
                 assert (await asker.ask(change)).code == code
             assert (await asker.ask(ADMIN_QUERIES[0])).code == ResponseCode.SERVICE_NOT_AVAILABLE
