@@ -24,6 +24,8 @@ _DISK_FAILED = "failed (exit code 74)"
 _STUCK = Orders(stuck=True)
 #: Less than it takes a node to make way for a disk that hangs.
 SYNCS_WITHIN_S = 1.0
+#: A node reserves as much as a burst took lately: a slow machine may take long to use that up.
+_FULL_WITHIN_S = 120.0
 #: Of the latest entries none is damaged: an end without its index records looks like a torn write.
 _MARGIN = 64
 
@@ -77,7 +79,7 @@ class FullDisk:
             self._cluster.injections.begin(target, orders)
         # What was reserved before is used up first.
         most = len(self.targets) // 2 + 1
-        happened = await until(lambda: len(self._full()) >= most)
+        happened = await until(lambda: len(self._full()) >= most, _FULL_WITHIN_S)
         return Effect(
             happened, {"full": ",".join(self._full()), **{f"bytes.{n}": b for n, b in used.items()}}
         )

@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+#: Two files are reserved, which a disk that is full has to use up first: on a slow machine, too.
+_BODY = b"x" * (8 << 10)
 SMALL = {
     "limits": {"max_batch_bytes": 64 << 10, "max_body_bytes": 32 << 10},
 }
@@ -82,7 +84,7 @@ class Load:
         async with AsyncClient(self._cluster.addresses, timeout=10, session=False) as client:
             while True:
                 try:
-                    self.stored.append((await client.append(b"x" * 500)).index)
+                    self.stored.append((await client.append(_BODY)).index)
                 except DLedgerError:
                     continue
 
