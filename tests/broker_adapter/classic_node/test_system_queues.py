@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.errors import BrokerError, ReadFailed, Status
+from broker_adapter.errors import BrokerError, Busy, ReadFailed, Status, error_for
 from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from broker_adapter.pop.api import OrphanedHalf, Resolution
+from broker_adapter.pop.committer import Request
 from broker_adapter.server.program import BrokerProgram
 from tests.node.local import until
 
@@ -170,6 +172,33 @@ async def test_a_commit_stores_the_message_and_an_op_message(tmp_path: Path) -> 
         (stored,) = [one for queue_id in (0, 1) for one in read(program, "t", queue_id)]
         assert stored.body == b"first" and stored.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT
         assert stored.prepared_transaction_offset == halves[0].physical_offset
+
+
+async def test_two_ends_of_a_half_at_once_store_its_message_once(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        transaction = await half(program, "once")
+        ends = [program.delivery.end_transaction("t", transaction, Resolution.COMMIT) for _ in range(8)]
+        await asyncio.gather(*ends)
+        await program.files.wait_applied()
+        assert bodies(program) == ["once"] and len(read(program, OP_TOPIC)) == 1
+
+
+async def test_an_end_that_failed_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        transaction = await half(program, "still there")
+
+        def fail(request: Request) -> None:
+            request.done.set_exception(error_for(Status.TOO_MANY_PENDING_BYTES, "no place"))
+            asyncio.get_running_loop().call_soon(request.release)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(program.delivery._committer, "submit", fail)
+            with pytest.raises(Busy):
+                await program.delivery.end_transaction("t", transaction, Resolution.ROLLBACK)
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["still there"])
 
 
 async def test_an_ended_transaction_stays_ended_over_a_restart(tmp_path: Path) -> None:
