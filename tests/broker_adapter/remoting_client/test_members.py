@@ -207,6 +207,33 @@ async def test_who_is_not_listed_takes_no_queue() -> None:
             assert member.assigned == []
 
 
+async def test_who_is_listed_no_more_keeps_the_queues_that_it_has() -> None:
+    """A broker that has just become master knows nobody yet: nobody else takes them there."""
+    async with broker() as world, consumer(world, lambda messages: None) as member:
+        had = member.assigned
+        assert had == [MessageQueue("t", "a", 0)]
+        world.members = ["somebody else"]
+        asked = len(world.server.seen_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        notice = RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        world.server.connections[0].notify(notice)
+        # Who is asked a second time has acted on the first answer.
+        await until(lambda: len(world.server.seen_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP)) >= asked + 2)
+        assert member.assigned == had
+
+
+async def test_what_was_consumed_in_order_is_committed_before_its_queue_is_unlocked() -> None:
+    seen: list[bytes] = []
+    async with broker() as world:
+        async with consumer(
+            world, lambda messages: seen.extend(one.body for one in messages), is_ordered=True
+        ):
+            await until(lambda: len(seen) == MESSAGES)
+        codes = [request.code for request in world.server.seen]
+        unlocked = codes.index(RequestCode.UNLOCK_BATCH_MQ)
+        assert RequestCode.UPDATE_CONSUMER_OFFSET in codes[:unlocked] and world.committed == {"0": MESSAGES}
+        assert RequestCode.UPDATE_CONSUMER_OFFSET not in codes[unlocked:]
+
+
 async def test_a_queue_is_committed_before_another_member_takes_it() -> None:
     seen: list[bytes] = []
 
