@@ -96,6 +96,16 @@ async def test_what_is_short_of_a_slave_is_told_by_its_name(tmp_path: Path) -> N
         assert await node.replication.acknowledged(end, 60_000) is Status.SLAVE_NOT_AVAILABLE
 
 
+async def test_a_slave_that_becomes_master_waits_for_slaves_if_masters_do(tmp_path: Path) -> None:
+    """Two copies are promised after a change of masters, too."""
+    async with classic_pair(tmp_path) as pair:
+        await pair.start("n2", **{**SLAVE, "waits_for_slaves": True})
+        await pair.node("n2").change_role(True, force=True)
+        master = await pair.writable("n2")
+        sent = await master.broker.send("t", messages("a"), queue_id=0)
+        assert sent.shortfall is Status.SLAVE_NOT_AVAILABLE
+
+
 async def test_where_members_show_certificates_slaves_do(tmp_path: Path) -> None:
     world = TlsWorld(tmp_path)
     sections: dict[str, Any] = {
