@@ -57,13 +57,17 @@ class _Ending:
         self._is_raised = self._is_told = False
         self._hook_before = sys.unraisablehook
 
-    def raise_it(self, number: int, _frame: FrameType | None) -> None:
+    def raise_it(self, number: int, frame: FrameType | None) -> None:
         """The handler of each signal."""
-        if not self._is_raised:
+        if self._is_raised:
+            return
+        if not self._is_told:
+            self._is_told = True
+            os.write(self._tell, bytes([number]))
+        if self._is_in_hook(frame):
+            os.write(self._tell, bytes([number]))  # nobody hears what is raised there: later, then
+        else:
             self._is_raised = True
-            if not self._is_told:
-                self._is_told = True
-                os.write(self._tell, bytes([number]))
             raise Terminated(number)
 
     def raise_lost_again(self, unraisable: sys.UnraisableHookArgs) -> None:
@@ -73,6 +77,12 @@ class _Ending:
             os.write(self._tell, bytes([unraisable.exc_value.number]))
         else:
             self._hook_before(unraisable)
+
+    def _is_in_hook(self, frame: FrameType | None) -> bool:
+        """Whether `frame` is that of `raise_lost_again`, or of what it has called."""
+        while frame is not None and frame.f_code is not _Ending.raise_lost_again.__code__:
+            frame = frame.f_back
+        return frame is not None
 
 
 @contextmanager

@@ -107,29 +107,62 @@ def test_a_command_that_loses_the_exception_of_a_signal_ends_all_the_same(tmp_pa
     assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
 
 
-#: Told to end in a `__del__`, out of which no exception comes.
-TOLD_IN_A_DEL = """
+#: Told to end where nobody hears an exception: `{prepared}` makes that come about.
+TOLD_UNHEARD = """
 import os, signal, sys, threading
-from chaos.checker.command.ending import Terminated, said_of, signals_raise
+from chaos.checker.command import ending
 
-class Last:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        for each in range(1000):
-            pass
+def told_to_end():
+    os.kill(os.getpid(), signal.SIGTERM)
+    for each in range(1000):
+        pass
+
+{prepared}
 
 try:
-    with signals_raise(patience_s=500):
+    with ending.signals_raise(patience_s=500):
         Last()
         threading.Event().wait()
-except Terminated as ended:
-    print(said_of(ended), file=sys.stderr)
+except ending.Terminated as ended:
+    print(ending.said_of(ended), file=sys.stderr)
     sys.exit(ended.code)
 """
+IN_A_DEL = """
+class Last:
+    def __del__(self):
+        told_to_end()
+"""
+IN_THE_HOOK_OF_ANOTHER_ERROR = """
+class Last:
+    def __del__(self):
+        raise ValueError
+
+sys.unraisablehook = lambda unraisable: told_to_end()
+"""
+WHILE_IT_IS_ASKED_FOR_AGAIN = (
+    IN_A_DEL
+    + """
+write, written = os.write, []
+
+def write_and_be_told(to, data):
+    write(to, data)
+    written.append(data)
+    if len(written) == 2:
+        told_to_end()
+
+os.write = write_and_be_told
+"""
+)
 
 
-def test_a_signal_that_comes_in_a_del_is_not_lost() -> None:
-    ended = subprocess.run([sys.executable, "-c", TOLD_IN_A_DEL], capture_output=True, text=True, timeout=100)
+@pytest.mark.parametrize(
+    "prepared",
+    [IN_A_DEL, IN_THE_HOOK_OF_ANOTHER_ERROR, WHILE_IT_IS_ASKED_FOR_AGAIN],
+    ids=["in a __del__", "in the hook of another error", "while it is asked for again"],
+)
+def test_a_signal_that_comes_where_nobody_hears_it_is_not_lost(prepared: str) -> None:
+    program = TOLD_UNHEARD.format(prepared=prepared)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ended.stderr == "ended by SIGTERM; this says nothing about the run\n"
     assert ended.returncode == 128 + signal.SIGTERM
 
