@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.errors import BrokerError, TopicRefused
+from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -20,9 +20,10 @@ from broker_adapter.remoting.executors import Executor
 from broker_adapter.remoting_client import group_requests
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
 from broker_adapter.remoting_client.core.admin_bodies import parse_offset_table
+from broker_adapter.remoting_client.core.member_bodies import QueueInfo, consumed_directly, running_info
 from broker_adapter.remoting_client.core.rebalance import AllocateStrategy, allocate_averagely
 from broker_adapter.remoting_client.core.subscription import ALL, Subscription
-from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, decode_messages
 from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.remoting_client.listening import QueueListener
@@ -32,6 +33,7 @@ from broker_adapter.remoting_client.queue_worker import (
     ConsumeSettings,
     ConsumeStatus,
     QueueWorker,
+    with_own_topic,
 )
 
 _log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ _log = logging.getLogger(__name__)
 Listener = Callable[[Sequence[MessageExt]], object]
 
 _REBALANCE_S = 20.0
+#: Characters of what others have said, in answers.
+_REMARK = 255
 _REBALANCE_AGAIN_S = 1.0  # after something was missing
 
 
@@ -92,6 +96,7 @@ class PushConsumer(RemotingClient):
         self._balancing = asyncio.Lock()  # who changes which queues there are
         self._retry_topic = RETRY_PREFIX + group
         self._is_running = False
+        self._started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -119,7 +124,7 @@ class PushConsumer(RemotingClient):
 
     async def start(self) -> None:
         """Join the group. TopicRefused, NameServerUnavailable if a subscribed topic has no route."""
-        self._is_running = True
+        self._is_running, self._started_ms = True, now_ms()
         for topic in self._subscriptions:
             await self._client.routes.get(topic)
         if self._is_clustering:
@@ -130,6 +135,9 @@ class PushConsumer(RemotingClient):
         self._client.dispatch.register(
             [RequestCode.RESET_CONSUMER_CLIENT_OFFSET], self._offsets_reset, Executor("resets", 8, 64)
         )
+        asked = Executor("asked", 4, 16)
+        self._client.dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], self._running_info, asked)
+        self._client.dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], self._consume_directly, asked)
         self._client.routes.on_change = lambda topic: self._rebalance.set()  # it may have other queues
         self._client.start()
         await self._heartbeat()
@@ -358,16 +366,77 @@ class PushConsumer(RemotingClient):
 
     async def _consume(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
         try:
-            if inspect.iscoroutinefunction(self._listener):
-                status = await self._listener(messages)
-            else:
-                status = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._listener, messages
-                )
+            return await self._listen(messages)
         except Exception:
             _log.exception("the listener failed: message id %s", messages[0].message_id)
             return ConsumeStatus.RECONSUME_LATER
+
+    async def _listen(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
+        """What the listener says, and raises."""
+        if inspect.iscoroutinefunction(self._listener):
+            status = await self._listener(messages)
+        else:
+            status = await asyncio.get_running_loop().run_in_executor(self._threads, self._listener, messages)
         return ConsumeStatus.CONSUME_SUCCESS if status is None else ConsumeStatus(status)
+
+    # -- what administrators ask
+
+    async def _running_info(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        if request.fields.get("consumerGroup") != self.group:
+            return self._not_of_this_group(request)
+        lag_ms = now_ms() - round(asyncio.get_running_loop().time() * 1000)
+        queues = {
+            queue: QueueInfo(
+                worker.state.cached,
+                worker.state.offset,
+                worker.is_locked,
+                0 if worker.locked_at == NOT_LOCKED else round(worker.locked_at * 1000) + lag_ms,
+                worker.pulled_ms,
+                worker.consumed_ms,
+            )
+            for queue, worker in sorted(self._workers.items())
+        }
+        properties = {
+            "PROP_CONSUMEORDERLY": str(self._is_ordered).lower(),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_THREADPOOL_CORE_SIZE": str(self._settings.threads),
+        }
+        return request.answer(
+            ResponseCode.SUCCESS, body=running_info(properties, self._subscriptions.values(), queues)
+        )
+
+    async def _consume_directly(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """A message out of turn. The listener's answer changes nothing: an administrator reads it.
+
+        StoredDataDamaged for a message that cannot be read."""
+        if request.fields.get("consumerGroup") != self.group:
+            return self._not_of_this_group(request)
+        found = decode_messages(request.body, request.fields.get("brokerName", ""))
+        if not found:
+            return request.answer(ResponseCode.SYSTEM_ERROR, "there is no message in the request")
+        remark = None
+        async with self._slots:
+            begun_ms = now_ms()
+            try:
+                status = await self._listen([with_own_topic(message) for message in found])
+                result = "CR_SUCCESS" if status is ConsumeStatus.CONSUME_SUCCESS else "CR_LATER"
+            except Exception as error:
+                _log.exception("the listener failed: message id %s", found[0].message_id)
+                result, remark = "CR_THROW_EXCEPTION", repr(error)[:_REMARK]
+        body = consumed_directly(
+            result, is_ordered=self._is_ordered, spent_ms=now_ms() - begun_ms, remark=remark
+        )
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    def _not_of_this_group(self, request: RemotingCommand) -> RemotingCommand:
+        group = request.fields.get("consumerGroup", "")[:_REMARK]
+        problem = f"The Consumer Group <{group}> not exist in this consumer"
+        return request.answer(ResponseCode.SYSTEM_ERROR, problem)
 
     async def _send_back(self, message: MessageExt) -> None:
         request = group_requests.send_back(self.group, message, delay_level=0, most=self._max_reconsume_times)

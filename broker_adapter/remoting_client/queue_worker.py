@@ -17,6 +17,7 @@ from broker_adapter.remoting_client.core.process_queue import FlowLimits, Proces
 from broker_adapter.remoting_client.core.pulling import PullStatus
 from broker_adapter.remoting_client.core.subscription import Subscription
 from broker_adapter.remoting_client.core.values import RETRY_TOPIC, MessageExt, MessageQueue
+from broker_adapter.remoting_client.instance import now_ms
 from broker_adapter.remoting_client.listening import QueueListener
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class QueueWorker:
         self.state = ProcessQueue(begin)
         #: Of an ordered queue, by the event loop's clock: when the lock was asked for that it has.
         self.locked_at = NOT_LOCKED
+        #: ms since 1970: when it was last asked for messages, and when the listener was last given some.
+        self.pulled_ms = self.consumed_ms = now_ms()
         self._subscription = subscription
         self._calls = calls
         self._consume = consume
@@ -130,6 +133,7 @@ class QueueWorker:
         while True:
             while self.state.is_full(self._settings.limits):
                 await self._change()
+            self.pulled_ms = now_ms()
             try:
                 result = await self._calls.pull(
                     self.queue,
@@ -146,7 +150,7 @@ class QueueWorker:
                 _log.info("an offset was moved: queue %s, to %s", self.queue, result.next_offset)
                 self.state.move_to(result.next_offset)
             else:
-                self.state.add(map(_with_own_topic, result.messages), result.next_offset)
+                self.state.add(map(with_own_topic, result.messages), result.next_offset)
             self._changed.set()
 
     # -- consuming
@@ -156,18 +160,27 @@ class QueueWorker:
             while not self.state.has_waiting:
                 await self._change()
             await self._slots.acquire()
-            self._begin(self._consume_once(self.state.take(self._settings.batch)))
+            self._begin(self._consume_once(self._take()))
 
     async def _feed_ordered(self) -> None:
         """One call at a time, and only while the lock is believed."""
         while True:
             while not self.state.has_waiting:
                 await self._change()
-            if asyncio.get_running_loop().time() - self.locked_at > self._settings.lock_live_s:
+            if not self.is_locked:
                 await asyncio.sleep(min(_LOCK_WAIT_S, self._settings.lock_interval_s))
                 continue
             await self._slots.acquire()
             await asyncio.wait([self._begin(self._consume_in_order())])
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the lock of an ordered queue is believed."""
+        return asyncio.get_running_loop().time() - self.locked_at <= self._settings.lock_live_s
+
+    def _take(self) -> list[MessageExt]:
+        self.consumed_ms = now_ms()
+        return self.state.take(self._settings.batch)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -203,7 +216,7 @@ class QueueWorker:
         return gone
 
     async def _consume_in_order(self) -> None:
-        messages = self.state.take(self._settings.batch)
+        messages = self._take()
         try:
             status = await self._consume(messages)
         finally:
@@ -222,7 +235,7 @@ class QueueWorker:
         await self._changed.wait()
 
 
-def _with_own_topic(message: MessageExt) -> MessageExt:
+def with_own_topic(message: MessageExt) -> MessageExt:
     """A message of a retry topic has the topic to which it was sent."""
     own = message.properties.get(RETRY_TOPIC)
     return replace(message, topic=own) if own and message.topic.startswith(RETRY_PREFIX) else message

@@ -200,6 +200,7 @@ NEEDS: Final[Mapping[int, Needs]] = {
     RequestCode.CHECK_CLIENT_CONFIG: _nothing,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _of_group,
     RequestCode.GET_CONSUMER_RUNNING_INFO: _of_group,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: _of_group,
     RequestCode.GET_CONSUME_STATS: _of_group,
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _of_named_group,
     RequestCode.GET_TOPIC_CONFIG: _either_of_topic,

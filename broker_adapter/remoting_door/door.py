@@ -136,6 +136,10 @@ class RemotingDoor:
         if not request.is_oneway:
             connection.send_encoded(answer)
 
+    async def ask_master(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        """Its answer to what the client of this connection asks. BrokerError as from Answering."""
+        return decode(memoryview(await self._ask(request, self._context(connection, request)))[4:])
+
     async def _ask(self, request: RemotingCommand, context: CallContext) -> bytes:
         try:
             return await self._answering.unary(RemotingRequest(request), context)

@@ -18,10 +18,6 @@ from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.json_bodies import LongTexts, dump
 from broker_adapter.traffic.traffic import Traffic
 
-#: Of a member of a group, that is asked something: administrators wait for 5 s.
-_MEMBER_S = 4.0
-_ASKED = ("consumerGroup", "clientId", "jstackEnable")
-
 #: Characters of what was asked for, in answers.
 _SHOWN = 255
 
@@ -43,7 +39,6 @@ class NodeQueries:
             (RequestCode.GET_CONSUMER_CONNECTION_LIST, self._consumers),
             (RequestCode.GET_PRODUCER_CONNECTION_LIST, self._producers),
             (RequestCode.GET_ALL_PRODUCER_INFO, self._all_producers),
-            (RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info),
             (RequestCode.GET_BROKER_CONFIG, self._config),
             (RequestCode.GET_BROKER_RUNTIME_INFO, self._runtime_info),
             (RequestCode.VIEW_BROKER_STATS_DATA, self._stats),
@@ -74,19 +69,6 @@ class NodeQueries:
         groups = {group: dict(producers) for group, producers in self._clients.producers.items()}
         body = await self._texts.make(admin_bodies.all_producers, groups, time.time_ns() // 1_000_000)
         return request.answer(ResponseCode.SUCCESS, body=body)
-
-    async def _running_info(
-        self, connection: RemotingConnection, request: RemotingCommand
-    ) -> RemotingCommand:
-        """What the member says of itself. AnswerMissing (ANSWER_MISSING) if it says nothing in time."""
-        group, client_id = text(request.fields, "consumerGroup"), text(request.fields, "clientId")
-        member = self._clients.consumers.get(group, {}).get(client_id)
-        if member is None:
-            problem = f"The Consumer <{group}> <{client_id}> not online"
-            return request.answer(ResponseCode.SYSTEM_ERROR, problem)
-        fields = {name: request.fields[name] for name in _ASKED if name in request.fields}
-        told = await member.connection.invoke(RemotingCommand(request.code, fields), _MEMBER_S)
-        return request.answer(told.code, told.remark, fields=told.fields, body=told.body)
 
     async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         lines = (f"{name}={value}\n" for name, value in self._settings().items())

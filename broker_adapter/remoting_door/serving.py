@@ -37,6 +37,7 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch, Processor
 from broker_adapter.remoting_door.access import RemotingAccess
 from broker_adapter.remoting_door.door import PULLS, REPLIES, SENDS, CheckOperator, RemotingDoor
+from broker_adapter.remoting_door.member_queries import MemberQueries
 from broker_adapter.remoting_door.node_queries import NodeQueries
 from broker_adapter.remoting_door.port import RemotingPort
 from broker_adapter.traffic.traffic import Traffic
@@ -223,6 +224,8 @@ def remoting_port(
     door.register_with(dispatch)
     Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)
     NodeQueries(clients, shown, runtime, traffic).register_with(dispatch, door.admin)
+    members = MemberQueries(clients, settings.name, door.ask_master)
+    members.register_with(dispatch, door.admin, door.guarded)
     for code, processor in commands.items():
         dispatch.register([code], door.guarded(processor), door.admin)
     return RemotingPort(

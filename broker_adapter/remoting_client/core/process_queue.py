@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker_adapter.remoting_client.core.values import MessageExt
 
@@ -16,6 +17,15 @@ class FlowLimits:
     messages: int = 1000
     size: int = 100 << 20  # bytes
     span: int = 2000  # between the first and the last offset in memory
+
+
+class Cached(NamedTuple):
+    """What is in memory of a queue. `first`, `last`: offsets, 0 if there is nothing; `size`: bytes."""
+
+    messages: int
+    first: int
+    last: int
+    size: int
 
 
 class ProcessQueue:
@@ -76,6 +86,11 @@ class ProcessQueue:
         if len(self._sizes) >= limits.messages or self._size >= limits.size:
             return True
         return bool(self._sizes) and self._next - next(iter(self._sizes)) > limits.span
+
+    @property
+    def cached(self) -> Cached:
+        first, last = next(iter(self._sizes), 0), next(reversed(self._sizes), 0)
+        return Cached(len(self._sizes), first, last, self._size)
 
     @property
     def offset(self) -> int:

@@ -353,6 +353,45 @@ async def test_a_member_is_asked_what_it_does(cluster: BrokerCluster) -> None:
     member.connection.close("done")
 
 
+async def test_a_member_is_given_a_message_out_of_turn(cluster: BrokerCluster) -> None:
+    """Connected to a slave, which asks the master for the message."""
+    given: list[RemotingCommand] = []
+
+    async def consume(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        given.append(request)
+        return request.answer(0, "well", body=b"{consumed}")
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], consume, Executor("all", 9, 9))
+    member = Asker(await connect(slave(cluster), timeout_s=10, dispatch=dispatch))
+    await member.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+    async with asking(slave(cluster)) as asker:
+        sent = await asker.send("t", b"again", 0)
+        of = {"consumerGroup": "g", "clientId": "c1", "msgId": sent["msgId"]}
+
+        async def told(**fields: object) -> tuple[int, str | None, bytes]:
+            answer = await asker.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, **(of | fields))
+            return answer.code, answer.remark, answer.body
+
+        assert await told() == (ResponseCode.SUCCESS, "well", b"{consumed}")
+        assert given[0].fields == of | {"brokerName": "broker-a"}
+        found = decode(given[0].body)
+        assert (found.topic, found.body, found.queue_offset) == ("t", b"again", 0)
+        for fields, code, problem in (
+            ({"clientId": "c2"}, ResponseCode.SYSTEM_ERROR, "The Consumer <g> <c2> not online"),
+            ({"msgId": "7"}, ResponseCode.MESSAGE_ILLEGAL, "736 MESSAGE_ID_INVALID"),
+            (
+                {"msgId": sent["msgId"][:16] + f"{1 << 40:016X}"},
+                ResponseCode.QUERY_NOT_FOUND,
+                "742 MESSAGE_NOT_FOUND",
+            ),
+        ):
+            ended, remark, _ = await told(**fields)
+            assert (ended, problem in (remark or "")) == (code, True), (fields, remark)
+        assert len(given) == 1
+    member.connection.close("done")
+
+
 @pytest.mark.parametrize("names", [{}, {"admin_names": ["ops"]}])
 async def test_at_a_broker_that_names_no_operators_only_members_change(
     tmp_path: Path, names: dict[str, Any]
@@ -367,6 +406,9 @@ async def test_at_a_broker_that_names_no_operators_only_members_change(
             connection = await connect(program.remoting.address, timeout_s=20, tls=context)
             made = create_topic(f"of-{who}", read_queues=1, write_queues=1, permission=6, attributes={})
             answer = await connection.invoke(made, 40)
+            nobody = {"consumerGroup": "g", "clientId": "c", "msgId": "7F00000100002A9F" + "0" * 16}
+            given = await connection.invoke(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, nobody), 40)
+            assert (given.code == ResponseCode.NO_PERMISSION) is not may, given.remark
             connection.close("done")
             assert answer.code == (ResponseCode.SUCCESS if may else ResponseCode.NO_PERMISSION), who
             assert (program.metadata.topic(f"of-{who}") is not None) is may, who

@@ -26,7 +26,7 @@ PUB, SUB, EITHER, NOTHING = ("PUB",), ("SUB",), ("PUB", "SUB"), ()
 TO_SEND = [10, 310, 320, 324, 325, 37]
 TO_CONSUME = [11, 361, 14, 15, *range(200050, 200056), 400, 34, 41, 42, 200151]
 OF_TOPIC = [12, 29, 30, 31, 32]
-OF_GROUP = [36, 35, 38, 203, 208, 307, 352]
+OF_GROUP = [36, 35, 38, 203, 208, 307, 309, 352]
 OF_EITHER = [202, 300, 351]
 SIGNED = [33, 46]
 #: By code: rights in the topic, one of which is enough, and whether SUB in the group is needed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting_client import (
     Admin,
     ClientOptions,
     ConsumeFromWhere,
     ConsumeSettings,
+    ConsumeStatus,
     Message,
     MessageExt,
     MessageQueue,
@@ -23,6 +26,7 @@ from broker_adapter.remoting_client import (
 )
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.namesrv.helpers import name_server
+from tests.broker_adapter.processor.asker import asking
 from tests.node.local import until
 
 QUEUES, TOPIC = 6, "orders"
@@ -118,6 +122,53 @@ async def test_members_share_the_queues_and_nothing_is_lost_when_they_come_die_a
             await group.produce(10)
             await group.all_is_committed(admin)
         group.check()
+
+
+@pytest.mark.parametrize("ends", ["well", "later", "raises"])
+async def test_a_consumer_takes_a_message_out_of_turn_and_says_how_that_went(names: str, ends: str) -> None:
+    """As operators want it who have found a message in the dead letters: offsets stay where they are."""
+    listened: list[MessageExt] = []
+
+    def listen(messages: Sequence[MessageExt]) -> ConsumeStatus | None:
+        listened.extend(messages)
+        if len(listened) > 1 and ends == "raises":
+            raise ValueError("not this one")
+        return ConsumeStatus.RECONSUME_LATER if len(listened) > 1 and ends == "later" else None
+
+    async with Admin(names, options=OPTIONS) as admin, Producer("p", names, options=OPTIONS) as producer:
+        await admin.create_topic(TOPIC, queues=1)
+        first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        consumer = PushConsumer("g", names, listen, consume_from=first, settings=CONSUMING, options=OPTIONS)
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await producer.send(Message(TOPIC, b"x"))
+            done = {MessageQueue(TOPIC, "broker-a", 0): 1, MessageQueue("%RETRY%g", "broker-a", 0): 0}
+            await until(lambda: consumer.positions == done)
+            of = {"consumerGroup": "g", "clientId": consumer.client_id}
+            async with asking(names) as asker:
+                found = await asker.body(
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=TOPIC, acceptStandardJsonOnly=True
+                )
+                (address,) = [
+                    one["brokerAddrs"]["0"] for one in found["brokerDatas"] if one["brokerName"] == "broker-a"
+                ]
+            async with asking(address) as asker:
+                told = await asker.body(
+                    RequestCode.CONSUME_MESSAGE_DIRECTLY, **of, msgId=listened[0].offset_message_id
+                )
+                info = (await asker.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, **of)).body.decode()
+        expected = {"well": "CR_SUCCESS", "later": "CR_LATER", "raises": "CR_THROW_EXCEPTION"}[ends]
+        remark = "ValueError('not this one')" if ends == "raises" else None
+        assert (told["consumeResult"], told["remark"], told["order"]) == (expected, remark, True)
+        assert [one.body for one in listened] == [b"x", b"x"]
+        assert await admin.group_offsets("g") == {MessageQueue(TOPIC, "broker-a", 0): 1}
+    found = re.findall(r'({"brokerName"[^}]*}):({[^}]*})', info)
+    queues = {
+        (of["topic"], of["queueId"]): json.loads(told) for of, told in ((json.loads(q), t) for q, t in found)
+    }
+    assert queues[TOPIC, 0]["commitOffset"] == 1 and queues[TOPIC, 0]["locked"] is True
+    assert queues["%RETRY%g", 0]["commitOffset"] == 0
+    assert '"PROP_CONSUMEORDERLY":"true"' in info and '"PROP_CONSUME_TYPE":"CONSUME_PASSIVELY"' in info
 
 
 async def test_the_first_example_of_the_documentation_works(
