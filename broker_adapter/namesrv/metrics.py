@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker_adapter.namesrv.values import MASTER_ID, UNKNOWN_ID
+from broker_adapter.format.broker_ids import MASTER_ID
+from broker_adapter.namesrv.values import UNKNOWN_ID
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.name_server import NameServer

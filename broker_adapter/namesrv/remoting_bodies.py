@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, TopicConfig
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import (
-    MASTER_ID,
     BrokerEntry,
     RemotingNode,
     Route,

@@ -21,13 +21,14 @@ from broker_adapter.errors import (
     ResponseCode,
     Status,
 )
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.remoting_bodies import (
     DataVersion,
     body_crc32,
     encode_register_body,
     node_name,
 )
-from broker_adapter.namesrv.values import MASTER_ID, NO_TERM, Registration, RegistrationAnswer
+from broker_adapter.namesrv.values import NO_TERM, Registration, RegistrationAnswer
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand

@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 from broker_adapter.api import PERM_WRITE, BrokerRole
 from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv import remoting_bodies as bodies
 from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.name_server import NameServer
 from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import (
     ANY_EPOCH,
-    MASTER_ID,
     NO_TERM,
     Registration,
     Route,

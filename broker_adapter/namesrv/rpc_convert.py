@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.api import BrokerRole, TopicConfig
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status, error_for
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import (
-    MASTER_ID,
     NO_TERM,
     BrokerEntry,
     ClusterInfo,

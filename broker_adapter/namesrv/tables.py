@@ -24,9 +24,9 @@ from typing import TypeAlias
 
 from broker_adapter.api import PERM_WRITE, TopicConfig
 from broker_adapter.errors import NameServerBusy, NameServerRefused, Status
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import (
     ANY_EPOCH,
-    MASTER_ID,
     NO_TERM,
     UNKNOWN_ID,
     BrokerEntry,

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from broker_adapter.api import BrokerRole, TopicConfig
 from broker_adapter.errors import BrokerError, NameServerBusy, NameServerRefused, Status
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.format.topic_names import check_topic_name
 from dledger.platform import MAX_TERM
 
-MASTER_ID = 0
 #: The broker does not know its role yet: it lives, and is not published.
 UNKNOWN_ID = -1
 NO_TERM = -1

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import ResponseCode
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.format.sys_flag import BORN_HOST_V6, STORE_HOST_V6
@@ -31,8 +32,6 @@ _MAX_BYTES = 1 << 20
 _MAX_SUSPEND_MS = 60_000
 _PAUSE_S = 1.0
 _PHYSICAL_OFFSET = struct.Struct(">q")
-#: The id of masters, and what consumers are told unless another broker is better for them.
-MASTER_ID = 0
 _SYS_FLAG_AT, _RECONSUME_AT, _V6_MORE = 36, 72, 12
 _INT = struct.Struct(">i")
 

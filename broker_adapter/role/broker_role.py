@@ -8,9 +8,7 @@ from typing import Protocol
 
 from broker_adapter.api import BrokerRole
 from broker_adapter.commitlog.message_writer import MessageWriter
-
-#: RocketMQ's id of the master of a broker name.
-MASTER_ID = 0
+from broker_adapter.format.broker_ids import MASTER_ID
 
 
 class MasterService(Protocol):

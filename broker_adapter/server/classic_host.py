@@ -16,10 +16,10 @@ from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.deferred.deferring import Deferring, DeferringParts
 from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.ha.handshake import HaIdentity
 from broker_adapter.log.protocol import AppendLog, RecordLog
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.namesrv.values import MASTER_ID
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor import fields as read
 from broker_adapter.remoting.codes import RequestCode

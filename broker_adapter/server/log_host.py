@@ -11,12 +11,12 @@ from prometheus_client.core import Metric
 from broker_adapter.api import BrokerRole
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.deferred.deferring import MakeDeferring, in_commands
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.log.node import BrokerNode
 from broker_adapter.log.protocol import AppendLog, RecordFormat, RecordLog
 from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.namesrv.registration import EVERY_S, RegistrarStatus
-from broker_adapter.namesrv.values import MASTER_ID
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.remoting.executors import Processor
 from broker_adapter.store.dispatcher import Dispatcher

@@ -17,13 +17,12 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.proxy.messages.context import GO, JAVA, NODE_JS, PYTHON, CallContext
 from broker_adapter.proxy.messages.directory import message_type_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from dledger.platform import split_address
 
-#: Clients look for "the" queue of a broker by this id, and use no broker but a master's.
-_MASTER_ID = 0
 #: In an assignment: all queues of the broker.
 _ALL_QUEUES = -1
 
@@ -153,7 +152,7 @@ def _version(text: str) -> tuple[int, ...]:
 def _broker(name: str, addresses: list[tuple[str, int]]) -> pb.Broker:
     return pb.Broker(
         name=name,
-        id=_MASTER_ID,
+        id=MASTER_ID,  # by which clients look for "the" queue of a broker: they use no other
         endpoints=pb.Endpoints(
             scheme=_scheme(addresses[0][0]),
             addresses=[pb.Address(host=host, port=port) for host, port in addresses],

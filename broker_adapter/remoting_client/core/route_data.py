@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_adapter.errors import FrameRefused
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.remoting_client.core.values import MessageQueue
 
-MASTER_ID: Final = 0
 _WRITE: Final = 2
 _READ: Final = 4
 #: Queues of one topic at one broker; RocketMQ itself knows no limit.

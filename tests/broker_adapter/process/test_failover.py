@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.errors import BrokerError
+from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.client import NameServerClient
-from broker_adapter.namesrv.values import MASTER_ID
 from broker_adapter.remoting_client import Message, MessageQueue, Producer, SendResult
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
