@@ -231,8 +231,9 @@ class ClassicNode:
 
     async def change_role(self, is_master: bool, *, force: bool) -> None:
         """As somebody decides. ROLE_CHANGE_BLOCKED: it is a slave that lacks something, or whose master
-        lives, or a master whose slave lacks something; `force` gives up what is lacking. ConfigError
-        (PORT_IN_USE), and any other error: it has the role that it had; the same call may be made again."""
+        lives or has refused it, or a master whose slave lacks something; `force` gives up what is lacking.
+        ConfigError (PORT_IN_USE), and any other error: it has the role that it had; the same call may be made
+        again."""
         async with self._changing:
             if self._is_taken and is_master == self._record.is_master:
                 return
@@ -251,6 +252,8 @@ class ClassicNode:
         lacking, problem = self.replication.lacking(), ""
         if self.replication.follows:
             problem = "its master is alive: make that a slave first, or stop it"
+        elif self.replication.is_refused:
+            problem = "its master has another log, and may have stored and answered more since"
         elif lacking < 0:
             problem = "it has not heard of its master since it was started: nobody knows what it lacks"
         elif lacking:

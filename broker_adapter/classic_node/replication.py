@@ -147,6 +147,16 @@ class Replication:
         return client is not None and client.status().state is HaClientState.TRANSFER
 
     @property
+    def is_refused(self) -> bool:
+        """The master was heard of last when it said that its log does not continue this one."""
+        return self._client is not None and self._client.status().refusal is not None
+
+    @property
+    def has_diverged(self) -> bool:
+        """Because this log has what the master's has not."""
+        return self._client is not None and self._client.status().refusal is Status.HA_DIVERGED
+
+    @property
     def has_all(self) -> bool:
         """The log of this slave has all commands of its master: both are this project's."""
         return self.by_handshake and self._log.begin_offset == 0

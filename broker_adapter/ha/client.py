@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 
 #: A master of RocketMQ's own that has not what it is asked for says nothing else.
 _HEARTBEATS_FOR_NOTHING = 2
+#: What a master of ours says that has another log, or not all that is needed of it any more.
+_OTHER_LOG = (Status.HA_DIVERGED, Status.HA_GAP)
 
 
 class RunBlocking(Protocol):
@@ -41,7 +43,8 @@ class HaClientState(Enum):
 class HaClientStatus(NamedTuple):
     """`position`: all before it is stored, `reported` that it is. `problem`: why the last connection ended,
     or was not made; "" once bytes came. `silent_s`: since something came, None while there is no connection.
-    `master_end`: of its log when it was connected, by handshake; else None."""
+    `master_end`: of its log when it was connected, by handshake; else None. `refusal`: HA_DIVERGED or HA_GAP,
+    since a master has said that its log does not continue this one; None once one has been followed again."""
 
     state: HaClientState
     master: str | None
@@ -53,6 +56,7 @@ class HaClientStatus(NamedTuple):
     by_handshake: bool
     master_end: int | None
     problem: str
+    refusal: Status | None = None
 
 
 class HaClient:
@@ -96,6 +100,7 @@ class HaClient:
         self._begin_is_gone: str | None = None  # the master that does not have it
         self._received = self._connections = 0
         self._problem = ""
+        self._refusal: Status | None = None
 
     def start(self) -> None:
         assert self._task is None, "it was started before"
@@ -129,6 +134,7 @@ class HaClient:
             welcome is not None,
             welcome.log.end if welcome is not None else None,
             self._problem,
+            self._refusal,
         )
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -164,6 +170,8 @@ class HaClient:
         except Exception as error:  # whatever it is, it may be over: an address, a certificate, a bad master
             if isinstance(error, BrokerError) and error.status is Status.LOG_FAILED:
                 raise
+            if isinstance(error, HaRefused) and error.status in _OTHER_LOG:
+                self._refusal = error.status
             problem = str(error) if isinstance(error, BrokerError | OSError) else repr(error)
             if problem != self._problem:
                 _log.error("no transfer from the master", master=master, error=problem)
@@ -186,7 +194,7 @@ class HaClient:
             heartbeat_s=options.heartbeat_s,
         )
         try:
-            self._link, self._state = link, HaClientState.TRANSFER
+            self._link, self._state, self._refusal = link, HaClientState.TRANSFER, None
             self._connections += 1
             self._heard = asyncio.get_running_loop().time()
             by_handshake = link.welcome is not None

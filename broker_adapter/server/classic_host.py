@@ -50,7 +50,6 @@ class ClassicHost:
     format = RECORDS
     slaves_read = True
     register_every_s = 5.0  # a slave learns so of another master
-    reads_here = True
     own_topics = OWN_TOPICS
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
@@ -90,6 +89,11 @@ class ClassicHost:
     @property
     def records(self) -> RecordLog:
         return self._node.records
+
+    @property
+    def reads_here(self) -> bool:
+        """A slave that has what its master has not may have other messages at the same offsets."""
+        return not self._node.replication.has_diverged
 
     @property
     def master_role(self) -> BrokerRole:

@@ -105,7 +105,7 @@ class LogHost(Protocol):
 
     @property
     def reads_here(self) -> bool:
-        """Who reads at a slave means that slave."""
+        """Who reads at a slave means that slave. False where slaves read: what it has is not to be read."""
 
     def suggested_reader(self, physical_offset: int) -> int:
         """The id of the broker at which somebody had better go on reading who has come so far."""

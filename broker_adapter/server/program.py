@@ -389,7 +389,9 @@ class BrokerProgram:
         self.remoting = remoting_port(
             self.settings,
             self.config,
-            LocalReads(self.answering, self.forwarder) if self.host.slaves_read else self.forwarder,
+            LocalReads(self.answering, self.forwarder, lambda: self.host.reads_here)
+            if self.host.slaves_read
+            else self.forwarder,
             self.directory,
             self.remoting_clients,
             self._replies,
@@ -461,6 +463,7 @@ class BrokerProgram:
             settings,
             self._is_writable,
             lambda: self.host.reads_here,
+            reads_alone=not self.host.slaves_read,
         )
         return self.forwarder
 

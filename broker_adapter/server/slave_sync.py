@@ -2,7 +2,8 @@
 
 What brokers of this project change in these is in their logs; of a master of RocketMQ's own it is not. An
 offset never goes beyond the messages that are here: a slave that is made master gives the offsets behind them
-to new messages, which the group would never get.
+to new messages, which the group would never get. Nor does one of a master whose log is another: its messages
+are not those that are here.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class SlaveSync:
     async def _sync_ever(self) -> None:
         while True:
             await asyncio.sleep(self._node.settings.sync_period_ms / 1000)
-            address = self._master_address()
-            if self._parts.is_master or not address or self._node.replication.has_all:
+            address, replication = self._master_address(), self._node.replication
+            if self._parts.is_master or not address or replication.has_all or not replication.follows:
                 continue
             try:
                 await self._sync(address)

@@ -65,9 +65,11 @@ class Forwarder:
         settings: ClientServiceSettings,
         is_writable: Callable[[], bool],
         reads_here: Callable[[], bool] = lambda: False,
+        *,
+        reads_alone: bool = True,
     ) -> None:
         """`reads_here`: whoever reads has come to this node because of what it has; else what is read is
-        answered here only while nobody else can."""
+        answered here only while nobody else can, if `reads_alone`."""
         self.figures = Figures()
         self.link: MasterLink | None = None
         self._node_id = node_id
@@ -77,6 +79,7 @@ class Forwarder:
         self._settings = settings
         self._is_writable = is_writable
         self._reads_here = reads_here
+        self._reads_alone = reads_alone
         self._leader: str | None = None
         self._following: asyncio.Task[None] | None = None
         self._linked_to: str | None = None
@@ -193,7 +196,8 @@ class Forwarder:
 
     def reader(self) -> Answering | None:
         """Who answers what is only read, if that is not the master's affair."""
-        return self._local if self._reads_here() or self.destination() is None else None
+        is_here = self._reads_here() or (self._reads_alone and self.destination() is None)
+        return self._local if is_here else None
 
     @property
     def settings(self) -> ClientServiceSettings:

@@ -43,7 +43,9 @@ class World:
         self.groups: dict[str, GroupConfig] = {}
         self.offsets: dict[str, list[QueueOffset]] = {}
         self.delays: dict[int, int] = {}
-        self.replication = SimpleNamespace(by_handshake=False, has_all=False, set_master=lambda address: None)
+        self.replication = SimpleNamespace(
+            by_handshake=False, has_all=False, follows=True, set_master=lambda address: None
+        )
         world = self
 
         class Roles:
@@ -181,6 +183,27 @@ async def test_a_slave_without_the_begin_of_the_log_copies_tables(
         await until(lambda: "new" in world.metadata.topics)
     finally:
         await world.sync.stop()
+
+
+async def test_a_slave_that_follows_nobody_asks_for_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its master may have refused it, since their logs differ: offsets are those of other messages then."""
+    world, looks = World(monkeypatch), list[int]()
+
+    class Replication:
+        by_handshake = has_all = False
+
+        @property
+        def follows(self) -> bool:
+            looks.append(1)
+            return False
+
+    cast(Any, world.sync)._node.replication = Replication()
+    world.topics = {"new": TopicConfig("new", 1, 1)}
+    task = asyncio.create_task(world.sync._sync_ever())
+    await until(lambda: len(looks) > 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "new" not in world.metadata.topics
 
 
 async def test_a_slave_with_all_of_the_log_asks_for_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
