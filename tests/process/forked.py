@@ -69,7 +69,7 @@ class _ForkServer:
                 pass_fds=[theirs.fileno()],
             )
         self._numbers = count()
-        self._starting: dict[int, Future[int]] = {}
+        self._starting: dict[int, Future[Forked]] = {}
         self._running: dict[int, Forked] = {}
         threading.Thread(target=self._listen, name="fork server", daemon=True).start()
         atexit.register(self._stop)
@@ -77,23 +77,26 @@ class _ForkServer:
     async def start(
         self, module: str, arguments: Sequence[str], env: Mapping[str, str], output: int
     ) -> Forked:
-        number, started = next(self._numbers), _unanswered()
+        number, started = next(self._numbers), Future[Forked]()
+        started.set_running_or_notify_cancel()
         self._starting[number] = started
         request = {"number": number, "module": module, "arguments": arguments, "env": env, "cwd": str(_REPO)}
         socket.send_fds(self._requests, [json.dumps(request).encode()], [output])
-        return self._running[await asyncio.wrap_future(started)]
+        return await asyncio.wrap_future(started)
 
     def _listen(self) -> None:
         while packet := self._requests.recv(_MOST_BYTES):
             told = json.loads(packet)
             if "started" in told:
-                self._running[told["pid"]] = Forked(told["pid"])
-                self._starting.pop(told["started"]).set_result(told["pid"])
+                process = self._running[told["pid"]] = Forked(told["pid"])
+                self._starting.pop(told["started"]).set_result(process)
             else:
                 self._running.pop(told["ended"]).end.set_result(told["code"])
         error = RuntimeError("the process that starts processes has ended")
-        for future in [*self._starting.values(), *(one.end for one in self._running.values())]:
-            future.set_exception(error)
+        for starting in self._starting.values():
+            starting.set_exception(error)
+        for process in self._running.values():
+            process.end.set_exception(error)
 
     def _stop(self) -> None:
         self._requests.shutdown(socket.SHUT_RDWR)
