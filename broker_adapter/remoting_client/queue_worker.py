@@ -171,6 +171,9 @@ class QueueWorker:
                 await asyncio.sleep(min(_LOCK_WAIT_S, self._settings.lock_interval_s))
                 continue
             await self._slots.acquire()
+            if not self.is_locked:  # the listener may have been at other queues for long
+                self._slots.release()
+                continue
             await asyncio.wait([self._begin(self._consume_in_order())])
 
     @property

@@ -28,6 +28,7 @@ from broker_adapter.remoting_client import (
     QueueListener,
     TransactionProducer,
 )
+from broker_adapter.remoting_client.queue_worker import NOT_LOCKED
 from tests.node.local import until
 
 from .scripted import ScriptedServer, route_body, serving
@@ -73,11 +74,17 @@ class Broker:
         return request.answer(0)
 
     def _pull(self, request: RemotingCommand) -> RemotingCommand | None:
-        first = int(request.fields["queueOffset"])
+        queue_id, first = int(request.fields["queueId"]), int(request.fields["queueOffset"])
         if first >= MESSAGES:
             return None  # the long poll goes on
         body = b"".join(
-            bytes(record.encode(record.Message("t", b"%d" % offset, queue_offset=offset, store_host=HOST)))
+            bytes(
+                record.encode(
+                    record.Message(
+                        "t", b"%d" % offset, queue_id=queue_id, queue_offset=offset, store_host=HOST
+                    )
+                )
+            )
             for offset in range(first, MESSAGES)
         )
         offsets = {"nextBeginOffset": str(MESSAGES), "minOffset": "0", "maxOffset": str(MESSAGES)}
@@ -338,6 +345,36 @@ async def test_a_lock_that_is_refused_is_believed_in_no_more() -> None:
             assert seen == [b"0"]
             is_granted = True
             await until(lambda: len(seen) == MESSAGES)
+
+
+async def test_a_lock_that_is_lost_while_all_threads_are_busy_is_believed_in_no_more() -> None:
+    """A queue waits for its turn as long as the listener is at others: its lock may be another's by then."""
+    seen: list[MessageQueue] = []
+    may_go_on = asyncio.Event()
+
+    async def listener(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.queue for one in messages)
+        await may_go_on.wait()
+
+    def lock(request: RemotingCommand) -> RemotingCommand:
+        asked = json.loads(request.body)["mqSet"]
+        granted = [one for one in asked if not seen or one["queueId"] == seen[0].queue_id]
+        return request.answer(0, body=json.dumps({"lockOKMQSet": granted}).encode())
+
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lock
+        world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: (
+            request.answer(0, body=route_body([world.server], queues=2))
+            if request.fields["topic"] == "t"
+            else request.answer(17)
+        )
+        async with consumer(world, listener, is_ordered=True, threads=1, lock_interval_s=0.01) as member:
+            await until(lambda: len(seen) == 1 and len(member._slots._waiters or ()) == 1)
+            (other,) = (worker for queue, worker in member._workers.items() if queue != seen[0])
+            await until(lambda: other.locked_at == NOT_LOCKED)
+            may_go_on.set()
+            await until(lambda: len(seen) >= MESSAGES)
+            assert len(set(seen)) == 1
 
 
 async def test_a_lock_is_believed_in_from_when_it_was_asked_for() -> None:
