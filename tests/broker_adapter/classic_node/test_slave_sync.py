@@ -170,6 +170,29 @@ async def test_a_slave_that_was_made_master_meanwhile_keeps_its_own_tables(
     assert world.offsets_here("g") == {("t", 0): 50} and world.delivery.system_offsets() == {}
 
 
+async def test_a_new_master_keeps_the_offsets_of_its_own_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an old copy has nothing else: what it would be ahead of is passed over."""
+    world = World(monkeypatch)
+    world.delays = {1: 9}
+    world.leads = lambda: True
+    await world.copied()
+    assert world.delivery.system_offsets() == {}
+
+
+@pytest.mark.parametrize(("by_handshake", "offset"), [(False, 20), (True, 50)])
+async def test_an_offset_falls_to_that_of_a_master_whose_resets_are_in_no_log(
+    monkeypatch: pytest.MonkeyPatch, by_handshake: bool, offset: int
+) -> None:
+    """One of ours has them in its log: what it said may be older than that."""
+    world = World(monkeypatch)
+    world.replication.by_handshake = by_handshake
+    world.metadata.adopt(CommitOffsets("g", NO_GENERATION, tuple(offsets("t", 50, 5))))
+    world.groups = {"g": GroupConfig("g")}
+    world.offsets = {"g": offsets("t", 20, 8)}
+    await world.copied()
+    assert world.offsets_here("g") == {("t", 0): offset, ("t", 1): 8}
+
+
 @pytest.mark.parametrize("by_handshake", [False, True])
 async def test_a_slave_without_the_begin_of_the_log_copies_tables(
     monkeypatch: pytest.MonkeyPatch, by_handshake: bool
