@@ -43,8 +43,12 @@ class World:
         self.groups: dict[str, GroupConfig] = {}
         self.offsets: dict[str, list[QueueOffset]] = {}
         self.delays: dict[int, int] = {}
+        self.asked: list[str] = []  # addresses of masters
+        self.followed: list[str] = []  # those of their HA ports
+        self.registered = {"n": registered("h:1")}
+        self.looks = 0  # at how it stands with NameServers
         self.replication = SimpleNamespace(
-            by_handshake=False, has_all=False, follows=True, set_master=lambda address: None
+            by_handshake=False, has_all=False, follows=True, set_master=self.followed.append
         )
         world = self
 
@@ -58,7 +62,8 @@ class World:
                 work()
 
         class Told:
-            def __init__(self, *args: object, **more: object) -> None: ...
+            def __init__(self, *args: object, address: str, **more: object) -> None:
+                world.asked.append(address)
 
             async def __aenter__(self) -> Any:
                 return SimpleNamespace(
@@ -73,14 +78,19 @@ class World:
         monkeypatch.setattr(slave_sync, "Master", Told)
         settings = SimpleNamespace(sync_period_ms=1)
         node = SimpleNamespace(replication=self.replication, roles=Roles(), feed=Feed(), settings=settings)
-        status = SimpleNamespace(registered=True, master_address="h:1", master_ha_address="")
-        parts = SimpleNamespace(
+        self.parts = SimpleNamespace(
             metadata=self.metadata,
             delivery_state=self.delivery,
             is_master=False,
-            registrations=lambda: {"n": status},
+            registrations=self.registrations,
         )
-        self.sync = SlaveSync(cast(Any, node), cast(BrokerParts, parts), lambda: None, lambda *queue: END)
+        self.sync = SlaveSync(
+            cast(Any, node), cast(BrokerParts, self.parts), lambda: None, lambda *queue: END
+        )
+
+    def registrations(self) -> dict[str, SimpleNamespace]:
+        self.looks += 1
+        return self.registered
 
     async def copied(self) -> None:
         await self.sync._sync("h:1")
@@ -88,6 +98,11 @@ class World:
     def offsets_here(self, group: str) -> dict[tuple[str, int], int]:
         found = self.metadata.group(group)
         return {} if found is None else dict(found.offsets)
+
+
+def registered(address: str, ha_address: str = "", *, now: bool = True) -> SimpleNamespace:
+    """At a NameServer that has named this master; `now`: it knows this broker, and so the master, still."""
+    return SimpleNamespace(registered=now, master_address=address, master_ha_address=ha_address)
 
 
 def given(value: object) -> Callable[[], Any]:
@@ -110,6 +125,18 @@ async def test_topics_and_groups_that_were_changed_are_changed_here(monkeypatch:
     assert sorted(world.metadata.topics) == ["new", "t"]
     found = {group.name: group.config for group in world.metadata.groups()}
     assert found == world.groups
+
+
+async def test_what_came_into_being_by_use_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ's tables do not say it."""
+    world = World(monkeypatch)
+    world.metadata.adopt(PutTopic(TopicConfig("u", 1, 1, auto_created=True)))
+    world.metadata.adopt(PutGroup(GroupConfig("h", auto_created=True)))
+    world.topics = {"u": TopicConfig("u", 1, 1)}
+    world.groups = {"h": GroupConfig("h")}
+    await world.copied()
+    assert world.metadata.topics["u"].auto_created
+    assert [group.config.auto_created for group in world.metadata.groups() if group.name == "h"] == [True]
 
 
 async def test_what_rocketmq_keeps_for_itself_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +274,36 @@ async def test_a_slave_with_all_of_the_log_asks_for_no_tables(monkeypatch: pytes
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert "new" not in world.metadata.topics
+
+
+async def test_a_name_server_that_does_not_answer_says_who_was_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not who is: another one may have been made master since."""
+    world = World(monkeypatch)
+    world.registered = {
+        "away": registered("old:1", "old:2", now=False),
+        "there": registered("new:1", "new:2"),
+    }
+    world.sync.start()
+    try:
+        await until(lambda: bool(world.asked and world.followed))
+    finally:
+        await world.sync.stop()
+    assert set(world.asked) == {"new:1"} and set(world.followed) == {"new:2"}
+
+
+async def test_a_master_copies_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NameServers name itself as the master."""
+    world = World(monkeypatch)
+    world.registered = {"n": registered("h:1", "h:2")}
+    world.parts.is_master = True
+    world.sync.start()
+    try:
+        await until(lambda: world.looks > 3)
+    finally:
+        await world.sync.stop()
+    assert world.asked == world.followed == []
 
 
 @pytest.mark.parametrize(("committed", "received"), [(5, 3), (3, 5), (None, 5)])
