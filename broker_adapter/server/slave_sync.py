@@ -137,7 +137,7 @@ class SlaveSync:
         known = self._parts.metadata.group(group)
         here = {} if known is None else known.offsets
         # What a master of ours sets back comes with the log; what was asked for may be older than that.
-        may_fall = not self._node.replication.by_handshake
+        may_fall = self._node.replication.follows and not self._node.replication.by_handshake
         up, down = [], []
         for told in found:
             before = here.get((told.topic, told.queue_id), 0)

@@ -206,13 +206,16 @@ async def test_a_new_master_keeps_the_offsets_of_its_own_queues(monkeypatch: pyt
     assert world.delivery.system_offsets() == {}
 
 
-@pytest.mark.parametrize(("by_handshake", "offset"), [(False, 20), (True, 50)])
+@pytest.mark.parametrize(
+    ("follows", "by_handshake", "offset"), [(True, False, 20), (True, True, 50), (False, False, 50)]
+)
 async def test_an_offset_falls_to_that_of_a_master_whose_resets_are_in_no_log(
-    monkeypatch: pytest.MonkeyPatch, by_handshake: bool, offset: int
+    monkeypatch: pytest.MonkeyPatch, follows: bool, by_handshake: bool, offset: int
 ) -> None:
-    """One of ours has them in its log: what it said may be older than that."""
+    """One of ours has them in its log: what it said may be older than that. Whose master it is, nobody knows
+    when the connection has ended."""
     world = World(monkeypatch)
-    world.replication.by_handshake = by_handshake
+    world.replication.follows, world.replication.by_handshake = follows, by_handshake
     world.metadata.adopt(CommitOffsets("g", NO_GENERATION, tuple(offsets("t", 50, 5))))
     world.groups = {"g": GroupConfig("g")}
     world.offsets = {"g": offsets("t", 20, 8)}
@@ -260,7 +263,7 @@ async def test_a_slave_with_all_of_the_log_asks_for_no_tables(monkeypatch: pytes
     world, looks = World(monkeypatch), list[int]()
 
     class Replication:
-        by_handshake = True
+        follows = by_handshake = True
 
         @property
         def has_all(self) -> bool:
