@@ -90,6 +90,8 @@ class RouteCache:
         answers."""
         kept = self._routes.get(topic)
         if kept is not None and asyncio.get_running_loop().time() - kept[1] < self.min_age_s:
+            # Programs that try again at once would keep the loop from all else, their own answers included.
+            await asyncio.sleep(0)
             return kept[0]
         try:
             return await self.ask(topic)

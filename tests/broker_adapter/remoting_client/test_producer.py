@@ -122,6 +122,33 @@ async def test_without_a_queue_that_takes_messages_the_route_is_asked_for_again(
         await producer.send(Message("t", b"x"))
 
 
+@pytest.mark.parametrize("why", ["no master", "no queue that takes messages"])
+async def test_who_tries_again_at_once_lets_others_run(why: str) -> None:
+    """Nothing is asked of anybody then, so nothing has to be waited for: a program that did so kept its event
+    loop from reading what would have told it better."""
+    async with world(stored) as (producer, brokers, names):
+        closed = route_body(brokers, queues=0)
+        body = closed if why != "no master" else route_body(brokers).replace(b'"0": ', b'"1": ')
+        names.script = lambda request: request.answer(0, body=body)
+        producer._client.routes.min_age_s = 1e9
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        queue = MessageQueue("t", "a", 0) if why == "no master" else None
+        for _ in range(50):
+            with pytest.raises(TopicRefused):
+                await producer.send(Message("t", b"x"), queue=queue)
+        assert turns >= 50
+        other.cancel()
+        assert len(names.seen) == 1
+
+
 async def test_a_message_that_may_be_stored_twice_says_so() -> None:
     async with world(silent, stored, options=OPTIONS) as (producer, (first, _), _):
         results = [await producer.send(Message("t", b"x")) for _ in range(2)]
