@@ -91,6 +91,8 @@ class PushConsumer(RemotingClient):
         self._threads = ThreadPoolExecutor(self._settings.threads, "consume")
         self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
+        #: Calls of the listener that go on though their ordered queues were left: nothing ends a thread.
+        self._going_on: dict[MessageQueue, asyncio.Future[ConsumeStatus]] = {}
         self._rebalance = asyncio.Event()
         self._is_balanced = False
         self._balancing = asyncio.Lock()  # who changes which queues there are
@@ -289,7 +291,7 @@ class PushConsumer(RemotingClient):
             self._slots,
             self._queue_listener,
         )
-        worker.locked_at = locked_at
+        worker.locked_at, worker.after = locked_at, self._going_on.get(queue)
         self._workers[queue] = worker
         self._queue_listener.assigned(queue, begin)
         worker.start()
@@ -303,7 +305,8 @@ class PushConsumer(RemotingClient):
         return await self._calls.begin_of(queue, where, self._consume_timestamp_ms)
 
     async def _drop(self, workers: list[QueueWorker], grace_s: float) -> None:
-        """Leave queues: what was done is committed before another member takes them."""
+        """Leave queues: what was done is committed before another member takes them. Who still consumes an
+        ordered one keeps its lock, until that is over or nobody renews it."""
         for worker in workers:
             self._workers.pop(worker.queue, None)
         await asyncio.gather(*(worker.stop(grace_s) for worker in workers))
@@ -311,8 +314,9 @@ class PushConsumer(RemotingClient):
         for worker in workers:
             worker.state.is_dropped = True
             self._queue_listener.revoked(worker.queue)
-        if self._is_ordered and workers:
-            await self._ask_locks([worker.queue for worker in workers], unlock=True)
+        left = [worker.queue for worker in workers if worker.queue not in self._going_on]
+        if self._is_ordered and left:
+            await self._ask_locks(left, unlock=True)
 
     async def _offsets_reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """Somebody has set the group's offsets: go on there. What was being consumed is not committed."""
@@ -321,8 +325,7 @@ class PushConsumer(RemotingClient):
         offsets = parse_offset_table(request.body)
         async with self._balancing:
             for queue, offset in offsets.items():
-                worker = self._workers.pop(queue, None)
-                if worker is None or type(offset) is not int:
+                if type(offset) is not int or (worker := self._workers.pop(queue, None)) is None:
                     continue
                 worker.state.is_dropped = True
                 await worker.stop(grace_s=1.0)
@@ -365,6 +368,28 @@ class PushConsumer(RemotingClient):
     # -- the listener
 
     async def _consume(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
+        if not self._is_ordered or inspect.iscoroutinefunction(self._listener):
+            return await self._told(messages)
+        call = asyncio.ensure_future(self._told(messages))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            queue = messages[0].queue
+            self._going_on[queue] = call
+            call.add_done_callback(lambda _: self._call_is_over(queue))
+            raise
+
+    def _call_is_over(self, queue: MessageQueue) -> None:
+        del self._going_on[queue]
+        if self._is_running and queue not in self._workers:
+            self._client.run(self._unlock(queue))
+
+    async def _unlock(self, queue: MessageQueue) -> None:
+        async with self._balancing:
+            if queue not in self._workers:
+                await self._ask_locks([queue], unlock=True)
+
+    async def _told(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
         try:
             return await self._listen(messages)
         except Exception:

@@ -81,6 +81,8 @@ class QueueWorker:
         self.state = ProcessQueue(begin)
         #: Of an ordered queue, by the event loop's clock: when the lock was asked for that it has.
         self.locked_at = NOT_LOCKED
+        #: Of an ordered queue: a call of the listener that goes on from before, on a thread.
+        self.after: asyncio.Future[ConsumeStatus] | None = None
         #: ms since 1970: when it was last asked for messages, and when the listener was last given some.
         self.pulled_ms = self.consumed_ms = now_ms()
         self._subscription = subscription
@@ -164,6 +166,8 @@ class QueueWorker:
 
     async def _feed_ordered(self) -> None:
         """One call at a time, and only while the lock is believed."""
+        if self.after is not None:
+            await asyncio.wait([self.after])
         while True:
             while not self.state.has_waiting:
                 await self._change()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -375,6 +376,60 @@ async def test_a_lock_that_is_lost_while_all_threads_are_busy_is_believed_in_no_
             may_go_on.set()
             await until(lambda: len(seen) >= MESSAGES)
             assert len(set(seen)) == 1
+
+
+class Busy:
+    """A listener on a thread, whose first call lasts until it may go on."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.may_go_on = threading.Event()
+        self.most = self._running = 0
+
+    def __call__(self, messages: Sequence[MessageExt]) -> None:
+        self._running += 1
+        self.most = max(self.most, self._running)
+        self.seen.extend(one.body for one in messages)
+        self.may_go_on.wait(60)
+        self._running -= 1
+
+
+async def test_a_queue_that_is_left_while_the_listener_is_at_it_keeps_its_lock() -> None:
+    """Nothing ends a function on a thread: another member would consume beside it."""
+    listener = Busy()
+    async with broker() as world, consumer(world, listener, is_ordered=True) as member:
+        await until(lambda: listener.seen == [b"0"])
+        world.members = ["0", member.client_id]  # the first of two has the only queue
+        notice = RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        world.server.connections[0].notify(notice)
+        await until(lambda: member.assigned == [] and not member._balancing.locked())
+        assert not world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)
+        listener.may_go_on.set()
+        await until(lambda: len(world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)) == 1)
+        assert world.committed == {} and listener.seen == [b"0"]
+
+
+async def test_a_queue_that_is_reset_while_the_listener_is_at_it_waits_for_it() -> None:
+    listener = Busy()
+    async with broker() as world, consumer(world, listener, is_ordered=True) as member:
+        await until(lambda: listener.seen == [b"0"])
+        (before,) = member._workers.values()
+        world.server.connections[0].notify(
+            RemotingCommand.oneway(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                {"group": "g", "topic": "t"},
+                b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"t"}:2}}',
+            )
+        )
+        await until(
+            lambda: any(one is not before and one.state.has_waiting for one in member._workers.values())
+        )
+        for _ in range(10):
+            await asyncio.sleep(0)
+        listener.may_go_on.set()
+        await until(lambda: len(listener.seen) == 3)
+        assert listener.seen == [b"0", b"2", b"3"] and listener.most == 1
+        assert not world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)
 
 
 async def test_a_lock_is_believed_in_from_when_it_was_asked_for() -> None:
