@@ -79,10 +79,10 @@ class Connections:
         if self._is_closed:
             raise PutRefused(Status.NOT_CONNECTED, "the client is closed")
         opening = self._opening.get(address)
-        if opening is None:
+        if opening is None or opening.done():
             opening = asyncio.get_running_loop().create_task(self._connect(address))
             self._opening[address] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(address, None))
+            opening.add_done_callback(lambda _: self._forget(address, opening))
         try:
             return await asyncio.shield(opening)  # others wait for it too
         except AnswerMissing as error:
@@ -91,6 +91,10 @@ class Connections:
             if self._is_closed and opening.cancelled():
                 raise PutRefused(Status.NOT_CONNECTED, "the client is closed") from None
             raise
+
+    def _forget(self, address: str, opened: asyncio.Task[RemotingConnection]) -> None:
+        if self._opening.get(address) is opened:
+            del self._opening[address]
 
     async def close(self) -> None:
         """End all. What is under way fails."""

@@ -144,11 +144,15 @@ class RouteCache:
     async def ask(self, topic: str) -> TopicRoute:
         """The route as a NameServer has it now; one question at a time for each topic. Errors as of `get`."""
         asking = self._asking.get(topic)
-        if asking is None:
+        if asking is None or asking.done():
             asking = asyncio.get_running_loop().create_task(self._question(topic))
             self._asking[topic] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(topic, None))
+            asking.add_done_callback(lambda _: self._forget(topic, asking))
         return await asyncio.shield(asking)
+
+    def _forget(self, topic: str, asked: asyncio.Task[TopicRoute]) -> None:
+        if self._asking.get(topic) is asked:
+            del self._asking[topic]
 
     async def _question(self, topic: str) -> TopicRoute:
         answer = await self._name_servers.invoke(requests.route_of(topic))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
 
 from broker_adapter.errors import (
+    AnswerMissing,
     IllegalMessage,
     NameServerUnavailable,
     PutIndeterminate,
@@ -147,6 +148,37 @@ async def test_who_tries_again_at_once_lets_others_run(why: str) -> None:
         assert turns >= 50
         other.cancel()
         assert len(names.seen) == 1
+
+
+async def test_a_question_that_is_answered_is_not_waited_for() -> None:
+    """Who came between its end and what follows it got its answer at once, again and again: who tried again
+    at once never gave the event loop back."""
+    async with world(stored) as (producer, brokers, names):
+        routes, was_waiting = producer._client.routes, list[bool]()
+        await routes.ask("t")
+
+        def come() -> None:
+            asked = routes.ask("t")
+            with suppress(StopIteration):
+                asked.send(None)
+            was_waiting.append(asked.cr_running or asked.cr_frame is not None)
+            asked.close()
+
+        # Called at the end of the task, before all that waits for it.
+        routes.on_change = lambda topic: asyncio.get_running_loop().call_soon(come)  # type: ignore[assignment]
+        names.script = lambda request: request.answer(0, body=route_body(brokers, queues=7))
+        await routes.ask("t")
+        assert was_waiting == [True]
+        await until(lambda: len(names.seen) == 3)
+
+
+async def test_an_attempt_to_connect_that_has_failed_is_made_again() -> None:
+    async with world(stored) as (producer, (broker,), _):
+        connections, address = producer._client.connections, broker.server.address
+        failed = asyncio.get_running_loop().create_future()
+        failed.set_exception(AnswerMissing(Status.ANSWER_MISSING, "refused"))
+        connections._opening[address] = failed  # type: ignore[assignment]  # what follows its end is to come
+        assert not (await connections.get(address)).is_closed
 
 
 async def test_a_message_that_may_be_stored_twice_says_so() -> None:
