@@ -208,6 +208,26 @@ async def test_a_member_goes_on_where_its_group_was_reset_to(is_ordered: bool) -
     assert noted.told[:3] == [("assigned", 0), ("revoked",), ("assigned", 2)]
 
 
+@pytest.mark.parametrize(
+    "code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY]
+)
+async def test_a_member_answers_for_its_own_group_and_with_what_it_can_read(code: RequestCode) -> None:
+    seen: list[bytes] = []
+    async with (
+        broker() as world,
+        consumer(world, lambda messages: seen.extend(one.body for one in messages)),
+    ):
+        await until(lambda: len(seen) == MESSAGES)
+        asked = world.server.connections[0]
+        told = await asked.invoke(RemotingCommand(code, {"consumerGroup": "other"}), 40)
+        assert (told.code, "<other> not exist" in (told.remark or "")) == (1, True)
+        if code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+            for body in (b"", b"no record", bytes(200)):
+                told = await asked.invoke(RemotingCommand(code, {"consumerGroup": "g"}, body), 40)
+                assert told.code != 0, body
+        assert len(seen) == MESSAGES, "the listener was given nothing more"
+
+
 async def test_who_is_not_listed_takes_no_queue() -> None:
     async with broker() as world:
         world.members = ["somebody else"]
