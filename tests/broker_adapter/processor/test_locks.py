@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker_adapter.errors import Busy
 from broker_adapter.processor import locks
 from broker_adapter.processor.locks import LockProcessor
 from broker_adapter.processor.request import RemotingRequest
@@ -93,3 +94,18 @@ async def test_a_lock_that_goes_from_address_to_address_takes_one_place(
             world.now_s += 60
     for queue_id in range(1, 4):
         assert await world.lock("c", f"10.0.1.{queue_id}:5", queue_id)
+
+
+async def test_locks_that_are_over_make_room_and_no_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_MAX_LOCKS", 4)
+    world = World()
+    for queue_id in range(4):
+        assert await world.lock(f"c{queue_id}", f"10.0.0.{queue_id}:5", queue_id)
+    world.members.add("c0")
+    world.now_s += 20
+    assert await world.lock("c0", "10.0.0.0:5", 0)
+    with pytest.raises(Busy):
+        await world.lock("c4", "10.0.0.4:5", 4)
+    world.now_s += 40  # c0 has a connection, and is silent
+    assert await world.lock("c4", "10.0.0.4:5", 4)
+    assert not await world.lock("c5", "10.0.0.5:5", 0)

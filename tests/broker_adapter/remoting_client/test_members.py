@@ -104,6 +104,15 @@ async def broker() -> AsyncIterator[Broker]:
         yield world
 
 
+def two_queues(world: Broker) -> None:
+    """Instead of one."""
+    world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: (
+        request.answer(0, body=route_body([world.server], queues=2))
+        if request.fields["topic"] == "t"
+        else request.answer(17)
+    )
+
+
 def consumer(
     world: Broker,
     listener: Callable[[Sequence[MessageExt]], object],
@@ -194,6 +203,7 @@ async def test_a_member_goes_on_where_its_group_was_reset_to(is_ordered: bool) -
         )
         async with member:
             await until(lambda: len(seen) == MESSAGES)
+            (before,) = member._workers.values()
             for group, to in (("other", 1), ("g", 2)):
                 world.server.connections[0].notify(
                     RemotingCommand.oneway(
@@ -203,6 +213,8 @@ async def test_a_member_goes_on_where_its_group_was_reset_to(is_ordered: bool) -
                         b'{"brokerName":"a","queueId":7,"topic":"t"}:0}}' % to,
                     )
                 )
+            await until(lambda: [worker is before for worker in member._workers.values()] == [False])
+            assert [worker.locked_at for worker in member._workers.values()] == [before.locked_at]
             await until(lambda: len(seen) == 2 * MESSAGES - 2)
     assert seen[MESSAGES:] == [b"2", b"3"]
     assert noted.told[:3] == [("assigned", 0), ("revoked",), ("assigned", 2)]
@@ -226,6 +238,37 @@ async def test_a_member_answers_for_its_own_group_and_with_what_it_can_read(code
                 told = await asked.invoke(RemotingCommand(code, {"consumerGroup": "g"}, body), 40)
                 assert told.code != 0, body
         assert len(seen) == MESSAGES, "the listener was given nothing more"
+
+
+async def test_a_queue_that_was_reset_is_not_committed_by_who_began_before() -> None:
+    """A round of commits takes as long as brokers do."""
+    seen: list[bytes] = []
+    may_commit, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def listener(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.body for one in messages)
+        if len(seen) > 2 * MESSAGES:
+            await may_go_on.wait()
+
+    async with broker() as world:
+        two_queues(world)
+        async with consumer(world, listener, commit_interval_s=60.0) as member:
+            await until(lambda: set(member.positions.values()) == {MESSAGES})
+            slow, reset = member._workers.values()
+            slow.commit = may_commit.wait  # type: ignore[method-assign,assignment]
+            committing = asyncio.create_task(member._commit())
+            world.server.connections[0].notify(
+                RemotingCommand.oneway(
+                    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                    {"group": "g", "topic": "t"},
+                    b'{"offsetTable":{{"brokerName":"a","queueId":%d,"topic":"t"}:0}}' % reset.queue.queue_id,
+                )
+            )
+            await until(lambda: len(seen) > 2 * MESSAGES)
+            may_commit.set()
+            await committing
+            assert world.committed == {}
+            may_go_on.set()
 
 
 async def test_who_is_not_listed_takes_no_queue() -> None:
@@ -384,11 +427,7 @@ async def test_a_lock_that_is_lost_while_all_threads_are_busy_is_believed_in_no_
 
     async with broker() as world:
         world.answers[RequestCode.LOCK_BATCH_MQ] = lock
-        world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: (
-            request.answer(0, body=route_body([world.server], queues=2))
-            if request.fields["topic"] == "t"
-            else request.answer(17)
-        )
+        two_queues(world)
         async with consumer(world, listener, is_ordered=True, threads=1, lock_interval_s=0.01) as member:
             await until(lambda: len(seen) == 1 and len(member._slots._waiters or ()) == 1)
             (other,) = (worker for queue, worker in member._workers.items() if queue != seen[0])
@@ -465,6 +504,23 @@ async def test_a_lock_is_believed_in_from_when_it_was_asked_for() -> None:
         async with consumer(world, lambda messages: None, is_ordered=True) as member:
             (worker,) = member._workers.values()
             assert worker.locked_at <= asked_at[0]
+
+
+async def test_a_renewed_lock_is_believed_in_from_when_it_was_asked_for() -> None:
+    loop, asked_at = asyncio.get_running_loop(), list[float]()
+
+    def lock(request: RemotingCommand) -> RemotingCommand | None:
+        asked_at.append(loop.time())
+        if len(asked_at) > 2:
+            return None
+        return request.answer(0, body=b'{"lockOKMQSet":' + _queues(request) + b"}")
+
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lock
+        async with consumer(world, lambda messages: None, is_ordered=True, lock_interval_s=0.01) as member:
+            await until(lambda: len(asked_at) == 3)
+            (worker,) = member._workers.values()
+            assert asked_at[0] < worker.locked_at <= asked_at[1]
 
 
 def half_stored(request: RemotingCommand) -> RemotingCommand:
