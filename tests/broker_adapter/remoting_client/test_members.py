@@ -29,6 +29,7 @@ from broker_adapter.remoting_client import (
     QueueListener,
     TransactionProducer,
 )
+from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.queue_worker import NOT_LOCKED
 from tests.node.local import until
 
@@ -354,6 +355,126 @@ async def test_a_message_that_cannot_go_back_is_consumed_again_here() -> None:
         assert world.committed == {"0": MESSAGES} and len(seen) == MESSAGES + 1
 
 
+async def test_what_could_not_go_back_is_not_committed_before_it_is_done() -> None:
+    is_there = True
+
+    def send_back(request: RemotingCommand) -> RemotingCommand:
+        return request.answer(1 if is_there else 0)
+
+    def listener(messages: Sequence[MessageExt]) -> ConsumeStatus | None:
+        return ConsumeStatus.RECONSUME_LATER if messages[0].body == b"2" else None
+
+    async with broker() as world:
+        world.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = send_back
+        async with consumer(world, listener, commit_interval_s=60.0) as member:
+            # Of the second try the first one is over.
+            await until(lambda: len(world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)) >= 2)
+            await until(lambda: len(member._workers[MessageQueue("t", "a", 0)].state) == 1)
+            await member._commit()
+            assert world.committed == {"0": 2}
+            is_there = False
+            await until(lambda: set(member.positions.values()) == {MESSAGES})
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_call_that_was_cancelled_leaves_its_turn_to_others(is_ordered: bool) -> None:
+    """That of a queue which was reset, say."""
+    seen: list[bytes] = []
+
+    async def listener(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.body for one in messages)
+        if len(seen) == 1:
+            await asyncio.Event().wait()
+
+    async with broker() as world, consumer(world, listener, threads=1, is_ordered=is_ordered):
+        await until(lambda: seen == [b"0"])
+        world.server.connections[0].notify(
+            RemotingCommand.oneway(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                {"group": "g", "topic": "t"},
+                b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"t"}:1}}',
+            )
+        )
+        await until(lambda: len(seen) == MESSAGES)
+    assert seen == [b"0", b"1", b"2", b"3"]
+
+
+async def test_two_commits_at_once_are_one() -> None:
+    """The periodic one, and that of a queue which is left."""
+    seen: list[bytes] = []
+    async with (
+        broker() as world,
+        consumer(
+            world, lambda messages: seen.extend(one.body for one in messages), commit_interval_s=60.0
+        ) as member,
+    ):
+        await until(lambda: set(member.positions.values()) == {MESSAGES})
+        await asyncio.gather(member._commit(), member._commit())
+        assert len(world.server.seen_of(RequestCode.UPDATE_CONSUMER_OFFSET)) == 1
+
+
+async def test_a_broadcast_message_that_failed_goes_to_nobody_again() -> None:
+    seen: list[bytes] = []
+
+    def listener(messages: Sequence[MessageExt]) -> ConsumeStatus:
+        seen.extend(one.body for one in messages)
+        return ConsumeStatus.RECONSUME_LATER
+
+    async with broker() as world:
+        member = PushConsumer("g", world.server.server.address, listener, model=MessageModel.BROADCASTING)
+        member.subscribe("t")
+        async with member:
+            await until(lambda: set(member.positions.values()) == {MESSAGES})
+        assert len(seen) == MESSAGES and not world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert world.committed == {}
+
+
+async def test_a_group_begins_with_the_first_message_that_came_back() -> None:
+    """Wherever it begins in the topics that it has subscribed."""
+    asked: list[tuple[int, str]] = []
+
+    def offset(request: RemotingCommand) -> RemotingCommand:
+        asked.append((request.code, request.fields["topic"]))
+        return request.answer(0, fields={"offset": "4"})
+
+    async with broker() as world:
+        for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
+            world.answers[code] = offset
+        world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: request.answer(
+            0, body=route_body([world.server])
+        )
+        async with consumer(world, lambda messages: None) as member:
+            assert [queue.topic for queue in member.assigned] == ["%RETRY%g", "t"]
+    assert set(asked) == {(RequestCode.GET_MAX_OFFSET, "t"), (RequestCode.GET_MIN_OFFSET, "%RETRY%g")}
+
+
+async def test_after_a_slave_that_does_not_answer_the_master_is_asked() -> None:
+    seen: list[bytes] = []
+
+    async with broker() as world:
+        address = world.server.server.address
+        route = json.loads(route_body([world.server]))
+        route["brokerDatas"][0]["brokerAddrs"] = {"0": address, "1": "127.0.0.1:1"}
+
+        def pull(request: RemotingCommand) -> RemotingCommand | None:
+            found = world._pull(request)
+            if found is not None:
+                found.fields["suggestWhichBrokerId"] = "1"
+            return found
+
+        world.answers[RequestCode.PULL_MESSAGE] = pull
+        world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: (
+            request.answer(0, body=json.dumps(route).encode())
+            if request.fields["topic"] == "t"
+            else request.answer(17)
+        )
+        async with consumer(
+            world, lambda messages: seen.extend(one.body for one in messages), pull_retry_s=0.01
+        ):
+            await until(lambda: len(seen) == MESSAGES)
+            await until(lambda: len(world.server.seen_of(RequestCode.PULL_MESSAGE)) == 2)
+
+
 async def test_an_ordered_queue_waits_for_its_message() -> None:
     seen: list[tuple[bytes, int]] = []
 
@@ -435,6 +556,26 @@ async def test_a_lock_that_is_lost_while_all_threads_are_busy_is_believed_in_no_
             may_go_on.set()
             await until(lambda: len(seen) >= MESSAGES)
             assert len(set(seen)) == 1
+
+
+async def test_a_lock_that_a_broker_does_not_renew_is_believed_in_on() -> None:
+    """Only for as long as it was granted: it may be given to nobody else meanwhile."""
+    answers = 0
+
+    def lock(request: RemotingCommand) -> RemotingCommand:
+        nonlocal answers
+        answers += 1
+        if answers > 1:
+            return request.answer(1)
+        return request.answer(0, body=b'{"lockOKMQSet":' + _queues(request) + b"}")
+
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lock
+        async with consumer(world, lambda messages: None, is_ordered=True, lock_interval_s=0.01) as member:
+            (worker,) = member._workers.values()
+            locked_at = worker.locked_at
+            await until(lambda: answers > 3)
+            assert worker.locked_at == locked_at and worker.is_locked
 
 
 class Busy:
