@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -316,6 +317,22 @@ def test_what_was_synced_is_in_the_file_itself(tmp_path: Path) -> None:
     assert file._connect().execute("PRAGMA synchronous").fetchone() == (1,), "NORMAL: it syncs both"
     for one in (file, other):
         one.close()
+
+
+def test_what_somebody_else_keeps_from_being_synced_is_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint would speak of it: SQLite says only in a row that it did nothing."""
+    file = DelayFile(tmp_path / "a")
+    file.write([Put(DelayedRow(1, 1, 7, 100, 10, 0, "t", b""), 1)], [])
+    busy = SimpleNamespace(
+        execute=lambda statement: SimpleNamespace(fetchone=lambda: (1, -1, -1)), close=lambda: None
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(file, "_connect", lambda: busy)
+        with pytest.raises(OSError, match="somebody else"):
+            file.sync()
+    file.close()
 
 
 def test_a_write_ahead_log_that_has_grown_long_is_begun_anew(
