@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from dledger.platform import NumberedError
+
 
 class ResponseCode(IntEnum):
     """RocketMQ's response codes, as far as this broker gives them (reference: RocketMQ's ResponseCode).
@@ -304,11 +306,12 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
 }
 
 
-class BrokerError(Exception):
+class BrokerError(NumberedError):
     """Base of every error of the broker. `status` is the reason, `str()` is for people."""
 
     def __init__(self, status: Status, message: str) -> None:
         self.status = status
+        self.number = int(status)
         self.message = message
         super().__init__(f"{int(status)} {status.name}: {message}")
 

@@ -94,7 +94,13 @@ class Code(IntEnum):
     ROLE_EPOCH_CHANGED = 651
 
 
-class DLedgerError(Exception):
+class NumberedError(Exception):
+    """An error that people can look up: of this package, or of a program that owns a node."""
+
+    number: int
+
+
+class DLedgerError(NumberedError):
     """Base of every error of this package. `code` is the number on the wire, `str()` is for people."""
 
     default_code = Code.INTERNAL_ERROR
@@ -108,6 +114,7 @@ class DLedgerError(Exception):
         leader_address: str | None = None,
     ) -> None:
         self.code = self.default_code if code is None else code
+        self.number = int(self.code)
         self.message = message
         self.leader_id = leader_id
         self.leader_address = leader_address

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from dledger.core.term_allowance import MAX_TERM_ADVANCE
     from dledger.core.values import ENTRY_HEADER_SIZE, MAX_TERM
     from dledger.error_advice import LOG_ADVICE, Advice
+    from dledger.errors import NumberedError
     from dledger.logs import configure_logging, get_logger
     from dledger.metrics import Histogram, NodeMetrics
     from dledger.node.loop.polling import when_idle
+    from dledger.node.loop.threads import in_thread
     from dledger.node.loop.watchdog import LoopWatchdog
     from dledger.node.program_ports import ProgramPorts
     from dledger.node.role_events import RoleEvents
@@ -98,6 +100,7 @@ __all__ = [
     "NetworkFailure",
     "NodeMetrics",
     "NodeTrace",
+    "NumberedError",
     "OfflineLog",
     "OsDisk",
     "PeerNames",
@@ -121,6 +124,7 @@ __all__ = [
     "handlers",
     "has_too_many_fields",
     "host_of",
+    "in_thread",
     "is_loopback",
     "join_address",
     "json_answer",
@@ -160,6 +164,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
         __name__,
         {
             "host_of": "dledger.addresses",
+            "in_thread": "dledger.node.loop.threads",
             "join_address": "dledger.addresses",
             "split_address": "dledger.addresses",
             "AdminNames": "dledger.rpc.peer_names",
@@ -187,6 +192,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "MAX_PAYLOAD_BYTES": "dledger.rpc.transport.channels",
             "MAX_TERM": "dledger.core.values",
             "MAX_TERM_ADVANCE": "dledger.core.term_allowance",
+            "NumberedError": "dledger.errors",
             "NetworkFailure": "dledger.rpc.log_client",
             "NodeTrace": "dledger.node.setup.trace",
             "NodeMetrics": "dledger.metrics",

@@ -51,6 +51,11 @@ _TEND_S = 1.0
 #: For slaves to get what their master has stored, before another one takes its place, and before it stops.
 #: Less than a caller waits for the answer.
 _DRAIN_S = 2.0
+#: For the disk, when the node is stopped; and for a thread that may be stuck in it.
+_DISK_STOP_S = 10.0
+
+
+def _nothing() -> None: ...
 
 
 def exit_process(error: Exception) -> None:
@@ -139,7 +144,7 @@ class ClassicNode:
                 self._readers, open_commit_log, config.directory, self._disk, options
             )
         except BaseException:
-            self._end_threads()
+            await self._end_threads()
             raise
         self._is_open = True
         try:
@@ -150,8 +155,10 @@ class ClassicNode:
             self.upkeep.start()
             await self.ports.start(self._services, self._readers)
             await self._take(self._record.is_master and await self._is_alone())
-        except BaseException:
+        except BaseException as error:
             await self.stop()
+            if isinstance(error, OSError):
+                raise error_for(Status.LOG_FAILED, f"{config.directory}: {error}") from error
             raise
         self._tending = loop.create_task(self._tend())
         recovery = self.log.recovery
@@ -180,7 +187,7 @@ class ClassicNode:
         )
 
     async def stop(self) -> None:
-        """Repeatable, from whatever state."""
+        """Repeatable, from whatever state. Without a disk that does not answer: then this is not released."""
         if self.is_released:
             return
         if self._tending is not None:
@@ -189,12 +196,19 @@ class ClassicNode:
         self.appends.is_stopping = True
         if lacking := await self.replication.drain(_DRAIN_S):
             _log.warning("a slave does not have all that this master has stored", lacking_bytes=lacking)
-        await self.replication.stop()
-        await self.ports.stop()
-        await self.commit.stop()
-        await self.upkeep.stop()
-        await self._close()
-        self._end_threads()
+        try:
+            async with asyncio.timeout(_DISK_STOP_S):
+                await self.replication.stop()
+                await self.ports.stop()
+                await self.commit.stop()
+                await self.upkeep.stop()
+                await self._close()
+        except TimeoutError:
+            _log.error("the disk does not answer: stopping without it")
+            return
+        except Exception as error:
+            self._failed(error)
+        await self._end_threads()
         _log.info("stopped")
 
     async def _close(self) -> None:
@@ -213,9 +227,16 @@ class ClassicNode:
             self.log.checkpoint.logics_ms = self.log.checkpoint.index_ms = self.log.last_stamp_ms
         await loop.run_in_executor(self._flush_thread, partial(self.log.close, keep_abort=not is_whole))
 
-    def _end_threads(self) -> None:
-        for threads in (self._readers, self._machine_thread, self._flush_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
+    async def _end_threads(self) -> None:
+        """The interpreter would wait for one that is stuck, at its exit and for ever."""
+        threads = (self._readers, self._machine_thread, self._flush_thread)
+        loop = asyncio.get_running_loop()
+        idle = [loop.run_in_executor(one, _nothing) for one in threads]  # behind what they do
+        _, stuck = await asyncio.wait(idle, timeout=_DISK_STOP_S)
+        if stuck:
+            return
+        for one in threads:
+            one.shutdown(wait=False)
         self.is_released = True
 
     async def step_aside(self) -> None:
@@ -306,7 +327,10 @@ class ClassicNode:
 
     async def _write(self, record: RoleRecord) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._readers, write_role, self._disk, self._tables, record)
+        try:
+            await loop.run_in_executor(self._readers, write_role, self._disk, self._tables, record)
+        except OSError as error:
+            raise error_for(Status.LOG_FAILED, f"the role cannot be written: {error}") from error
         self._record = record
 
     def _announce(self, record: RoleRecord) -> None:

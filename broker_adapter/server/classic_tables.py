@@ -41,10 +41,12 @@ from broker_adapter.processor.admin_bodies import (
 )
 from broker_adapter.server.log_host import BrokerParts
 from dledger import ReadFailed
-from dledger.platform import OsDisk, get_logger, read_file, replace_file
+from dledger.platform import OsDisk, get_logger, in_thread, read_file, replace_file
 
 _log = get_logger("tables")
 _PERIOD_S = 1.0
+#: For the disk, when the broker is stopped.
+_STOP_S = 10.0
 _NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 #: What this project wrote: whoever finds other tables knows that a broker of RocketMQ has run here.
 _DIGESTS = "tables_written.json"
@@ -157,7 +159,11 @@ class TableWriter:
             await asyncio.gather(self._task, return_exceptions=True)
         with suppress(ReadFailed):
             await self._wait_applied()
-        await self._write()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._write()
+        except TimeoutError:
+            _log.error("the disk does not answer: tables stay as they are")
 
     async def _run(self) -> None:
         while True:
@@ -166,7 +172,7 @@ class TableWriter:
 
     async def _write(self) -> None:
         try:
-            await asyncio.to_thread(self._write_changed)
+            await in_thread(self._write_changed, "tables")
             self._problem = ""
         except Exception as error:  # the log has it all: consumers do not depend on these
             if self._problem != repr(error):

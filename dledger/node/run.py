@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.errors import Code, ConfigError, NumberedError
 from dledger.logs import configure_logging, get_logger
 from dledger.node.loop.polling import NodeLoop
 from dledger.node.loop.wakefulness import DEVICE, CpuLatency, CpuWakeLock
@@ -65,8 +65,8 @@ def run_node(
         server.metrics.keeps_cpus_awake = lambda: wake_lock.is_possible
         with asyncio.Runner(loop_factory=partial(NodeLoop, wake_lock)) as runner:
             return runner.run(_serve(server, program, rejoin))
-    except DLedgerError as error:
-        get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
+    except NumberedError as error:
+        get_logger("node").error("cannot start", code=error.number, reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 

@@ -127,8 +127,9 @@ def test_a_role_that_cannot_be_written_is_none_and_may_be_taken_again(
             with monkeypatch.context() as patched:
                 patched.setattr(node_module, "write_role", fails)
                 for _ in range(2):
-                    with pytest.raises(OSError):
+                    with pytest.raises(BrokerError, match="no space") as caught:
                         await node.change_role(is_master, force=True)
+                    assert caught.value.status is Status.LOG_FAILED
                     assert not node.roles.leads
             await node.change_role(is_master, force=True)
             assert node.roles.leads is is_master and node.replication.is_following is not is_master
