@@ -95,7 +95,7 @@ class CommitLogFiles:
         #: `physic_ms` is kept here; `logics_ms` and `index_ms` by whoever derives files from the log.
         self.checkpoint = checkpoint
         self.recovery = recovery
-        #: Why `append` refuses all; "" if it does not. Whoever watches the disk sets it.
+        #: Why `make_room` refuses all; "" if it does not. Whoever watches the disk sets it.
         self.refusal = ""
         self.is_closed = False
         self._paths = paths
@@ -193,13 +193,11 @@ class CommitLogFiles:
     def append(self, records: Sequence[bytes | bytearray]) -> None:
         """Write records in the places that `place` gave, and blanks where a file ends.
 
-        DISK_FULL (also with a `refusal`): nothing was written. LOG_FAILED: nobody knows, and no further
-        append is accepted. ValueError for a record that does not name its place: an error of the program."""
+        DISK_FULL: nothing was written. LOG_FAILED: nobody knows, and no further append is accepted.
+        ValueError for a record that does not name its place: an error of the program."""
         self._check_usable()
         if not records:
             return
-        if self.refusal:
-            raise error_for(Status.DISK_FULL, self.refusal)
         places = self.place([len(record) for record in records])
         for record, place in zip(records, places, strict=True):
             self._check_place(record, place)
@@ -469,7 +467,7 @@ class CommitLogFiles:
         except OSError as error:
             if error.errno not in _FULL:
                 raise self._fail(f"creation of {path}", error) from error
-            with self._failing(f"removal of {path}"):
+            with self._failing(f"removal of {path}"), suppress(FileNotFoundError):
                 self._disk.unlink(path)
             raise error_for(Status.DISK_FULL, f"no room for another file: {error}") from error
         self._begins.append(begin)

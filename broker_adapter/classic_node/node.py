@@ -471,9 +471,13 @@ class ClassicNode:
         self._on_fatal(error)
 
     async def _tend(self) -> None:
-        """The checkpoint says up to which message derived files are durable, too: without that a broker of
+        """A log that has failed ends this node, whoever found it.
+
+        The checkpoint says up to which message derived files are durable, too: without that a broker of
         RocketMQ, and ours, looks at all files after a crash."""
         while True:
+            if self.log.failure is not None and not self._has_failed:
+                self._failed(self.log.failure)  # whoever found it has told its own caller only
             if not self._has_failed:
                 self.health = "the disk is full" if self.upkeep.is_full else self.log.refusal or "ok"
             self._note_derived()

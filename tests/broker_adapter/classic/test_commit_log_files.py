@@ -201,6 +201,30 @@ def test_a_full_disk_is_told_before_anything_is_written() -> None:
     assert len(bodies_of(log)) == 3
 
 
+@pytest.mark.parametrize("call", ["open", "truncate", "allocate"])
+def test_a_file_that_cannot_be_made_is_a_full_disk_wherever_that_shows(call: str) -> None:
+    """A file system without inodes, or a quota of files, has no room for a name."""
+    disk = SimDisk()
+    log = opened(disk)
+    put(log, b"first")
+    disk.fail(call, errno.ENOSPC)
+    assert not log.prepare()
+    disk.fail(call, errno.EDQUOT)
+    refused(Status.DISK_FULL, log.make_room, [FILE_SIZE - 8])
+    assert log.failure is None
+    log.make_room([FILE_SIZE - 8])
+
+
+def test_an_append_that_room_was_made_for_is_not_refused_since() -> None:
+    """Another thread looks at the disk; queue offsets are taken by then."""
+    log = opened(SimDisk())
+    log.make_room([len(record(b"x", 0))])
+    log.refusal = "91 % of the disk are used"
+    put(log, b"x")
+    assert bodies_of(log) == [b"x"]
+    refused(Status.DISK_FULL, log.make_room, [100])
+
+
 def test_files_leave_the_reserve_of_the_disk() -> None:
     disk = SimDisk(capacity=20_000)
     log = opened(disk, reserve_bytes=10_000)

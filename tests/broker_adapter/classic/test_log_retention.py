@@ -211,10 +211,10 @@ def test_a_nearly_full_disk_refuses_producers_and_not_masters() -> None:
     clock.now_s += 10
     care.look()
     assert log.refusal
-    with pytest.raises(BrokerError) as caught:
-        put(log, b"x")
-    assert caught.value.status is Status.DISK_FULL
     place = log.place([93])[0]
+    with pytest.raises(BrokerError) as caught:
+        log.make_room([93])
+    assert caught.value.status is Status.DISK_FULL
     log.append_bytes(log.end_offset, bytes(record(b"x", place)))
     disk.capacity *= 2
     clock.now_s += 10

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, Busy, ResponseCode, Status
 from dledger.platform import OsDisk
 from dledger.store.disk import Buffer
@@ -21,7 +22,12 @@ ASYNC = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
 
 
 class FailingDisk(OsDisk):
-    is_broken = False
+    is_broken = cannot_allocate = False
+
+    def allocate(self, handle: int, offset: int, size: int) -> None:
+        if self.cannot_allocate:
+            raise OSError(errno.EIO, "no such sector")
+        super().allocate(handle, offset, size)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         if self.is_broken:
@@ -48,6 +54,22 @@ def test_a_slave_whose_disk_does_not_write_ends_as_its_master_would(tmp_path: Pa
             assert node.health.startswith("failed")
 
     asyncio.run(run())
+
+
+async def test_a_master_whose_next_file_cannot_be_made_ends(tmp_path: Path) -> None:
+    """By an append: nothing was written, and nothing has to be synced."""
+    disk, fatal = FailingDisk(), list[Exception]()
+    disk.cannot_allocate = True
+    async with classic_pair(tmp_path) as pair:
+        program = pair.programs["n1"] = pair.program("n1", **ASYNC)
+        await program.make_node(disk=disk, on_fatal=fatal.append).start()
+        await program.start()
+        master = await pair.writable("n1")
+        with pytest.raises(BrokerError) as caught:
+            await master.broker.put_topic(TopicConfig("t", 1, 1))
+        assert caught.value.status is Status.LOG_FAILED
+        await until(lambda: fatal != [])
+        assert fatal == [pair.node("n1").log.failure]
 
 
 def test_the_checkpoint_says_nothing_of_messages_that_were_not_dispatched(tmp_path: Path) -> None:
