@@ -165,7 +165,8 @@ def synced(known: Mapping[int, int], told: Mapping[int, int], by_handshake: bool
     metadata.adopt(PutGroup(GroupConfig("g")))
     metadata.adopt(CommitOffsets("g", NO_GENERATION, offsets(known)))
     node = SimpleNamespace(
-        replication=SimpleNamespace(by_handshake=by_handshake), roles=SimpleNamespace(leads=False)
+        replication=SimpleNamespace(follows=True, by_handshake=by_handshake),
+        roles=SimpleNamespace(leads=False),
     )
     parts = cast(BrokerParts, SimpleNamespace(metadata=metadata, delivery_state=DeliveryState()))
     sync = SlaveSync(cast(Any, node), parts, lambda: None, lambda topic, queue_id: 70)
