@@ -88,6 +88,7 @@ async def test_a_node_stops_without_a_disk_that_does_not_answer(
             assert not program.node.is_released
         finally:
             disk.may_go.set()
+        monkeypatch.undo()  # the disk has all the time that it needs
         await program.node.stop()
         assert program.node.is_released
         await asyncio.gather(sent, return_exceptions=True)
