@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class Machine(Protocol):
 
     def recover(self) -> Applied | None: ...
 
-    def load(self, chunks: Iterable[bytes]) -> None: ...
+    def begin_anew(self, physical_offset: int) -> None: ...
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None: ...
 
@@ -111,7 +111,7 @@ class DispatchFeed:
         return self._begin_anew()
 
     def _begin_anew(self) -> int:
-        self._machine.load(())
+        self._machine.begin_anew(self._log.begin_offset)
         self._adopt(True)
         return self._log.begin_offset
 

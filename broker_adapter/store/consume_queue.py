@@ -52,8 +52,18 @@ class ConsumeQueue:
     """
 
     def __init__(
-        self, topic: str, queue_id: int, directory: Path, files: OpenFiles, units_per_file: int
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        files: OpenFiles,
+        units_per_file: int,
+        *,
+        keeps_last: bool = False,
     ) -> None:
+        """`keeps_last`: the file with the newest unit stays when that cannot be read any more, unless the
+        topic was deleted: it alone tells others how far the queue has come."""
+        self._keeps_last = keeps_last
         self.topic = topic
         self.queue_id = queue_id
         self.min_offset = 0
@@ -144,6 +154,15 @@ class ConsumeQueue:
         assert not self._crcs, f"{self} has files"
         self.min_offset = self.max_offset = offset
 
+    def go_on_behind(self, path: Path, offset: int) -> None:
+        """Let an empty queue begin here, in this file if it is as those of this queue are."""
+        self.begin_at(offset)
+        number = (offset - 1) // self._units_per_file
+        if path == self._path(number) and self._files.size(path) == self._file_size:
+            end = (offset - number * self._units_per_file) * UNIT_SIZE
+            self._crcs = [crc32(self._files.read(path, end, 0))]
+            self._files.cut(path, end)
+
     def begin_again(self, offset: int) -> None:
         """Let the queue, whose files were removed, begin here."""
         self._crcs.clear()
@@ -166,7 +185,7 @@ class ConsumeQueue:
     def retire(self) -> list[Path]:
         """A queue in which nothing can be read needs no file. Returns those that may go when a checkpoint of
         its `state` is durable; if a message comes earlier, the queue goes on in the last of them."""
-        if self.min_offset < self.max_offset or not self._crcs:
+        if self.min_offset < self.max_offset or not self._crcs or self._is_kept:
             return []
         paths, first = self.paths(), self._first_file
         self._retired = first + len(self._crcs) - 1, self._crcs[-1]
@@ -256,9 +275,15 @@ class ConsumeQueue:
     def _physical_offset(self, offset: int) -> int:
         return self.read(offset, 1)[0].physical_offset
 
+    @property
+    def _is_kept(self) -> bool:
+        return self._keeps_last and self.floor < self.max_offset
+
     def _raise_minimum(self, offset: int) -> list[Path]:
         self.min_offset = offset
         needless = max(0, offset // self._units_per_file - self._first_file)
+        if self._is_kept:
+            needless = min(needless, len(self._crcs) - 1)
         paths = self.paths()[:needless]
         del self._crcs[: len(paths)]
         for path in paths:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE, ConsumeQueueUnit
+from broker_adapter.errors import IllegalMessage
+from broker_adapter.format.consume_queue_unit import (
+    UNIT_SIZE,
+    UNITS_PER_FILE,
+    ConsumeQueueUnit,
+    decode_unit,
+)
+from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
 from broker_adapter.store.open_files import Changes, OpenFiles
 from dledger.platform import Disk, list_directory
@@ -53,8 +61,11 @@ class ConsumeQueues:
         *,
         units_per_file: int = UNITS_PER_FILE,
         max_open_files: int = 256,
+        keeps_last: bool = False,
     ) -> None:
-        """In `root`/consumequeue; nothing is there until `restore` or a first unit."""
+        """In `root`/consumequeue; nothing is there until `restore` or a first unit. `keeps_last`: as for
+        ConsumeQueue."""
+        self._keeps_last = keeps_last
         self.units_per_file = units_per_file
         self._directory = root / DIRECTORY
         self._disk = disk
@@ -96,7 +107,14 @@ class ConsumeQueues:
         queues = self._topics.setdefault(topic, {})
         if queue_id not in queues:
             directory = self._directory / topic / str(queue_id)
-            queues[queue_id] = ConsumeQueue(topic, queue_id, directory, self._open_files, self.units_per_file)
+            queues[queue_id] = ConsumeQueue(
+                topic,
+                queue_id,
+                directory,
+                self._open_files,
+                self.units_per_file,
+                keeps_last=self._keeps_last,
+            )
         return queues[queue_id]
 
     def begin_again(self, queue: ConsumeQueue, offset: int) -> None:
@@ -142,6 +160,15 @@ class ConsumeQueues:
             queue.begin_at(next_offset)
             queue.floor = floor
 
+    def go_on_behind(self, ends: Mapping[Path, QueuePosition]) -> set[ConsumeQueue]:
+        """Empty queues, after `wipe`, that go on behind what these files have."""
+        queues = set()
+        for path, position in ends.items():
+            queue = self.obtain(position.topic, position.queue_id)
+            queue.go_on_behind(path, position.next_offset)
+            queues.add(queue)
+        return queues
+
     def snapshot(self) -> QueuesSnapshot:
         doomed, self._doomed = self._doomed, []
         self.has_needless_files = False
@@ -180,10 +207,45 @@ class ConsumeQueues:
         self._doomed.clear()
         self.misplaced.clear()
 
-    def wipe(self) -> None:
-        """Forget everything and remove all files. Others than a ConsumeQueue has are left where they are."""
+    def wipe(self, kept: Collection[Path] = ()) -> None:
+        """Forget everything and remove all files but these. Others than a ConsumeQueue has stay as well."""
         self.forget()
-        self._remove_others(())
+        self._remove_others(kept)
+
+    def left_ends(self, physical_offset: int) -> dict[Path, QueuePosition]:
+        """How far queues have come whose messages all lie before this byte of the log, as far as the files
+        tell that are there, whoever has written them; by the file that tells it. OSError."""
+        found = {}
+        by_queue: dict[Path, list[Path]] = {}
+        for path in self._own_files():
+            by_queue.setdefault(path.parent, []).append(path)
+        for directory, paths in by_queue.items():
+            with suppress(IllegalMessage):
+                check_topic_name(directory.parent.name)
+                for path in sorted(paths, reverse=True):
+                    if (last := self._last_unit(path)) is not None:
+                        offset, unit = last
+                        if unit.is_message() and unit.physical_offset < physical_offset:
+                            queue = directory.parent.name, int(directory.name)
+                            found[path] = QueuePosition(*queue, offset + 1, 0)
+                        break
+        return found
+
+    def _last_unit(self, path: Path) -> tuple[int, ConsumeQueueUnit] | None:
+        """Of a file, with its queue offset; None: there is none in it."""
+        handle = self._disk.open(path, write=False)
+        try:
+            for begin, end in reversed(self._disk.data_ranges(handle)):
+                begin -= begin % UNIT_SIZE
+                content = self._disk.pread(handle, end - begin, begin).rstrip(b"\0")
+                if content:
+                    within = begin + (len(content) - 1) // UNIT_SIZE * UNIT_SIZE
+                    unit = self._disk.pread(handle, UNIT_SIZE, within)
+                    offset = (int(path.name) + within) // UNIT_SIZE
+                    return (offset, decode_unit(unit)) if len(unit) == UNIT_SIZE else None
+        finally:
+            self._disk.close(handle)
+        return None
 
     def close(self) -> None:
         self._open_files.close()

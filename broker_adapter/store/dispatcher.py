@@ -6,7 +6,7 @@ machine's thread. What it makes is durable as far as its checkpoint says, and ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,7 +119,11 @@ class Dispatcher:
         self._disk = disk = disk or OsDisk()
         self._clock = clock
         self.queues = ConsumeQueues(
-            root, disk, units_per_file=options.units_per_file, max_open_files=options.max_open_files
+            root,
+            disk,
+            units_per_file=options.units_per_file,
+            max_open_files=options.max_open_files,
+            keeps_last=log.begins_queues,
         )
         self.index = IndexFiles(root, disk, shape=options.index_shape)
         self._index_jobs = job_queue("index", options.index_backlog)
@@ -216,7 +220,17 @@ class Dispatcher:
 
     def load(self, chunks: Iterable[bytes]) -> None:
         """Begin again, from a state image or from nothing. ImageRefused; another image has to follow."""
-        data = b"".join(chunks)
+        self._load(b"".join(chunks), ())
+
+    def begin_anew(self, physical_offset: int) -> None:
+        """Begin again from nothing, where the log begins. Queues whose messages are no more in the log go on
+        where they were: their files stay until a checkpoint says as much."""
+        with self._lock:
+            ends = self.queues.left_ends(physical_offset)
+            self._load(b"", ends)
+            self._dispatching.go_on_behind(ends)
+
+    def _load(self, data: bytes, kept: Collection[Path]) -> None:
         with self._lock:
             self._applied = None
             make_directories(self._disk, self._root)
@@ -226,7 +240,7 @@ class Dispatcher:
             except StoredDataDamaged as error:
                 raise ImageRefused(str(error)) from error
             self._checkpointer.discard()
-            self.queues.wipe()
+            self.queues.wipe(kept)
             self.index.wipe()
             self._dispatching.begin(image.queues, image.misplaced)
             self._dispatched = NOTHING

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
@@ -76,6 +77,8 @@ class Dispatching:
         #: Where each queue has to end when the replay is over; None without one.
         self._awaited: dict[ConsumeQueue, int] | None = None
         self._refilled: set[ConsumeQueue] = set()
+        #: Where these end nobody knows but files that were there: a message of the log knows better.
+        self._assumed: set[ConsumeQueue] = set()
         self.foreign_records = 0
         self.set_aside = SetAside()
         self.reached = NOTHING  # by the last batch
@@ -89,7 +92,14 @@ class Dispatching:
         self._routes.forget()
         self._queues.begin_at(positions, misplaced)
         self._refilled.clear()
+        self._assumed.clear()
         self._awaited = {queue: queue.max_offset for queue in self._queues.all()}
+
+    def go_on_behind(self, ends: Mapping[Path, QueuePosition]) -> None:
+        """After `begin` without any: queues go on behind what files have, unless the log has messages of them
+        that say otherwise."""
+        self._assumed = self._queues.go_on_behind(ends)
+        self._awaited = None
 
     def replay(self, entries: Sequence[AppliedEntry]) -> None:
         """Entries whose effects on metadata and on the offsets of queues are known already."""
@@ -229,6 +239,7 @@ class Dispatching:
             if units.count:
                 queue.append(queue.max_offset, b"".join(units.parts))
                 self._arrived[queue] = None
+                self._assumed.discard(queue)
         self._gathered.clear()
 
     def _units_of(self, queue: ConsumeQueue) -> _Units:
@@ -249,9 +260,13 @@ class Dispatching:
         that is far away, has no place, and the message is set aside.
         """
         units = self._units_of(queue)
-        if self._log.begins_queues and not queue.max_offset and not units.count:
-            queue.begin_at(queue_offset)
-            return True
+        if self._log.begins_queues and not units.count:
+            if queue in self._assumed:
+                self._queues.begin_again(queue, queue_offset)
+                return True
+            if not queue.max_offset:
+                queue.begin_at(queue_offset)
+                return True
         if self._awaited is not None and queue not in self._refilled and not units.count:
             if queue_offset < queue.floor:
                 return False  # it was deleted

@@ -64,7 +64,6 @@ EXCEPTIONS = {
     "dledger.replica.replica:Replica.read_index": "asks for an index",
     "dledger.replica.shell:Shell.load_push": "asks for entries",
     "dledger.node.machine.state_machine:StateMachine.load": "what others implement",
-    "broker_adapter.classic_node.feed:Machine.load": "what others implement",
     "dledger.store.disk:read_file": "bytes as they are",
     "broker_adapter.store.queue_reader:QueueReader.read": "records of an offset: reading, not decoding",
     "broker_adapter.store.dispatcher:Metadata.load": "what others implement",
