@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -69,7 +68,11 @@ class ClassicHost:
     ) -> ClassicNode:
         self._dispatcher = machine
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
-        adopt = partial(adopt_tables, self.root / "config", metadata, delivery)
+
+        def adopt(is_new: bool) -> None:
+            if adopt_tables(self.root / "config", metadata, delivery, is_new):
+                machine.adopted()
+
         self._node = ClassicNode(
             self._config,
             self._classic,
@@ -109,8 +112,10 @@ class ClassicHost:
 
     def beside(self, parts: BrokerParts) -> Sequence[Beside]:
         return (
-            SlaveSync(self._node, parts, self._client_tls, self._max_offset),
-            TableWriter(self.root / "config", parts, self._node.wait_applied),
+            SlaveSync(self._node, parts, self._client_tls, self._max_offset, self._dispatcher.adopted),
+            TableWriter(
+                self.root / "config", parts, self._node.wait_applied, lambda: self._dispatcher.is_durable
+            ),
         )
 
     def _max_offset(self, topic: str, queue_id: int) -> int:

@@ -52,12 +52,12 @@ _NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delay
 _DIGESTS = "tables_written.json"
 
 
-def adopt_tables(directory: Path, metadata: MetadataState, delivery: DeliveryState, is_new: bool) -> None:
+def adopt_tables(directory: Path, metadata: MetadataState, delivery: DeliveryState, is_new: bool) -> bool:
     """What the tables say, into metadata that know nothing (`is_new`), or to what they know if somebody else
-    has written the tables since. `delivery` gets how far that one has come in its own queues.
-    STORE_TABLE_DAMAGED."""
-    if not is_new and _digests(directory) == _digests_written(directory):
-        return
+    has written the tables since. `delivery` gets how far that one has come in its own queues. Whether there
+    was anything to take over. STORE_TABLE_DAMAGED."""
+    if not is_new and _are_known(directory):
+        return False
     delivery.adopt(_system_offsets(directory))
     refused = 0
     for command in _commands(directory):
@@ -68,6 +68,7 @@ def adopt_tables(directory: Path, metadata: MetadataState, delivery: DeliverySta
             _log.warning("what a table has cannot be here", reason=str(error))
     if refused:
         _log.warning("not all of the tables could be taken over", refused=refused)
+    return True
 
 
 def _commands(directory: Path) -> Iterator[Command]:
@@ -111,12 +112,18 @@ def _digests(directory: Path) -> dict[str, str]:
     return found
 
 
-def _digests_written(directory: Path) -> dict[str, str]:
-    """By us, when we stopped or later. Nothing if that cannot be read: then somebody else has written."""
+def _are_known(directory: Path) -> bool:
+    """Whether the tables are what this project wrote, or was about to write when it ended."""
+    known = _digests_known(directory)
+    return all(digest in known.get(name, ()) for name, digest in _digests(directory).items())
+
+
+def _digests_known(directory: Path) -> dict[str, list[str]]:
+    """Nothing if that cannot be read: then somebody else has written."""
     with suppress(FileNotFoundError, ValueError):
         found = json.loads((directory / _DIGESTS).read_bytes())
         if isinstance(found, dict):
-            return found
+            return {name: [one] if isinstance(one, str) else list(one) for name, one in found.items()}
     return {}
 
 
@@ -139,9 +146,16 @@ class TableWriter:
     """Implements Beside. Writes what has changed, once a second at most, each table whole."""
 
     def __init__(
-        self, directory: Path, parts: BrokerParts, wait_applied: Callable[[], Awaitable[int]]
+        self,
+        directory: Path,
+        parts: BrokerParts,
+        wait_applied: Callable[[], Awaitable[int]],
+        is_durable: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`wait_applied`: until all that the log has now can be seen in `parts`; ReadFailed."""
+        """`wait_applied`: until all that the log has now can be seen in `parts`; ReadFailed. `is_durable`:
+        whether the next start finds here what was taken over from tables, without them."""
+        self._is_durable = is_durable
+        self._told: dict[str, list[str]] = {}
         self._wait_applied = wait_applied
         self._writing = Lock()
         self._directory = directory
@@ -181,12 +195,25 @@ class TableWriter:
 
     def _write_changed(self) -> None:
         with self._writing:  # a task that was cancelled leaves its thread behind
-            for name, content in self._contents().items():
+            is_durable = self._is_durable()  # before the contents, which have no less then
+            contents = self._contents()
+            if is_durable:
+                self._tell({name: _digest(content) for name, content in contents.items()})
+            for name, content in contents.items():
                 if self._written.get(name) != content:
                     _replace(self._directory / name, content)
                     self._written[name] = content
-                    digests = {name: _digest(content) for name, content in self._written.items()}
-                    replace_file(OsDisk(), self._directory / _DIGESTS, json.dumps(digests).encode())
+
+    def _tell(self, digests: Mapping[str, str]) -> None:
+        """These tables will be ours, as those are that are there: whichever of them the next start finds."""
+        if all(self._told.get(name, [""])[-1] == digest for name, digest in digests.items()):
+            return
+        known, here = _digests_known(self._directory), _digests(self._directory)
+        for name, digest in digests.items():
+            left = [here[name]] if here.get(name) in known.get(name, ()) else []
+            self._told[name] = [*left, digest] if left != [digest] else left
+        self._directory.mkdir(parents=True, exist_ok=True)
+        replace_file(OsDisk(), self._directory / _DIGESTS, json.dumps(self._told).encode())
 
     def _contents(self) -> dict[str, bytes]:
         metadata = self._parts.metadata

@@ -44,9 +44,11 @@ class SlaveSync:
         parts: BrokerParts,
         tls: Callable[[], ssl.SSLContext | None],
         max_offset: Callable[[str, int], int],
+        adopted: Callable[[], None] = lambda: None,
     ) -> None:
         """`tls`: of a call to the master; None: plain text. `max_offset`: of (topic, queue id), as far as
-        messages have come."""
+        messages have come. `adopted` is told, on the machine's thread, of changes that no log has."""
+        self._adopted = adopted
         self._node = node
         self._max_offset = max_offset
         self._tls = tls
@@ -113,11 +115,15 @@ class SlaveSync:
             if self._node.roles.leads:
                 return  # from here on the log has it all
             self._parts.metadata.adopt(command)
+            self._adopted()
         if not self._node.roles.leads:
             # No further than this log goes: what comes there later would be passed over.
             ends = [self._max_offset(one.topic, one.queue_id) for one in own]
             own = [one._replace(offset=min(one.offset, end)) for one, end in zip(own, ends, strict=True)]
+            before = self._parts.delivery_state.system_offsets()
             self._parts.delivery_state.adopt(own)
+            if self._parts.delivery_state.system_offsets() != before:
+                self._adopted()
 
     def _topics(self, found: Sequence[TopicConfig]) -> list[Command]:
         here = self._parts.metadata.topics

@@ -63,6 +63,8 @@ class Checkpointer:
         self._metadata = metadata
         self._begun: _Begun | None = None
         self.written = NOTHING
+        #: How many were written.
+        self.count = 0
 
     @property
     def is_busy(self) -> bool:
@@ -126,4 +128,5 @@ class Checkpointer:
         self._queues.remove(queues.doomed)
         self._index.remove(index.doomed)
         self.written = begun.applied
+        self.count += 1
         self._begun = None

@@ -146,6 +146,9 @@ class Dispatcher:
         self._dispatched = NOTHING
         self._checkpoint_time = clock()
         self._checkpoint_pos = 0
+        #: The state was changed beside the log: it is in no checkpoint, or in that of this number.
+        self._is_adopted = False
+        self._adopted_count = 0
 
     # -- from any thread --------------------------------------------------------------------------------
 
@@ -153,6 +156,11 @@ class Dispatcher:
     def dispatched(self) -> Applied:
         """The last entry that readers see the effects of."""
         return self._dispatched
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what was changed beside the log is in a checkpoint."""
+        return not self._is_adopted and self._checkpointer.count >= self._adopted_count
 
     def figures(self) -> DispatchFigures:
         return DispatchFigures(
@@ -183,9 +191,14 @@ class Dispatcher:
             applied = self._applied
             if applied is not None and not self._checkpointer.is_busy:
                 is_behind = applied != self._checkpointer.written or self.queues.has_needless_files
-                if is_behind and self._is_checkpoint_due(applied):
+                if (is_behind or self._is_adopted) and self._is_checkpoint_due(applied):
                     self._begin_checkpoint(applied)
             self._checkpointer.advance()
+
+    def adopted(self) -> None:
+        """The state was changed beside the log, which tells nothing of that: a checkpoint is due. On the
+        machine's thread."""
+        self._is_adopted = True
 
     # -- the state machine ------------------------------------------------------------------------------
 
@@ -284,8 +297,8 @@ class Dispatcher:
         with self._lock:
             self._checkpointer.advance()
             self._checkpointer.drain()
-            if self._applied not in (None, self._checkpointer.written) and not self._checkpointer.is_busy:
-                assert self._applied is not None
+            is_behind = self._is_adopted or self._applied != self._checkpointer.written
+            if self._applied is not None and is_behind and not self._checkpointer.is_busy:
                 self._begin_checkpoint(self._applied, settle=True)
                 self._checkpointer.advance()
                 self._checkpointer.drain()
@@ -306,4 +319,6 @@ class Dispatcher:
     def _begin_checkpoint(self, applied: Applied, *, settle: bool = False) -> None:
         self._checkpoint_time = self._clock()
         self._checkpoint_pos = applied.end_pos
+        if self._is_adopted:
+            self._is_adopted, self._adopted_count = False, self._checkpointer.count + 1
         self._checkpointer.begin(applied, self._metadata.checkpoint(), settle=settle)

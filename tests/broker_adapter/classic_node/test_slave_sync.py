@@ -84,8 +84,13 @@ class World:
             is_master=False,
             registrations=self.registrations,
         )
+        self.adopted = list[int]()
         self.sync = SlaveSync(
-            cast(Any, node), cast(BrokerParts, self.parts), lambda: None, lambda *queue: END
+            cast(Any, node),
+            cast(BrokerParts, self.parts),
+            lambda: None,
+            lambda *queue: END,
+            lambda: self.adopted.append(1),
         )
 
     def registrations(self) -> dict[str, SimpleNamespace]:
@@ -121,6 +126,7 @@ async def test_topics_and_groups_that_were_changed_are_changed_here(monkeypatch:
     world.topics = {"t": TopicConfig("t", 8, 8, 4), "new": TopicConfig("new", 1, 1)}
     world.groups = {"g": GroupConfig("g", retry_max_times=3), "h": GroupConfig("h")}
     await world.copied()
+    assert world.adopted, "else a restart knows nothing of them, and the log has nothing"
     assert world.metadata.topics["t"] == TopicConfig("t", 8, 8, 4)
     assert sorted(world.metadata.topics) == ["new", "t"]
     found = {group.name: group.config for group in world.metadata.groups()}
@@ -158,6 +164,9 @@ async def test_how_far_the_brokers_own_queues_have_come_is_copied_as_far_as_mess
     world.delays = {3: 9, 18: END + 5}
     world.offsets = {TRANSACTION_GROUP: [*offsets(HALF_TOPIC, 4), *offsets(OP_TOPIC, END + 1)]}
     await world.copied()
+    assert len(world.adopted) == 1
+    await world.copied()
+    assert len(world.adopted) == 1, "nothing has changed"
     assert world.delivery.system_offsets() == {
         (SCHEDULE_TOPIC, 2): 9,
         (SCHEDULE_TOPIC, 17): END,
