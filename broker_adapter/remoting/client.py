@@ -68,7 +68,7 @@ async def connect(
                 server_hostname=host if tls else None,
                 local_addr=(local_host, 0) if local_host else None,
             )
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the last two: of no address
         raise AnswerMissing(
             Status.ANSWER_MISSING, f"{address}: no connection: {str(error) or 'no answer in time'}"
         ) from None

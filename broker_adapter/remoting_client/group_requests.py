@@ -88,7 +88,7 @@ def parse_locked(body: bytes) -> set[MessageQueue]:
             MessageQueue(str(one["topic"]), str(one["brokerName"]), int(one["queueId"]))
             for one in _list(body, "lockOKMQSet")
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FrameRefused(f"an answer to a lock: {error!r}") from None
 
 

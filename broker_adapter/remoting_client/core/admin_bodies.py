@@ -47,7 +47,7 @@ def parse_topics(body: bytes) -> list[TopicConfig]:
             )
             for one in _table(body, "topicConfigTable").values()
         ]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _malformed(error) from None
 
 
@@ -66,7 +66,7 @@ def parse_groups(body: bytes) -> list[GroupConfig]:
             )
             for one in _table(body, "subscriptionGroupTable").values()
         ]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _malformed(error) from None
 
 
@@ -88,7 +88,7 @@ def parse_topic_stats(body: bytes) -> dict[MessageQueue, QueueStats]:
             )
             for queue, told in parse_offset_table(body).items()
         }
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise _malformed(error) from None
 
 
@@ -96,7 +96,7 @@ def parse_consume_stats(body: bytes) -> dict[MessageQueue, int]:
     """Of GET_CONSUME_STATS: what a group has committed."""
     try:
         return {queue: int(told["consumerOffset"]) for queue, told in parse_offset_table(body).items()}
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise _malformed(error) from None
 
 
@@ -115,7 +115,7 @@ def parse_offset_table(body: bytes) -> dict[MessageQueue, Any]:
             value, at = read(text, at + 1)
             queue = MessageQueue(str(one["topic"]), str(one["brokerName"]), int(one["queueId"]))
             found[queue] = value
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError) as error:
         raise _malformed(error) from None
     return found
 

@@ -15,6 +15,7 @@ from broker_adapter.format.properties import (
 )
 from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.longs import long_of
 from broker_adapter.remoting_client.core.values import MessageQueue
 
 #: The topic whose route new topics get.
@@ -135,12 +136,10 @@ def number(answer: RemotingCommand, name: str, default: int | None = None) -> in
     `default`."""
     if default is not None and name not in answer.fields:
         return default
-    try:
-        return int(answer.fields[name])
-    except (KeyError, ValueError):
-        raise FrameRefused(
-            f"an answer without a number {name}: {answer.fields.get(name, '')[:50]!r}"
-        ) from None
+    found = long_of(text := answer.fields.get(name, ""))
+    if found is None:
+        raise FrameRefused(f"an answer without a number {name}: {text[:50]!r}")
+    return found
 
 
 def check_body(size: int, limit: int, least: int = 1) -> None:

@@ -10,14 +10,17 @@ from typing import Any, Final
 
 from broker_adapter.errors import FrameRefused
 from broker_adapter.format.broker_ids import MASTER_ID
+from broker_adapter.remoting.longs import long_of
 from broker_adapter.remoting_client.core.values import MessageQueue
 
 _WRITE: Final = 2
 _READ: Final = 4
-#: Queues of one topic at one broker; RocketMQ itself knows no limit.
+#: Queues of one topic, and addresses of one answer; RocketMQ itself knows no limit.
 _MAX_QUEUES: Final = 65_536
-#: A text, which stays as it is, or a key that is a number.
-_BARE_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<before>[{,]\s*)(?P<key>-?\d+)\s*:')
+_MAX_ADDRESSES: Final = 4_096
+#: A text, which stays as it is, or a key that is a number. A text without an end ends with all: from each of
+#: its quotes it would be looked at again.
+_BARE_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|(?P<before>[{,]\s*)(?P<key>-?\d+)\s*:', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +94,25 @@ class TopicRoute:
 
 def _ordered_queues(topic: str, order: str) -> tuple[MessageQueue, ...]:
     """`broker-a:4;broker-b:4`: all queues, whether their broker is there or not, so that none moves."""
-    found = []
+    found: list[MessageQueue] = []
     for part in order.split(";"):
-        name, _, count = part.partition(":")
-        if not name or not count.isdecimal() or int(count) > _MAX_QUEUES:
+        name, _, text = part.partition(":")
+        count = long_of(text)
+        if not name or count is None or not 0 <= count <= _MAX_QUEUES - len(found):
             raise _malformed(f"orderTopicConf {order[:100]!r}")
-        found += [MessageQueue(topic, name, number) for number in range(int(count))]
+        found += [MessageQueue(topic, name, number) for number in range(count)]
     return tuple(found)
 
 
 def parse_route(body: bytes) -> TopicRoute:
     """FrameRefused (FRAME_INVALID) if it is no TopicRouteData."""
     found = _object(body)
+    queues = tuple(map(_queue_data, _list(found.get("queueDatas"))))
+    if sum(max(1, one.read_queues, one.write_queues) for one in queues) > _MAX_QUEUES:
+        raise _malformed(f"more than {_MAX_QUEUES} queues")
     return TopicRoute(
-        brokers=_brokers(found.get("brokerDatas") or []),
-        queues=tuple(_queue_data(one) for one in found.get("queueDatas") or []),
+        brokers=_brokers(_list(found.get("brokerDatas"))),
+        queues=queues,
         order=str(found.get("orderTopicConf") or ""),
     )
 
@@ -121,9 +128,9 @@ def parse_topic_list(body: bytes) -> list[str]:
 def parse_clusters(body: bytes) -> dict[str, list[BrokerAddresses]]:
     """Cluster -> its brokers, of a ClusterInfo. FrameRefused (FRAME_INVALID)."""
     found = _object(body)
-    brokers = _brokers(list((found.get("brokerAddrTable") or {}).values()))
     clusters = found.get("clusterAddrTable") or {}
     try:
+        brokers = _brokers(list((found.get("brokerAddrTable") or {}).values()))
         return {
             str(cluster): [brokers[name] for name in sorted(names) if name in brokers]
             for cluster, names in clusters.items()
@@ -145,16 +152,25 @@ def distinct(brokers: Iterable[BrokerAddresses]) -> list[BrokerAddresses]:
 
 def _brokers(found: Sequence[Any]) -> dict[str, BrokerAddresses]:
     try:
-        return {
-            one["brokerName"]: BrokerAddresses(
+        brokers = [
+            BrokerAddresses(
                 str(one["brokerName"]),
                 str(one.get("cluster") or ""),
                 {int(number): str(address) for number, address in one["brokerAddrs"].items()},
             )
             for one in found
-        }
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(f"broker data: {error!r}") from None
+    if sum(max(1, len(broker.addresses)) for broker in brokers) > _MAX_ADDRESSES:
+        raise _malformed(f"more than {_MAX_ADDRESSES} addresses")
+    return {broker.name: broker for broker in brokers}
+
+
+def _list(found: Any) -> Sequence[Any]:
+    if not isinstance(found, list | None):
+        raise _malformed("no list where there should be one")
+    return found or []
 
 
 def _queue_data(found: Any) -> QueueData:
@@ -165,7 +181,7 @@ def _queue_data(found: Any) -> QueueData:
             int(found["writeQueueNums"]),
             int(found["perm"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _malformed(f"queue data: {error!r}") from None
     if not (0 <= data.read_queues <= _MAX_QUEUES and 0 <= data.write_queues <= _MAX_QUEUES):
         raise _malformed(f"{data.read_queues} and {data.write_queues} queues")

@@ -20,10 +20,18 @@ from broker_adapter.format.properties import join_properties
 from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.admin_bodies import (
+    parse_consume_stats,
+    parse_groups,
+    parse_offset_table,
+    parse_topic_stats,
+    parse_topics,
+)
 from broker_adapter.remoting_client.core.outcomes import error_of, retries_elsewhere, send_error
 from broker_adapter.remoting_client.core.queue_choice import QueueChoice, select_by_hash
 from broker_adapter.remoting_client.core.route_data import TopicRoute, parse_clusters, parse_route
 from broker_adapter.remoting_client.core.values import Message, MessageQueue, decode_messages
+from broker_adapter.remoting_client.group_requests import parse_locked
 
 ROUTE = {
     "brokerDatas": [
@@ -78,11 +86,55 @@ def test_numeric_keys_without_quotes_are_read_and_texts_left_alone() -> None:
         b'{"brokerDatas":[1]}',
         b'{"queueDatas":[{"brokerName":"a"}]}',
         json.dumps({"queueDatas": [{**ROUTE["queueDatas"][0], "readQueueNums": 1 << 40}]}).encode(),
+        b'{"queueDatas":[{"brokerName":"a","readQueueNums":1e999,"writeQueueNums":1,"perm":6}]}',
+        b'{"queueDatas":5}',
+        b'{"brokerDatas":{"a":1}}',
+        json.dumps({"queueDatas": [{**ROUTE["queueDatas"][0], "readQueueNums": 40_000}] * 2}).encode(),
+        json.dumps({"queueDatas": [{**ROUTE["queueDatas"][2], "readQueueNums": 0}] * 65_537}).encode(),
+        json.dumps({"brokerDatas": [ROUTE["brokerDatas"][0]] * 4_097}).encode(),
+        json.dumps(
+            {"brokerDatas": [{"brokerName": "a", "brokerAddrs": {str(n): "h:1" for n in range(4_097)}}]}
+        ).encode(),
+        b'{"a":"' + b'\\"' * 1_000_000,  # from each quote a text might begin
     ],
 )
 def test_what_is_no_route_is_refused(body: bytes) -> None:
     with pytest.raises(FrameRefused):
         parse_route(body)
+
+
+@pytest.mark.parametrize("order", ["a", "a:-1", "a:x", "a:" + "9" * 5_000, "a:٣", "a:40000;b:40000"])
+def test_an_order_that_is_none_is_refused(order: str) -> None:
+    with pytest.raises(FrameRefused):
+        route(orderTopicConf=order).publish_queues("t")
+
+
+@pytest.mark.parametrize("body", [b'{"brokerAddrTable":[1]}', b'{"clusterAddrTable":[1]}'])
+def test_what_are_no_clusters_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameRefused):
+        parse_clusters(body)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1_0", " 1", "٣", "1e3", "9" * 19, "9" * 4_000, "-" + "9" * 19])
+def test_what_is_no_number_of_64_bits_is_refused(text: str) -> None:
+    with pytest.raises(FrameRefused):
+        requests.number(RemotingCommand(0, {"offset": text}), "offset")
+
+
+def test_a_number_without_bounds_is_refused_in_each_body() -> None:
+    queue_data = b'{"topic":"t","brokerName":"b","queueId":%s}'
+    table = b'{"offsetTable":{' + queue_data % b"0" + b':{"consumerOffset":1e999,"minOffset":1e999}}}'
+    config = b'{"%s":{"t":{"topicName":"t","groupName":"t","readQueueNums":1e999,"retryQueueNums":1e999}}}'
+    for parse, body in (
+        (parse_locked, b'{"lockOKMQSet":[' + queue_data % b"1e999" + b"]}"),
+        (parse_offset_table, b'{"offsetTable":{' + queue_data % b"1e999" + b":1}}"),
+        (parse_consume_stats, table),
+        (parse_topic_stats, table),
+        (parse_topics, config % b"topicConfigTable"),
+        (parse_groups, config % b"subscriptionGroupTable"),
+    ):
+        with pytest.raises(FrameRefused):
+            parse(body)
 
 
 def test_queues_come_by_turns() -> None:
