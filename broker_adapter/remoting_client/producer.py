@@ -13,6 +13,7 @@ from dataclasses import replace
 from broker_adapter.errors import (
     AnswerMissing,
     BrokerError,
+    FrameRefused,
     IllegalMessage,
     PutIndeterminate,
     PutRefused,
@@ -272,17 +273,20 @@ class Producer(RemotingClient):
             raise PutIndeterminate(Status.OUTCOME_UNKNOWN, error.message) from None
         if answer.code not in SendStatus.__members__.values():
             raise outcomes.send_error(answer, address)
-        return SendResult(
-            status=SendStatus(answer.code),
-            queue=queue._replace(queue_id=requests.number(answer, "queueId")),
-            queue_offset=requests.number(answer, "queueOffset"),
-            message_ids=outgoing.message_ids,
-            offset_message_ids=tuple(answer.fields.get("msgId", "").split(",")),
-            transaction_id=answer.fields.get("transactionId", ""),
-            node_id=answer.fields.get("nodeId", ""),
-            term=requests.number(answer, "term", -1),
-            log_index=requests.number(answer, "logIndex", -1),
-        )
+        try:
+            return SendResult(
+                status=SendStatus(answer.code),
+                queue=queue._replace(queue_id=requests.number(answer, "queueId")),
+                queue_offset=requests.number(answer, "queueOffset"),
+                message_ids=outgoing.message_ids,
+                offset_message_ids=tuple(answer.fields.get("msgId", "").split(",")),
+                transaction_id=answer.fields.get("transactionId", ""),
+                node_id=answer.fields.get("nodeId", ""),
+                term=requests.number(answer, "term", -1),
+                log_index=requests.number(answer, "logIndex", -1),
+            )
+        except FrameRefused as error:  # it says that something was stored
+            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{address}: {error.message}") from None
 
     async def _address(self, queue: MessageQueue) -> str:
         routes = self._client.routes.known

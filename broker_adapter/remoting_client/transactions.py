@@ -97,16 +97,16 @@ class TransactionProducer(Producer):
     async def _ended(self, sent: SendResult, state: LocalTransactionState) -> bool:
         if state is LocalTransactionState.UNKNOWN:
             return False
-        request = _end_transaction(
-            self.group,
-            sent.queue.topic,
-            state,
-            offset=sent.queue_offset,
-            physical_offset=parse_offset_id(sent.offset_message_ids[0]).physical_offset,
-            message_id=sent.message_id,
-            transaction_id=sent.transaction_id,
-        )
         try:
+            request = _end_transaction(
+                self.group,
+                sent.queue.topic,
+                state,
+                offset=sent.queue_offset,
+                physical_offset=parse_offset_id(sent.offset_message_ids[0]).physical_offset,
+                message_id=sent.message_id,
+                transaction_id=sent.transaction_id,
+            )
             await self._client.call(await self._address(sent.queue), request)
         except BrokerError as error:
             _log.info("a transaction was not ended: message id %s, %s", sent.message_id, error)

@@ -703,6 +703,17 @@ async def test_a_local_transaction_that_raises_is_unknown() -> None:
         assert not world.server.seen_of(RequestCode.END_TRANSACTION)
 
 
+async def test_a_transaction_that_has_run_is_told_of_whatever_the_broker_has_said() -> None:
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = lambda request: request.answer(
+            0, fields={"msgId": "odd", "queueId": "0", "queueOffset": "7"}
+        )
+        async with TransactionProducer("p", world.server.server.address, never) as producer:
+            state = LocalTransactionState.COMMIT_MESSAGE
+            result = await producer.send_in_transaction(Message("t", b"x"), lambda message: state)
+        assert result.state is state and not result.is_ended
+
+
 async def test_a_half_message_whose_slave_is_late_is_rolled_back_without_the_transaction() -> None:
     def execute(message: Message) -> LocalTransactionState:
         raise AssertionError("it must not run")

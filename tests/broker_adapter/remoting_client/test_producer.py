@@ -181,6 +181,25 @@ async def test_an_attempt_to_connect_that_has_failed_is_made_again() -> None:
         assert not (await connections.get(address)).is_closed
 
 
+@pytest.mark.parametrize(
+    "address", ["nowhere", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", "a" * 99 + ":1"]
+)
+async def test_what_is_no_address_takes_no_connection(address: str) -> None:
+    """A NameServer may name anything; what asks brokers again and again goes on only after a BrokerError."""
+    async with world(stored) as (producer, _, _):
+        with pytest.raises(PutRefused, match="NOT_CONNECTED"):
+            await producer._client.connections.get(address)
+
+
+@pytest.mark.parametrize("fields", [{}, {"queueId": "0", "queueOffset": "x"}])
+async def test_a_success_that_cannot_be_read_may_be_stored(fields: dict[str, str]) -> None:
+    async with world(lambda request: request.answer(0, fields=fields), stored) as (producer, (odd, _), _):
+        with pytest.raises(PutIndeterminate):
+            await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 0))
+        results = [await producer.send(Message("t", b"x")) for _ in range(2)]
+        assert len(odd.seen) == 2 and {True, False} == {one.may_be_duplicate for one in results}
+
+
 async def test_a_message_that_may_be_stored_twice_says_so() -> None:
     async with world(silent, stored, options=OPTIONS) as (producer, (first, _), _):
         results = [await producer.send(Message("t", b"x")) for _ in range(2)]
