@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.errors import ResponseCode
+from broker_adapter.errors import IllegalMessage, ResponseCode
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.pop.api import Delivery
 from broker_adapter.processor.assignments import share
+from broker_adapter.processor.bodies import batch_acks
 from broker_adapter.processor.pops import POP_CK
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -178,6 +179,19 @@ async def test_a_batch_of_acknowledgements_that_is_none(asker: Asker) -> None:
         answer = await asker.ask(RequestCode.BATCH_ACK_MESSAGE, batch([receipt(message)], **wrong))
         assert (answer.code == OK) == (wrong == {"q": 1 << 40}), wrong
         assert answer.code == OK or "737 REQUEST_MALFORMED" in (answer.remark or "")
+
+
+def test_the_bits_of_a_batch_are_offsets_and_so_many_may_be_in_all() -> None:
+    def body(*sets: bytes) -> bytes:
+        named = {"c": "g", "t": "t", "so": 7, "q": 0, "rq": 1, "pt": 1}
+        return json.dumps({"acks": [named | {"b": b64encode(one).decode()} for one in sets]}).encode()
+
+    places = [0, 7, 8, 1_000, 3_072 * 8 - 1]
+    bits = sum(1 << place for place in places).to_bytes(3_072, "little")
+    assert [one.offsets for one in batch_acks(body(bits, b"\1"))] == [[7 + place for place in places], [7]]
+    for one, two in ((b"\xff" * 512, b"\1"), (b"\xff" * 513, b"")):
+        with pytest.raises(IllegalMessage):
+            batch_acks(body(one, two))
 
 
 WAITER = {"consumerGroup": "g", "topic": "t", "queueId": -1, "bornTime": 0}
