@@ -66,6 +66,9 @@ class Connections:
     async def notify(self, address: str, request: RemotingCommand) -> None:
         """Send a one-way request. PutRefused (NOT_CONNECTED), Busy (TOO_MANY_PENDING_BYTES)."""
         connection = await self.get(address)
+        # Nothing else has to be waited for: a program that does nothing but this would keep the loop from
+        # sending it, and from all else.
+        await asyncio.sleep(0)
         if connection.unsent_bytes > self._options.max_in_flight_bytes // 2:
             raise Busy(Status.TOO_MANY_PENDING_BYTES, f"{address}: it does not read what was sent")
         connection.notify(self._signed(request))

@@ -141,9 +141,12 @@ class PullConsumer(RemotingClient):
                 if queue not in self._pulls:
                     self._pulls[queue] = loop.create_task(self._fetch(queue))
             left = deadline - loop.time()
-            if not self._pulls or left <= 0:
+            if not self._pulls:
+                await asyncio.sleep(0)  # a program may ask again at once
                 return []
-            await asyncio.wait(self._pulls.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                self._pulls.values(), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+            )
             found: list[MessageExt] = []
             for queue, pull in list(self._pulls.items()):
                 if pull.done():
@@ -151,7 +154,7 @@ class PullConsumer(RemotingClient):
                     if (result := pull.result()) is not None:
                         self._positions[queue] = result.next_offset
                         found += result.messages
-            if found:
+            if found or left <= 0:
                 return found
 
     async def _fetch(self, queue: MessageQueue) -> PullResult | None:
