@@ -11,7 +11,7 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.core.outcomes import error_of
 from broker_adapter.remoting_client.core.requests import number
 from broker_adapter.remoting_client.core.subscription import Subscription
-from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, decode_messages
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, first_messages
 
 _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4
@@ -65,12 +65,15 @@ def pull_result(answer: RemotingCommand, queue: MessageQueue, subscription: Subs
     if answer.code not in PullStatus.__members__.values():
         raise error_of(answer, f"pull of {queue}")
     messages: list[MessageExt] = []
+    next_offset = number(answer, "nextBeginOffset")
     if answer.code == PullStatus.FOUND:
-        messages = decode_messages(answer.body, queue.broker_name)
+        messages, is_all = first_messages(answer.body, queue.broker_name)
+        if not is_all:
+            next_offset = min(next_offset, messages[-1].queue_offset + 1)
     return PullResult(
         PullStatus(answer.code),
         tuple(message for message in messages if subscription.wants(message)),
-        number(answer, "nextBeginOffset"),
+        next_offset,
         number(answer, "minOffset"),
         number(answer, "maxOffset"),
         number(answer, "suggestWhichBrokerId") if "suggestWhichBrokerId" in answer.fields else 0,

@@ -27,6 +27,8 @@ SYSTEM_PROPERTIES: Final = frozenset(
     }
 )
 _MAX_INFLATED: Final = MAX_FRAME
+#: Of all messages of one answer: a few bytes may inflate to a thousand times as many.
+_MAX_INFLATED_IN_ALL: Final = 64 << 20
 
 
 class MessageQueue(NamedTuple):
@@ -136,9 +138,24 @@ class MessageExt:
 
 
 def decode_messages(records: bytes, broker_name: str) -> list[MessageExt]:
-    """The messages of the body of a pull. StoredDataDamaged as `format.message.decode_all`, and with
-    RECORD_LENGTHS for a compressed body that cannot be read or is too large."""
-    return [_received(found, broker_name) for found in record.decode_all(records, max_body_bytes=MAX_FRAME)]
+    """The messages of the body of an answer; the first ones of too many bytes, at least one.
+
+    StoredDataDamaged as `format.message.decode_all`, and with RECORD_LENGTHS for a compressed body that
+    cannot be read or is too large."""
+    return first_messages(records, broker_name)[0]
+
+
+def first_messages(records: bytes, broker_name: str) -> tuple[list[MessageExt], bool]:
+    """As `decode_messages`, and whether these are all."""
+    messages: list[MessageExt] = []
+    room = _MAX_INFLATED_IN_ALL
+    for found in record.decode_all(records, max_body_bytes=MAX_FRAME):
+        message = _received(found, broker_name)
+        room -= len(message.body)
+        if room < 0 and messages:
+            return messages, False
+        messages.append(message)
+    return messages, True
 
 
 def _received(found: record.Message, broker_name: str) -> MessageExt:
