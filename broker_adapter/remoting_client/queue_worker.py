@@ -117,7 +117,8 @@ class QueueWorker:
     async def commit(self) -> None:
         """Store the group's offset if it has changed. BrokerError."""
         async with self._committing:
-            offset = self.state.to_commit()
+            state = self.state
+            offset = state.to_commit()
             if offset is None:
                 return
             self._listener.committing(self.queue, offset)
@@ -126,7 +127,7 @@ class QueueWorker:
             except BaseException as error:
                 self._listener.committed(self.queue, offset, error)
                 raise
-            self.state.committed(offset)
+            state.committed(offset)
             self._listener.committed(self.queue, offset, None)
 
     # -- pulling
@@ -150,10 +151,18 @@ class QueueWorker:
                 continue
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 _log.info("an offset was moved: queue %s, to %s", self.queue, result.next_offset)
-                self.state.move_to(result.next_offset)
+                self._move_to(result.next_offset)
             else:
                 self.state.add(map(with_own_topic, result.messages), result.next_offset)
             self._changed.set()
+
+    def _move_to(self, offset: int) -> None:
+        """The broker has other messages from there on than those that are in memory: what is being consumed
+        says nothing of them."""
+        if offset < self.state.next_offset and len(self.state):
+            self.state = ProcessQueue(offset)
+        else:
+            self.state.move_to(offset)
 
     # -- consuming
 
@@ -162,7 +171,10 @@ class QueueWorker:
             while not self.state.has_waiting:
                 await self._change()
             await self._slots.acquire()
-            self._begin(self._consume_once(self._take()))
+            if not self.state.has_waiting:  # they are not there any more
+                self._slots.release()
+                continue
+            self._begin(self._consume_once(self.state, self._take()))
 
     async def _feed_ordered(self) -> None:
         """One call at a time, and only while the lock is believed."""
@@ -175,10 +187,11 @@ class QueueWorker:
                 await asyncio.sleep(min(_LOCK_WAIT_S, self._settings.lock_interval_s))
                 continue
             await self._slots.acquire()
-            if not self.is_locked:  # the listener may have been at other queues for long
+            # The listener may have been at other queues for long.
+            if not self.is_locked or not self.state.has_waiting:
                 self._slots.release()
                 continue
-            await asyncio.wait([self._begin(self._consume_in_order())])
+            await asyncio.wait([self._begin(self._consume_in_order(self.state, self._take()))])
 
     @property
     def is_locked(self) -> bool:
@@ -195,17 +208,17 @@ class QueueWorker:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _consume_once(self, messages: list[MessageExt]) -> None:
+    async def _consume_once(self, state: ProcessQueue, messages: list[MessageExt]) -> None:
         try:
             status = await self._consume(messages)
         finally:
             self._slots.release()
         if status is ConsumeStatus.RECONSUME_LATER:
-            messages = await self._sent_back(messages)
-        self.state.done(messages)
+            messages = await self._sent_back(state, messages)
+        state.done(messages)
         self._changed.set()
 
-    async def _sent_back(self, messages: list[MessageExt]) -> list[MessageExt]:
+    async def _sent_back(self, state: ProcessQueue, messages: list[MessageExt]) -> list[MessageExt]:
         """Those that need no more here. The others are consumed again after a time."""
         if self._send_back is None:
             return messages
@@ -219,22 +232,21 @@ class QueueWorker:
                 kept.append(replace(message, reconsume_times=message.reconsume_times + 1))
         if kept:
             await asyncio.sleep(self._settings.local_retry_s)
-            self.state.put_back(kept)
+            state.put_back(kept)
         return gone
 
-    async def _consume_in_order(self) -> None:
-        messages = self._take()
+    async def _consume_in_order(self, state: ProcessQueue, messages: list[MessageExt]) -> None:
         try:
             status = await self._consume(messages)
         finally:
             self._slots.release()
         if status is ConsumeStatus.RECONSUME_LATER:
             await asyncio.sleep(self._settings.suspend_s)
-            self.state.put_back(
+            state.put_back(
                 [replace(message, reconsume_times=message.reconsume_times + 1) for message in messages]
             )
         else:
-            self.state.done(messages)
+            state.done(messages)
         self._changed.set()
 
     async def _change(self) -> None:

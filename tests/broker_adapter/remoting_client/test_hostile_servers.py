@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
 
 from broker_adapter.errors import Busy
 from broker_adapter.format import message as record
 from broker_adapter.format.host import Host
+from broker_adapter.format.sys_flag import COMPRESSED
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 from broker_adapter.remoting_client import (
     ClientOptions,
     ConsumeFromWhere,
+    ConsumeSettings,
+    ConsumeStatus,
     Message,
+    MessageExt,
     MessageQueue,
     Producer,
     PullConsumer,
+    QueueListener,
 )
+from broker_adapter.remoting_client.core.pulling import PullResult, PullStatus, pull_result
+from broker_adapter.remoting_client.core.subscription import ALL, Subscription
+from broker_adapter.remoting_client.core.values import decode_messages
+from broker_adapter.remoting_client.queue_worker import QueueWorker
+from tests.node.local import until
 
 from .scripted import Script, ScriptedServer, route_body, serving
 
@@ -85,3 +99,74 @@ async def test_a_program_that_only_sends_one_way_lets_the_messages_go() -> None:
             except Busy:
                 refused += 1
         assert sent == 100
+
+
+class ScriptedCalls:
+    """What a queue's worker asks brokers: pulls that a test answers."""
+
+    def __init__(self, *answers: tuple[PullStatus, tuple[int, ...], int]) -> None:
+        self.answers = list(answers)
+        self.asked: list[int] = []
+        self.may_go_on = asyncio.Event()
+
+    async def pull(self, queue: MessageQueue, offset: int, *_: object, **__: object) -> PullResult:
+        self.asked.append(offset)
+        if not self.answers:
+            await asyncio.Event().wait()
+        if len(self.asked) > 1:
+            await self.may_go_on.wait()
+        status, offsets, next_offset = self.answers.pop(0)
+        messages = decode_messages(b"".join(map(stored_message, offsets)), "a")
+        return PullResult(status, tuple(messages), next_offset, 0, 0)
+
+    def forget(self, queue: MessageQueue) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_queue_whose_end_falls_is_consumed_again_from_there(is_ordered: bool) -> None:
+    """A broker has lost its tail. What was in memory counted as room for ever, and as done what was not."""
+    calls = ScriptedCalls(
+        (PullStatus.FOUND, (100, 101, 102), 103),
+        (PullStatus.OFFSET_ILLEGAL, (), 50),
+        (PullStatus.FOUND, (50, 51), 101),
+        (PullStatus.FOUND, (101,), 102),
+    )
+    given: list[int] = []
+    may_end = asyncio.Event()
+
+    async def consume(messages: Sequence[MessageExt]) -> ConsumeStatus:
+        given.extend(message.queue_offset for message in messages)
+        await may_end.wait()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    settings = ConsumeSettings(is_ordered=is_ordered, threads=1)
+    worker = QueueWorker(
+        QUEUE,
+        100,
+        Subscription("t", ALL, 0),
+        cast(Any, calls),
+        consume,
+        None,
+        settings,
+        asyncio.Semaphore(1),
+        QueueListener(),
+    )
+    worker.locked_at = 1e12
+    worker.start()
+    await until(lambda: given == [100])
+    calls.may_go_on.set()
+    await until(lambda: not calls.answers and len(calls.asked) == 5)
+    assert calls.asked == [100, 103, 50, 101, 102] and worker.state.offset == 50
+    may_end.set()
+    await until(lambda: worker.state.offset == 102)
+    assert given == [100, 50, 51, 101] and worker.state.cached == (0, 0, 0, 0)
+    await worker.stop(1.0)
+
+
+async def test_bodies_that_inflate_beyond_measure_come_in_several_pulls() -> None:
+    body = zlib.compress(bytes(MAX_FRAME))
+    records = b"".join(stored_message(offset, body, COMPRESSED) for offset in range(200))
+    fields = {"nextBeginOffset": "200", "minOffset": "0", "maxOffset": "200"}
+    result = pull_result(RemotingCommand(0, fields, records), QUEUE, Subscription("t", ALL, 0))
+    assert [message.queue_offset for message in result.messages] == [0, 1, 2, 3] and result.next_offset == 4
