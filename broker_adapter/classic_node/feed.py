@@ -52,15 +52,17 @@ class DispatchFeed:
         self._limit = 0
         self._more = asyncio.Event()
         self._adopt: Callable[[bool], None] = lambda is_new: None
+        self._settle: Callable[[], None] | None = None
+        self._begun_end = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self.is_failed = False
 
-    async def begin(self, adopt: Callable[[bool], None]) -> None:
+    async def begin(self, adopt: Callable[[bool], None], settle: Callable[[], None] = lambda: None) -> None:
         """Recover the machine, or begin anew where the log begins; `adopt` is told which, on the machine's
-        thread."""
+        thread. So is `settle`, when all is applied that the log has now, and nothing else."""
         loop = asyncio.get_running_loop()
-        self._adopt = adopt
+        self._adopt, self._settle, self._begun_end = adopt, settle, self._log.end_offset
         self.position = await loop.run_in_executor(self._thread, self._recover)
         self._task = loop.create_task(self._run(), name="dispatch")
 
@@ -107,8 +109,14 @@ class DispatchFeed:
         log, found = self._log, self._machine.recover()
         if found is not None and log.begin_offset <= found.end_pos <= log.end_offset:
             self._adopt(False)
-            return found.end_pos
-        return self._begin_anew()
+            return self._reached(found.end_pos)
+        return self._reached(self._begin_anew())
+
+    def _reached(self, position: int) -> int:
+        if self._settle is not None and position >= self._begun_end:
+            self._settle()
+            self._settle = None
+        return position
 
     def _begin_anew(self) -> int:
         self._machine.begin_anew(self._log.begin_offset)
@@ -138,6 +146,8 @@ class DispatchFeed:
         log = self._log
         if begin < log.begin_offset:  # an empty slave begins where its master does
             return self._begin_anew()
+        if self._settle is not None:
+            limit = min(limit, self._begun_end)
         most = min(_PIECE_BYTES, limit - begin)
         data = log.read(begin, most)
         whole = whole_records(data, begin, log.file_size)
@@ -147,7 +157,7 @@ class DispatchFeed:
         if not whole:
             raise ReadFailed(f"nothing whole is at {begin} of the log", code=Code.DATA_DAMAGED)
         self._machine.apply(RecordRun(RecordPiece(begin, data[:whole])))
-        return begin + whole
+        return self._reached(begin + whole)
 
     def _tell(self) -> None:
         for offset, done in self._waiting:

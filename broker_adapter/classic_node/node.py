@@ -77,6 +77,7 @@ class ClassicNode:
         derived_end: Callable[[], int],
         other_master: Callable[[], Awaitable[str]],
         adopt: Callable[[bool], None] = lambda is_new: None,
+        settle: Callable[[], None] = lambda: None,
         disk: Disk | None = None,
         on_fatal: Callable[[Exception], None] = exit_process,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -84,7 +85,8 @@ class ClassicNode:
     ) -> None:
         """`slave`: who this broker is as one. `derived_end`: what is before it is durable in derived files;
         any thread. `other_master`: where another master of this name is, "": nowhere. `adopt`: called on the
-        machine's thread when it has recovered; whether it gets the log from the begin on."""
+        machine's thread when it has recovered; whether it gets the log from the begin on. `settle`: called
+        there when it has all that the log has at the start."""
         self.config = config
         self.metrics = NodeMetrics()
         self.is_released = True
@@ -97,6 +99,7 @@ class ClassicNode:
         self._slave = slave
         self._machine = machine
         self._adopt = adopt
+        self._settle = settle
         self._derived_end = derived_end
         self._other_master = other_master
         self._disk: Disk = disk or OsDisk()
@@ -150,7 +153,7 @@ class ClassicNode:
         try:
             self._build(secret)
             self._record = read_role(self._disk, self._tables, is_master=settings.broker_role != "SLAVE")
-            await self.feed.begin(self._adopt)
+            await self.feed.begin(self._adopt, self._settle)
             self.commit.start()
             self.upkeep.start()
             await self.ports.start(self._services, self._readers)

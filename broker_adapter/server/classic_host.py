@@ -28,7 +28,7 @@ from broker_adapter.remoting.executors import Processor
 from broker_adapter.remoting_client.core.route_data import parse_clusters
 from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.server.classic_tables import TableWriter, adopt_tables
+from broker_adapter.server.classic_tables import TableWriter, adopt_tables, set_back_offsets
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
 from broker_adapter.store.dispatcher import Dispatcher
@@ -69,9 +69,17 @@ class ClassicHost:
         self._dispatcher = machine
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
 
+        has_adopted = False
+
         def adopt(is_new: bool) -> None:
-            if adopt_tables(self.root / "config", metadata, delivery, is_new):
+            nonlocal has_adopted
+            has_adopted = adopt_tables(self.root / "config", metadata, delivery, is_new)
+            if has_adopted:
                 machine.adopted()
+
+        def settle() -> None:
+            if has_adopted:
+                set_back_offsets(metadata, self._max_offset)
 
         self._node = ClassicNode(
             self._config,
@@ -81,6 +89,7 @@ class ClassicHost:
             derived_end=lambda: machine.figures().checkpoint.end_pos,
             other_master=self._other_master,
             adopt=adopt,
+            settle=settle,
             **options,
         )
         return self._node

@@ -28,6 +28,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     PutGroup,
     PutTopic,
+    ResetOffsets,
 )
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.pop.commands import SystemOffset
@@ -69,6 +70,18 @@ def adopt_tables(directory: Path, metadata: MetadataState, delivery: DeliverySta
     if refused:
         _log.warning("not all of the tables could be taken over", refused=refused)
     return True
+
+
+def set_back_offsets(metadata: MetadataState, max_offset: Callable[[str, int], int]) -> None:
+    """No group is beyond the messages that are there: it would pass over what comes. Tables are written at
+    other times than the log, which may have lost its end. `max_offset`: of (topic, queue id)."""
+    for group in metadata.groups():
+        ends = [QueueOffset(*queue, max_offset(*queue)) for queue in group.offsets]
+        beyond = [one for one in ends if one.offset < group.offsets[one.topic, one.queue_id]]
+        if beyond:
+            _log.warning("a group is ahead of the log, and set back", group=group.name, queues=len(beyond))
+        for at in range(0, len(beyond), MAX_OFFSETS_PER_COMMAND):
+            metadata.adopt(ResetOffsets(group.name, tuple(beyond[at : at + MAX_OFFSETS_PER_COMMAND])))
 
 
 def _commands(directory: Path) -> Iterator[Command]:
