@@ -347,7 +347,10 @@ class PushConsumer(RemotingClient):
     async def _renew_locks(self) -> None:
         asked_at = asyncio.get_running_loop().time()
         for queue, is_granted in (await self._ask_locks(list(self._workers), unlock=False)).items():
-            if (worker := self._workers.get(queue)) is not None:
+            worker = self._workers.get(queue)
+            if worker is None and is_granted:  # it was left meanwhile: nobody else would get it
+                self._client.run(self._unlock(queue))
+            elif worker is not None and worker.locked_at <= asked_at:  # it was not taken again meanwhile
                 worker.locked_at = asked_at if is_granted else NOT_LOCKED
 
     async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
@@ -386,7 +389,7 @@ class PushConsumer(RemotingClient):
 
     async def _unlock(self, queue: MessageQueue) -> None:
         async with self._balancing:
-            if queue not in self._workers:
+            if queue not in self._workers and queue not in self._going_on:
                 await self._ask_locks([queue], unlock=True)
 
     async def _told(self, messages: Sequence[MessageExt]) -> ConsumeStatus:

@@ -578,6 +578,38 @@ async def test_a_lock_that_a_broker_does_not_renew_is_believed_in_on() -> None:
             assert worker.locked_at == locked_at and worker.is_locked
 
 
+async def test_a_lock_that_was_being_renewed_while_its_queue_was_left_is_given_back() -> None:
+    """Else no other member gets the queue before the lock is over."""
+    is_held, may_go_on = False, asyncio.Event()
+
+    async with (
+        broker() as world,
+        consumer(world, lambda messages: None, is_ordered=True, lock_interval_s=0.01) as member,
+    ):
+        call = member._client.call
+
+        async def held(
+            address: str, request: RemotingCommand, timeout_s: float | None = None
+        ) -> RemotingCommand:
+            nonlocal is_held
+            if request.code == RequestCode.LOCK_BATCH_MQ:
+                is_held = True
+                await may_go_on.wait()
+            return await call(address, request, timeout_s)
+
+        member._client.call = held  # type: ignore[method-assign]
+        await until(lambda: is_held)
+        world.members = ["0", member.client_id]  # the first of two has the only queue
+        notice = RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        world.server.connections[0].notify(notice)
+        await until(lambda: len(world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)) == 1)
+        may_go_on.set()
+        await until(lambda: len(world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)) == 2)
+        locks = (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
+        asked = [request.code for request in world.server.seen if request.code in locks]
+        assert asked[-3:] == [locks[1], *locks]
+
+
 class Busy:
     """A listener on a thread, whose first call lasts until it may go on."""
 
