@@ -66,3 +66,18 @@ async def test_a_queue_that_has_grown_before_one_waits_keeps_nobody_waiting() ->
     await polls.wait("t", 0, 5, has_grown)
     assert seen == [1], "it is asked when an arrival would be noticed, not before"
     assert len(polls) == 0
+
+
+async def test_who_waits_again_at_once_is_woken_though_others_of_the_same_arrival_go_later() -> None:
+    polls = LongPolls(10)
+
+    async def twice() -> None:
+        for offset in (5, 6):
+            await polls.wait("t", 0, offset)
+
+    task = asyncio.create_task(twice())
+    others = await begun(polls, ("t", 0, 5), ("t", 0, 5))
+    polls.arrived([("t", 0, 6)])
+    assert await ended(task, *others) == [False, True, True]
+    polls.arrived([("t", 0, 7)])
+    assert await ended(task) == [True]
