@@ -328,6 +328,27 @@ def test_a_member_that_goes_first_does_not_come_back_for_another_of_its_id() -> 
     assert not clients.consumers and not clients.producers
 
 
+def test_an_answer_goes_to_those_of_an_id_that_spoke_last() -> None:
+    """Not to those of before, which may be dead or another's."""
+    clients: Any = RemotingClients()
+    said = Heartbeat("c1", ["p"], [])
+    connections = [Connection() for _ in range(6)]
+    for one in (*connections, connections[0]):
+        clients.heard_of(one, said)
+    assert clients.connections("c1") == [connections[0], *connections[:2:-1]]
+    clients.channel_closed(connections[0], "gone")
+    assert clients.connections("c1") == connections[:1:-1]
+
+
+def test_the_account_of_a_connection_is_that_of_its_last_heartbeat() -> None:
+    """Whoever may end no transactions is shown none: an account may change."""
+    clients: Any = RemotingClients()
+    connection = Connection()
+    for account in ("old", "new", ""):
+        clients.heard_of(connection, Heartbeat("c1", ["p"], []), account=account)
+        assert clients.account(connection) == account
+
+
 async def test_numbers_that_no_queue_or_record_has_are_refused(cluster: BrokerCluster) -> None:
     """As errors of the request, with a number of ours, and not as a mistake of the broker."""
     nowhere: dict[str, object] = {"topic": "t", "queueId": -1, "consumerGroup": "g"}
