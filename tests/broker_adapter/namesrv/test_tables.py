@@ -279,6 +279,30 @@ def test_a_node_may_move_to_another_address(world: World) -> None:
     assert world.addresses() == {0: "elsewhere:1"}
 
 
+def test_a_node_that_moves_and_takes_another_id_has_that_one_only(world: World) -> None:
+    world.register(registration("n1", 0, term=1))
+    world.register(registration("n2", 0, term=2))
+    world.register(registration("n1", 2, term=2, role_epoch=2))
+    assert world.register(registration("n1", 0, term=3, role_epoch=3, address="elsewhere:1")) == {"orders"}
+    assert world.addresses() == {0: "elsewhere:1"}
+    world.register(registration("n3", 2, term=3))
+    assert world.addresses() == {0: "elsewhere:1", 2: address_of("n3")}
+
+
+def test_topics_of_a_log_made_anew_are_not_older_than_those_of_the_one_before(world: World) -> None:
+    """A node of the name has lived on without knowing its role."""
+    world.register(registration("n1", 0, term=9, data_version=9))
+    world.register(registration("n1", -1, term=9, data_version=9, role_epoch=2))
+    assert world.tables.topics() == []
+    limits = world.tables.limits
+    for _ in range(4):
+        world.now_ms += limits.default_expire_ms // 2
+        assert world.tables.renew(("broker-a", "n1"), world.now_ms)
+        world.tables.expire(world.now_ms)
+    world.register(registration("n2", 0, term=1, data_version=1))
+    assert world.tables.topics() == ["orders"]
+
+
 # -- who goes ---------------------------------------------------------------------------------------------
 
 
