@@ -339,6 +339,8 @@ class RouteTables:
             elif now_ms - fence.seen_ms > self._limits.default_expire_ms:
                 # No master for so long: it is another log, made anew under an old name.
                 del self._fences[name]
+                if broker is not None:
+                    broker.topics_version = _NO_VERSION
         return late, changed
 
     def _remove(self, name: str, node_id: str, now_ms: int) -> set[str]:

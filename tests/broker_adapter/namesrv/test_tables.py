@@ -210,6 +210,20 @@ def test_a_log_made_anew_under_an_old_name_is_believed_after_a_while(world: Worl
     assert world.addresses()[0] == address_of("n1")
 
 
+def test_a_log_made_anew_brings_its_topics_though_slaves_kept_the_name_in_routes(world: World) -> None:
+    """Its terms and versions are lower than those of the log before, whose topics are read meanwhile."""
+    world.register(registration("n1", 0, term=50, data_version=9))
+    world.register(registration("n2", 2, term=1))
+    world.tables.unregister("broker-a", "n1", 1, world.now_ms)
+    for _ in range(3):
+        world.now_ms += world.tables.limits.default_expire_ms // 2
+        world.register(registration("n2", 2, term=1))
+        world.tables.expire(world.now_ms)
+    assert world.tables.topics() == ["orders"]
+    world.register(registration("n1", 0, term=1, data_version=1, topics=(PAYMENTS,)))
+    assert world.tables.topics() == ["payments"]
+
+
 def test_a_master_that_stays_is_not_forgotten(world: World) -> None:
     world.register(registration("n1", 0, term=50))
     for _ in range(5):
