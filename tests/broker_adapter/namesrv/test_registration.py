@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from broker_adapter.namesrv.registration import Registrar
+from broker_adapter.namesrv.registration import Registrar, _Clerk
 from broker_adapter.namesrv.server import NameServerProcess
-from broker_adapter.namesrv.values import Registration
+from broker_adapter.namesrv.values import Registration, RegistrationAnswer
 from tests.broker_adapter.namesrv.helpers import address_of, name_server, registration, until
 
 NOBODY = "127.0.0.1:1"
@@ -166,3 +166,49 @@ async def test_registrars_of_a_group_settle_on_the_newest_master(tmp_path: Path)
         for found in group.values():
             await found.stop()
         assert ids(server) == {}
+
+
+class Session:
+    """At a NameServer that takes all; `received` is called before each answer."""
+
+    def __init__(self, received: Callable[[], None]) -> None:
+        self.sent: list[Registration] = []
+        self._received = received
+        self._ended: asyncio.Future[RegistrationAnswer] = asyncio.get_running_loop().create_future()
+
+    def open_session(self) -> Session:
+        return self
+
+    async def send(self, given: Registration) -> None:
+        self.sent.append(given)
+
+    async def receive(self) -> RegistrationAnswer:
+        self._received()
+        return RegistrationAnswer()
+
+    def next_answer(self) -> asyncio.Future[RegistrationAnswer]:
+        return self._ended
+
+    async def finish(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_what_is_updated_while_the_one_before_is_registered_follows_at_once() -> None:
+    """And nothing is registered more often than that; until then the broker is not registered as it is."""
+    first, second = registration("n1", 0), registration("n1", 1, role_epoch=2)
+    shown: list[bool] = []
+
+    def received() -> None:
+        shown.append(clerk.status.registered)
+        if len(session.sent) == 1:
+            clerk.update(second)
+
+    session = Session(received)
+    clerk = _Clerk("server", lambda: session, 1_000.0, lambda: 7, lambda: 0.0)
+    clerk.update(first)
+    await until(lambda: clerk.status.registered)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert session.sent == [first, second] and shown == [False, False]
+    await clerk.stop(1.0)
