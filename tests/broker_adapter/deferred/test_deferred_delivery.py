@@ -12,10 +12,11 @@ import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import AnyTopic
+from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.deferred import deferred_delivery as module
 from broker_adapter.deferred.deferring import ToDefer
 from broker_adapter.deferred.timetable import Timetable
-from broker_adapter.errors import Busy, ReadFailed, Status
+from broker_adapter.errors import Busy, IllegalMessage, ReadFailed, Status
 from broker_adapter.format.sys_flag import COMPRESSED, TRANSACTION_MASK
 from broker_adapter.pop.api import Resolution
 from broker_adapter.pop.commands import Checked, Defer, DeferredKind, End, Ending
@@ -469,4 +470,81 @@ async def test_a_message_that_was_taken_in_before_the_log_was_read_is_moved_from
     world.deferred.start()
     await until(lambda: not world.state.deferred)
     assert [one.body for one in world.outgoing] == [b"x"] and not world.reads
+    world.deferred.stop()
+
+
+async def test_no_time_is_further_away_than_the_longest() -> None:
+    world = World()
+    most = DeliverySettings().max_delay_ms
+    assert most == 40 * 24 * 3_600_000
+    put = ToDefer(TOPIC, OutgoingMessage(b"x"), "", timeout_ms=1000)
+    with pytest.raises(IllegalMessage) as refused:
+        await world.deferred.delay(put, START + most + 1, 0)
+    assert refused.value.status is Status.DELAY_TOO_LONG
+    with pytest.raises(IllegalMessage) as refused:
+        await world.deferred.half(put, "p", most + 1)
+    assert refused.value.status is Status.DELAY_TOO_LONG
+    await world.deferred.delay(put, START + most, 0)
+    await world.deferred.half(put, "p", most)
+    assert len(world.state.deferred) == 2
+    world.deferred.stop()
+
+
+@pytest.mark.parametrize("ending", [Resolution.COMMIT, Resolution.ROLLBACK])
+async def test_a_transaction_that_has_ended_does_not_end_otherwise(ending: Resolution) -> None:
+    world = World()
+    half = await world.half()
+    other = Resolution.COMMIT if ending is Resolution.ROLLBACK else Resolution.ROLLBACK
+    for resolution in (ending, ending, Resolution.UNKNOWN):
+        await world.deferred.end_transaction("t", half.transaction_id, resolution, 1000)
+    with pytest.raises(ReadFailed) as refused:
+        await world.deferred.end_transaction("t", half.transaction_id, other, 1000)
+    assert refused.value.status is Status.TRANSACTION_UNKNOWN
+    world.deferred.stop()
+
+
+async def test_what_comes_in_while_all_are_listed_anew_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list may be behind it already."""
+    monkeypatch.setattr(module, "_PAGE", 2)
+    world, pages, run = World(), 0, World.run
+    await delayed(world, 6)
+    world.deferred.stop()
+
+    async def anew(work: Callable[[], Any], name: str) -> Any:
+        nonlocal pages
+        rows = await run(world, work, name)
+        pages += 1
+        if pages == 2:
+            world.deferred._list_anew()
+        elif pages == 4:
+            put = ToDefer(TOPIC, OutgoingMessage(b"x"), "", timeout_ms=1000)
+            await world.deferred.delay(put, START + 500, 0)
+        return rows
+
+    monkeypatch.setattr(world.deferred, "_run", anew)
+    world.deferred.start()
+    await until(lambda: pages > 4 and world.deferred._listing is None)
+    assert len(world.deferred._due) == 7
+    world.deferred.stop()
+
+
+async def test_what_was_on_its_way_under_the_leadership_before_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    await delayed(world, 1)
+    world.records = lambda topic, queue_id, messages, **_: SimpleNamespace(  # type: ignore[method-assign]
+        topic=topic, queue_id=queue_id, batch=SimpleNamespace(sizes=[len(one.body) for one in messages])
+    )
+    under_way: list[Request] = []
+    settle, world.settle = world.settle, under_way.append  # type: ignore[method-assign,assignment]
+    world.now_ms += 1000
+    world.deferred._look()
+    await until(lambda: len(under_way) == 1)
+    monkeypatch.setattr(module, "_MOVING_BYTES", 1)
+    assert world.deferred._is_full()
+    world.deferred.stop()
+    world.settle = settle  # type: ignore[method-assign]
+    world.deferred.start()
+    await until(lambda: not world.state.deferred)
     world.deferred.stop()

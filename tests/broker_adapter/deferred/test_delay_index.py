@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -422,3 +423,35 @@ def test_what_is_marked_is_what_all_nodes_have(tmp_path: Path) -> None:
     assert image.save(second) == image.save(first)
     first.apply(2, 1, encode([End(1 << 16, Ending.MOVED)]))
     assert first.mark_index() != second.mark_index()
+
+
+def test_what_is_due_soon_is_in_memory_until_it_ends(tmp_path: Path) -> None:
+    """A row that is still there would be delivered again, and for one that is not the disk is asked."""
+    state = DeliveryState(index=DelayFile(tmp_path / "a", synchronous="OFF"))
+    for index in (1, 2):
+        state.apply(index, index, encode([DEFER._replace(due_ms=5)]), LogPosition(index * 1_000, 5))
+    state.write_index()
+    deferred = state.deferred
+    assert [row.number >> 16 for row in deferred.due_page(FIRST_DUE, 9, 100)[0]] == [1, 2]
+    state.apply(3, 3, encode([End(1 << 16, Ending.MOVED), DEFER._replace(due_ms=7)]), LogPosition(3_000, 5))
+    for _ in range(2):
+        assert (1 << 16) not in deferred and (2 << 16) in deferred and ((3 << 16) + 1) in deferred
+        assert all(deferred.is_in_memory(number) for number in (1 << 16, 2 << 16, (3 << 16) + 1))
+        state.write_index()
+    state.close()
+
+
+def test_a_wipe_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that begins anew would find rows of the one before after a power failure."""
+    file = DelayFile(tmp_path / "a")
+    file.write([Put(DelayedRow(1, 1, 7, 100, 10, 0, "t", b""), 1)], [])
+    synced: list[list[str]] = []
+    fsync = os.fsync
+
+    def noting(handle: int) -> None:
+        synced.append([path.name for path in tmp_path.iterdir()])
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    file.wipe()
+    assert synced == [[]]

@@ -114,3 +114,21 @@ async def test_consumers_are_sent_where_the_rule_says() -> None:
     found = PullResult(PullStatus.FOUND, 1, 0, 9, [record])
     told = await pulled(found, 0, is_master=True, suggested=1)
     assert (told.code, told.fields["suggestWhichBrokerId"]) == (ResponseCode.SUCCESS, "1")
+
+
+async def test_where_a_consumer_goes_on_depends_on_its_last_message() -> None:
+    """How far behind it is then."""
+    records = [bytes(encode(Message("t", b"body", "", physical_offset=at))) for at in (7, 77)]
+    asked: list[int] = []
+
+    def suggest(physical_offset: int) -> int:
+        asked.append(physical_offset)
+        return 0
+
+    queue = Queue(PullResult(PullStatus.FOUND, 2, 0, 9, records))
+    processor = PullProcessor(
+        cast(BrokerApi, queue), lambda context, topic: None, ReadRules(lambda: True, suggest)
+    )
+    fields = {"topic": "t", "queueId": "0", "queueOffset": "0", "consumerGroup": "g", "sysFlag": "4"}
+    await processor.pull(RemotingRequest(RemotingCommand(RequestCode.PULL_MESSAGE, fields)), CallContext("c"))
+    assert asked == [77]

@@ -580,7 +580,7 @@ async def test_a_lock_that_a_broker_does_not_renew_is_believed_in_on() -> None:
 
 async def test_a_lock_that_was_being_renewed_while_its_queue_was_left_is_given_back() -> None:
     """Else no other member gets the queue before the lock is over."""
-    is_held, may_go_on = False, asyncio.Event()
+    is_asked, may_go_on = False, asyncio.Event()
 
     async with (
         broker() as world,
@@ -588,17 +588,17 @@ async def test_a_lock_that_was_being_renewed_while_its_queue_was_left_is_given_b
     ):
         call = member._client.call
 
-        async def held(
+        async def slow(
             address: str, request: RemotingCommand, timeout_s: float | None = None
         ) -> RemotingCommand:
-            nonlocal is_held
+            nonlocal is_asked
             if request.code == RequestCode.LOCK_BATCH_MQ:
-                is_held = True
+                is_asked = True
                 await may_go_on.wait()
             return await call(address, request, timeout_s)
 
-        member._client.call = held  # type: ignore[method-assign]
-        await until(lambda: is_held)
+        member._client.call = slow  # type: ignore[method-assign]
+        await until(lambda: is_asked)
         world.members = ["0", member.client_id]  # the first of two has the only queue
         notice = RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
         world.server.connections[0].notify(notice)
