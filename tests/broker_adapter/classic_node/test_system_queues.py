@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.errors import BrokerError, Busy, ReadFailed, Status, error_for
+from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status, error_for
 from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
 from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import split_properties
@@ -19,7 +20,9 @@ from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from broker_adapter.pop.api import OrphanedHalf, Resolution
 from broker_adapter.pop.committer import Request
+from broker_adapter.pop.handles import half_handle, parse_half
 from broker_adapter.server.program import BrokerProgram
+from broker_adapter.system_queues import transactions
 from tests.node.local import until
 
 from .classic_pair import ClassicPair, classic_pair
@@ -184,6 +187,46 @@ async def test_two_ends_of_a_half_at_once_store_its_message_once(tmp_path: Path)
         assert bodies(program) == ["once"] and len(read(program, OP_TOPIC)) == 1
 
 
+async def test_an_end_is_remembered_as_long_as_a_half_before_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_REMEMBERED", 1)
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        _, *ended = [await half(program, text) for text in ("open", "a", "b", "c")]
+        for _ in range(2):
+            for transaction in ended:
+                await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await program.files.wait_applied()
+        assert bodies(program) == ["a", "b", "c"]
+
+
+async def test_a_check_is_no_further_away_than_the_longest_delay(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        with pytest.raises(IllegalMessage) as caught:
+            await half(program, "late", check_after_ms=DeliverySettings().max_delay_ms + 1)
+        assert caught.value.status is Status.DELAY_TOO_LONG
+        await half(program, "in time", check_after_ms=DeliverySettings().max_delay_ms)
+        await program.files.wait_applied()
+        assert [one.body for one in read(program, HALF_TOPIC)] == [b"in time"]
+
+
+async def test_a_transaction_is_ended_in_its_own_topic_only(tmp_path: Path) -> None:
+    """Who may send to one topic could end transactions of others: places of halves are no secrets."""
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await program.broker.put_topic(TopicConfig("u", 1, 1))
+        transaction = await half(program, "mine")
+        place = parse_half("t", transaction)
+        assert place is not None
+        with pytest.raises(ReadFailed) as caught:
+            await program.delivery.end_transaction("u", half_handle("u", *place), Resolution.ROLLBACK)
+        assert caught.value.status is Status.TRANSACTION_UNKNOWN
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["mine"])
+
+
 async def test_an_end_that_failed_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with classic_pair(tmp_path) as pair:
         program = await started(pair)
@@ -266,6 +309,55 @@ async def test_a_producer_that_says_nothing_is_asked_and_its_answer_counts(tmp_p
         count = len(asked)
         await until(lambda: program.delivery_state.system_offset(OP_TOPIC, 0) == 1)
         assert len(asked) == count and bodies(program) == ["open"]
+
+
+async def test_an_end_may_be_repeated_after_its_op_message_was_read(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked)
+        transaction = await half(program, "once")
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        await until(lambda: program.delivery_state.system_offset(HALF_TOPIC, 0) == 1)
+        await program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+        with pytest.raises(ReadFailed):
+            await program.delivery.end_transaction("t", transaction, Resolution.ROLLBACK)
+        await until(lambda: bodies(program) == ["once"])
+
+
+async def test_a_half_whose_end_is_under_way_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put behind the others, it would be open there, whatever its end was."""
+    asked: list[OrphanedHalf] = []
+    waiting: list[Request] = []
+    looks = 0
+    read_records = transactions.read_records
+
+    def reading(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return read_records(*given)
+
+    def wait(request: Request) -> Any:
+        waiting.append(request)
+        return request.done
+
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked, check_first_ms=500)
+        transaction = await half(program, "once")
+        committer = program.delivery._committer
+        with monkeypatch.context() as patched:
+            patched.setattr(committer, "submit", wait)
+            patched.setattr(transactions, "read_records", reading)
+            ending = program.delivery.end_transaction("t", transaction, Resolution.COMMIT)
+            task = asyncio.create_task(ending)
+            await until(lambda: len(waiting) == 1)
+            await until(lambda: looks > 3)
+        for request in waiting:
+            committer.submit(request)
+        await task
+        await until(lambda: program.delivery_state.system_offset(HALF_TOPIC, 0) == 1)
+        assert asked == [] and len(read(program, HALF_TOPIC)) == 1 and bodies(program) == ["once"]
 
 
 async def test_a_half_that_nobody_answers_for_goes_where_users_find_it(tmp_path: Path) -> None:

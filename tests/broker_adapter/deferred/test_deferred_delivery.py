@@ -548,3 +548,34 @@ async def test_what_was_on_its_way_under_the_leadership_before_takes_no_room(
     world.deferred.start()
     await until(lambda: not world.state.deferred)
     world.deferred.stop()
+
+
+async def test_a_list_that_failed_is_made_again() -> None:
+    world, run, failed = World(), World.run, 0
+    await delayed(world, 3)
+    world.deferred.stop()
+
+    async def failing(work: Callable[[], Any], name: str) -> Any:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise OSError("the disk")
+        return await run(world, work, name)
+
+    world.deferred._run = failing
+    world.deferred.start()
+    await until(lambda: failed == 1 and world.deferred._listing is None)
+    assert not world.deferred._due
+    world.now_ms += 1000
+    world.deferred._arm()
+    await until(lambda: not world.state.deferred)
+    world.deferred.stop()
+
+
+async def test_the_next_check_of_a_half_message_is_as_late_as_it_is_to_be() -> None:
+    world = World()
+    await world.half()
+    (number,) = world.state.deferred
+    world.apply([Checked(number, START + 60_000)])
+    assert (world.state.deferred[number].due_ms, world.state.deferred[number].checks) == (START + 60_000, 1)
+    world.deferred.stop()
