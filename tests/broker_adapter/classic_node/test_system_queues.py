@@ -134,6 +134,21 @@ async def test_a_message_of_a_deleted_topic_is_dropped(tmp_path: Path) -> None:
         assert bodies(program) == []
 
 
+async def test_those_beside_a_message_of_a_deleted_topic_come_once(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        await program.broker.put_topic(TopicConfig("u", 1, 1))
+        await delayed(program, "first", 1)
+        await program.delivery.send_delayed(
+            "u", outgoing("gone"), message_id="gone", deliver_at_ms=time.time_ns() // 1_000_000, level=1
+        )
+        await delayed(program, "last", 1)
+        await program.broker.delete_topic("u")
+        await until(lambda: program.delivery_state.system_offset(SCHEDULE_TOPIC, 0) == 3)
+        await program.files.wait_applied()
+        assert bodies(program) == ["first", "last"]
+
+
 async def test_a_half_goes_to_the_topic_that_has_its_name_when_it_is_committed(tmp_path: Path) -> None:
     """As in RocketMQ, whose broker may go on with the directory."""
     async with classic_pair(tmp_path) as pair:
