@@ -17,6 +17,9 @@ from broker_adapter.remoting.executors import Dispatch, Executor, Processor
 _SAY_S = 4.0
 #: As long as RocketMQ waits for a listener.
 _CONSUME_S = 10.0
+#: Asked at a time. Members take as long as they like: none of these wait in front of what nodes answer
+#: themselves. Each message may be in memory twice, in the request and on its way to the member.
+_MOST_ASKED, _MOST_GIVEN = 64, 16
 _OF_STATE = ("consumerGroup", "clientId", "jstackEnable")
 _OF_MESSAGE = ("consumerGroup", "clientId", "msgId", "topic", "topicSysFlag", "groupSysFlag")
 
@@ -32,13 +35,13 @@ class MemberQueries:
         self._broker_name = broker_name
         self._ask = ask
 
-    def register_with(
-        self, dispatch: Dispatch, executor: Executor, guarded: Callable[[Processor], Processor]
-    ) -> None:
+    def register_with(self, dispatch: Dispatch, guarded: Callable[[Processor], Processor]) -> None:
         """`guarded`: for operators alone."""
-        dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], self._running_info, executor)
+        asked = Executor("member queries", _MOST_ASKED, 0, ends_with_connection=True)
+        dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], self._running_info, asked)
+        given = Executor("messages out of turn", _MOST_GIVEN, 0, ends_with_connection=True)
         consume = guarded(self._consume_directly)
-        dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], consume, executor)
+        dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], consume, given)
 
     async def _running_info(
         self, connection: RemotingConnection, request: RemotingCommand

@@ -225,7 +225,7 @@ def remoting_port(
     Assignments(clients, directory.topic, settings.name).register_with(dispatch, door.of_clients)
     NodeQueries(clients, shown, runtime, traffic).register_with(dispatch, door.admin)
     members = MemberQueries(clients, settings.name, door.ask_master)
-    members.register_with(dispatch, door.admin, door.guarded)
+    members.register_with(dispatch, door.guarded)
     for code, processor in commands.items():
         dispatch.register([code], door.guarded(processor), door.admin)
     return RemotingPort(

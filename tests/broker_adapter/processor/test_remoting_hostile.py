@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 
 from broker_adapter.errors import Busy, ResponseCode
+from broker_adapter.processor import replies
 from broker_adapter.processor.bodies import MAX_BODY_BYTES, heartbeat
 from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import MAX_HEADER, RemotingCommand
-from broker_adapter.remoting.executors import UNKNOWN_CODE
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import UNKNOWN_CODE, Dispatch, Executor
+from broker_adapter.remoting_door import member_queries
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import BrokerCluster, brokers
-from tests.broker_adapter.processor.asker import LISTEN, asking, send_fields
+from tests.broker_adapter.processor.asker import LISTEN, Asker, asking, send_fields
 from tests.broker_adapter.processor.test_remoting_consumers import beat, records
 from tests.broker_adapter.processor.test_remoting_pops import pop
 from tests.node.local import until
@@ -267,3 +272,45 @@ async def test_a_body_that_takes_long_to_parse_is_refused(cluster: BrokerCluster
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         ):
             assert "REQUEST_MALFORMED" in str(await bad.ask(code, lists)), code
+
+
+async def test_silent_members_keep_nobody_from_what_nodes_answer_themselves(
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one address come as many questions to members, and answers to clients, as find a place."""
+    for name in ("_SAY_S", "_CONSUME_S"):
+        monkeypatch.setattr(member_queries, name, 600.0)
+    monkeypatch.setattr(replies, "_PUSH_S", 600.0)
+    node = slave_of(cluster).remoting.address
+    asked = ((RequestCode.GET_CONSUMER_RUNNING_INFO, 48), (RequestCode.CONSUME_MESSAGE_DIRECTLY, 12))
+
+    async def silent(connection: RemotingConnection, request: RemotingCommand) -> None:
+        seen[request.code] += 1
+
+    seen = Counter[int]()
+    dispatch = Dispatch()
+    codes = [code for code, _ in asked] + [RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT]
+    dispatch.register(codes, silent, Executor("all", 9999, 0))
+    member = Asker(await connect(node, timeout_s=10, dispatch=dispatch))
+    await member.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+    async with asking(node) as bad, asking(node, "127.0.0.2") as good:
+        sent = await good.send("t", b"x", 0)
+        of = {"consumerGroup": "g", "clientId": "c1", "msgId": sent["msgId"]}
+        reply = send_fields("t", 0, REPLY_TO_CLIENT="c1", MSG_TYPE="reply")
+        waiting = [asyncio.ensure_future(bad.ask(code, **of)) for code, _ in asked for _ in range(600)]
+        for code, most in asked:
+            await until(lambda code=code, most=most: seen[code] == most)  # type: ignore[misc]
+        await good.get(RequestCode.GET_BROKER_RUNTIME_INFO)
+        for code, most in asked:
+            own = asyncio.ensure_future(good.ask(code, **of))
+            await until(lambda code=code, most=most: seen[code] > most)  # type: ignore[misc]
+            waiting.append(own)
+        code = RequestCode.SEND_REPLY_MESSAGE_V2
+        waiting += [asyncio.ensure_future(bad.ask(code, **reply)) for _ in range(600)]
+        pushed = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+        await until(lambda: seen[pushed] == 384)
+        waiting.append(asyncio.ensure_future(good.ask(code, **reply)))
+        await until(lambda: seen[pushed] == 385)
+        for one in waiting:
+            one.cancel()
+    member.connection.close("done")
