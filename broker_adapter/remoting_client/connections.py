@@ -49,10 +49,13 @@ class Connections:
                 Status.TOO_MANY_CALLS, f"{address}: too much in flight for {timeout_s:g} s; nothing was sent"
             ) from None
         try:
-            connection = await self.get(address)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self.get(address)
+            except TimeoutError:
+                text = f"{address}: not connected within {timeout_s:g} s"
+                raise PutRefused(Status.NOT_CONNECTED, text) from None
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise PutRefused(Status.NOT_CONNECTED, f"{address}: not connected within {timeout_s:g} s")
             return await connection.invoke(self._signed(request), left)
         finally:
             self._in_flight.release()
@@ -98,6 +101,7 @@ class Connections:
     def _forget(self, address: str, opened: asyncio.Task[RemotingConnection]) -> None:
         if self._opening.get(address) is opened:
             del self._opening[address]
+        _ = opened.cancelled() or opened.exception()  # who asked may have gone
 
     async def close(self) -> None:
         """End all. What is under way fails."""

@@ -8,6 +8,7 @@ import random
 import ssl
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from broker_adapter.errors import (
@@ -56,6 +57,7 @@ OnAttempt = Callable[[Sequence[Message], int], None]
 #: Larger bodies are compressed on a thread: they would hold up the event loop.
 _THREAD_BYTES = 64 << 10
 _COMPRESS_LEVEL = 5  # RocketMQ's
+_LEAST_S = 0.001
 _ATTEMPTS = 3  # RocketMQ's retryTimesWhenSendFailed, and one
 
 
@@ -173,9 +175,13 @@ class Producer(RemotingClient):
                 TTL: str(int(timeout_s * 1000)),
             }
             asked = replace(message, properties={**message.properties, **own})
-            deadline = asyncio.get_running_loop().time() + timeout_s
-            await self._greet(message.topic)
-            await self.send(asked, queue=queue, selector=selector, arg=arg, timeout_s=timeout_s)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout_s
+            with suppress(TimeoutError):  # of a broker that is away; the answer may come through another one
+                async with asyncio.timeout(timeout_s / 2):
+                    await self._greet(message.topic)
+            left = max(deadline - loop.time(), _LEAST_S)
+            await self.send(asked, queue=queue, selector=selector, arg=arg, timeout_s=left)
             try:
                 async with asyncio.timeout_at(deadline):
                     return await answer
@@ -208,16 +214,16 @@ class Producer(RemotingClient):
             await self._write_queues(topic)
             route = self._client.routes.known.get(topic)
         masters = {broker.master for broker in route.brokers.values()} if route is not None else set()
-        for address in masters - self._greeted:
-            if address is None:
-                continue
-            try:
-                await self._client.call(
-                    address, group_requests.heartbeat(self._client.client_id, producers=[self.group])
-                )
-                self._greeted.add(address)
-            except BrokerError as error:
-                _log.info("a broker was not greeted: address %s, %s", address, error)
+        new = [address for address in masters - self._greeted if address is not None]
+        await asyncio.gather(*map(self._greet_one, new))
+
+    async def _greet_one(self, address: str) -> None:
+        request = group_requests.heartbeat(self._client.client_id, producers=[self.group])
+        try:
+            await self._client.call(address, request)
+            self._greeted.add(address)
+        except BrokerError as error:
+            _log.info("a broker was not greeted: address %s, %s", address, error)
 
     async def _send(
         self,
@@ -240,7 +246,11 @@ class Producer(RemotingClient):
                 break
             queue = wanted
             if queue is None:
-                queues = await self._write_queues(message.topic, renew=attempt > 0)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        queues = await self._write_queues(message.topic, renew=attempt > 0)
+                except TimeoutError:  # no NameServer answers
+                    break
                 queue = (
                     selector(queues, message, arg)
                     if selector is not None
@@ -264,9 +274,13 @@ class Producer(RemotingClient):
         raise unknown or last or PutRefused(Status.NOT_CONNECTED, "no time was left for an attempt")
 
     async def _attempt(self, queue: MessageQueue, outgoing: OutgoingMessage, deadline: float) -> SendResult:
+        try:
+            async with asyncio.timeout_at(deadline):
+                address = await self._address(queue)
+        except TimeoutError:
+            raise PutRefused(Status.NOT_CONNECTED, f"{queue}: no route in time") from None
         left = deadline - asyncio.get_running_loop().time()
         timeout_s = min(left, self._options.request_timeout_s)
-        address = await self._address(queue)
         try:
             answer = await self._client.connections.invoke(address, self._request(queue, outgoing), timeout_s)
         except AnswerMissing as error:

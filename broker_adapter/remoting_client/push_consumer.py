@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
+from broker_adapter.errors import BrokerError, PutRefused, ResponseCode, Status, TopicRefused
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -203,27 +203,30 @@ class PushConsumer(RemotingClient):
             for broker in routes[topic].brokers.values()
             for address in broker.addresses.values()
         }
-        for address in sorted(addresses):
-            try:
-                await self._client.call(address, replace(request))
-            except BrokerError as error:
-                _log.info("a broker was not told: address %s, %s", address, error)
+        await asyncio.gather(*(self._tell_broker(address, replace(request)) for address in sorted(addresses)))
+
+    async def _tell_broker(self, address: str, request: RemotingCommand) -> None:
+        try:
+            await self._client.call(address, request)
+        except BrokerError as error:
+            _log.info("a broker was not told: address %s, %s", address, error)
 
     async def _members_changed(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         if request.fields.get("consumerGroup") == self.group:
             self._rebalance.set()
 
     async def _members(self, topic: str) -> list[str]:
-        """BrokerError if no broker of the topic says it."""
-        last: BrokerError | None = None
-        for broker in (await self._client.routes.get(topic)).brokers.values():
-            try:
-                address = await self._client.master_of(topic, broker.name)
-                answer = await self._client.call(address, group_requests.members_of(self.group))
-                return group_requests.parse_members(answer.body)
-            except BrokerError as error:
-                last = error
-        assert last is not None, "a route names a broker"
+        """BrokerError if no broker of the topic says it, of those that are asked in the time of a call."""
+        last: BrokerError = PutRefused(Status.NOT_CONNECTED, f"{topic}: the route names no broker")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._client.options.timeout_s):
+                for broker in (await self._client.routes.get(topic)).brokers.values():
+                    try:
+                        address = await self._client.master_of(topic, broker.name)
+                        answer = await self._client.call(address, group_requests.members_of(self.group))
+                        return group_requests.parse_members(answer.body)
+                    except BrokerError as error:
+                        last = error
         raise last
 
     # -- queues
@@ -310,7 +313,8 @@ class PushConsumer(RemotingClient):
         for worker in workers:
             self._workers.pop(worker.queue, None)
         await asyncio.gather(*(worker.stop(grace_s) for worker in workers))
-        await self._commit(workers)
+        if self._is_clustering:
+            await asyncio.gather(*map(self._commit_one, workers))
         for worker in workers:
             worker.state.is_dropped = True
             self._queue_listener.revoked(worker.queue)
@@ -333,14 +337,17 @@ class PushConsumer(RemotingClient):
                 if self._is_running:
                     self._start_at(queue, offset, worker.locked_at)
 
-    async def _commit(self, workers: Sequence[QueueWorker] | None = None) -> None:
+    async def _commit(self) -> None:
         if not self._is_clustering:
             return
-        for worker in list(self._workers.values()) if workers is None else workers:
-            try:
-                await worker.commit()
-            except BrokerError as error:
-                _log.info("an offset was not committed: queue %s, %s", worker.queue, error)
+        for worker in list(self._workers.values()):
+            await self._commit_one(worker)
+
+    async def _commit_one(self, worker: QueueWorker) -> None:
+        try:
+            await worker.commit()
+        except BrokerError as error:
+            _log.info("an offset was not committed: queue %s, %s", worker.queue, error)
 
     # -- locks of ordered queues
 
@@ -356,17 +363,23 @@ class PushConsumer(RemotingClient):
     async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
         """Each broker for its queues: whether they are locked for this member. Those of brokers that do not
         answer are left out: a lock that is believed in is believed in on."""
-        answers: dict[MessageQueue, bool] = {}
-        for name, topic in {queue.broker_name: queue.topic for queue in queues}.items():
-            its = [queue for queue in queues if queue.broker_name == name]
-            request = group_requests.lock(self.group, self.client_id, its, unlock=unlock)
-            try:
-                answer = await self._client.call(await self._client.master_of(topic, name), request)
-                locked = set() if unlock else group_requests.parse_locked(answer.body)
-                answers |= {queue: queue in locked for queue in its}
-            except BrokerError as error:
-                _log.info("locks were not changed: broker %s, %s", name, error)
-        return answers
+        of_brokers: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            of_brokers.setdefault(queue.broker_name, []).append(queue)
+        told = await asyncio.gather(*(self._ask_lock(its, unlock=unlock) for its in of_brokers.values()))
+        return {queue: is_granted for answers in told for queue, is_granted in answers.items()}
+
+    async def _ask_lock(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
+        """Those of one broker."""
+        name, topic = queues[0].broker_name, queues[-1].topic
+        request = group_requests.lock(self.group, self.client_id, queues, unlock=unlock)
+        try:
+            answer = await self._client.call(await self._client.master_of(topic, name), request)
+            locked = set() if unlock else group_requests.parse_locked(answer.body)
+        except BrokerError as error:
+            _log.info("locks were not changed: broker %s, %s", name, error)
+            return {}
+        return {queue: queue in locked for queue in queues}
 
     # -- the listener
 

@@ -153,6 +153,7 @@ class RouteCache:
     def _forget(self, topic: str, asked: asyncio.Task[TopicRoute]) -> None:
         if self._asking.get(topic) is asked:
             del self._asking[topic]
+        _ = asked.cancelled() or asked.exception()  # who asked may have gone
 
     async def _question(self, topic: str) -> TopicRoute:
         answer = await self._name_servers.invoke(requests.route_of(topic))

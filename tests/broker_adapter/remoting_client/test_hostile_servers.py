@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 
-from broker_adapter.errors import Busy
+from broker_adapter.errors import Busy, PutRefused
 from broker_adapter.format import message as record
 from broker_adapter.format.host import Host
+from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.format.sys_flag import COMPRESSED
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
@@ -26,15 +28,18 @@ from broker_adapter.remoting_client import (
     MessageQueue,
     Producer,
     PullConsumer,
+    PushConsumer,
     QueueListener,
 )
 from broker_adapter.remoting_client.core.pulling import PullResult, PullStatus, pull_result
 from broker_adapter.remoting_client.core.subscription import ALL, Subscription
 from broker_adapter.remoting_client.core.values import decode_messages
+from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.queue_worker import QueueWorker
+from broker_adapter.remoting_client.request_reply import CORRELATION_ID
 from tests.node.local import until
 
-from .scripted import Script, ScriptedServer, route_body, serving
+from .scripted import Script, ScriptedServer, route_body, route_body_of, serving, stored
 
 HOST = Host(b"\x7f\0\0\1", 10911)
 QUEUE = MessageQueue("t", "a", 0)
@@ -170,3 +175,97 @@ async def test_bodies_that_inflate_beyond_measure_come_in_several_pulls() -> Non
     fields = {"nextBeginOffset": "200", "minOffset": "0", "maxOffset": "200"}
     result = pull_result(RemotingCommand(0, fields, records), QUEUE, Subscription("t", ALL, 0))
     assert [message.queue_offset for message in result.messages] == [0, 1, 2, 3] and result.next_offset == 4
+
+
+@asynccontextmanager
+async def nobody() -> AsyncIterator[str]:
+    """An address that takes no connection and refuses none: its queue is full."""
+    with socket.socket() as listening, socket.socket() as first:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        first.connect(listening.getsockname())
+        second = socket.socket()
+        second.setblocking(False)
+        with suppress(BlockingIOError):
+            second.connect(listening.getsockname())
+        with second:
+            yield "{}:{}".format(*listening.getsockname())
+
+
+LONG = ClientOptions(connect_timeout_s=1e6, request_timeout_s=1e6, timeout_s=1e6)
+
+
+async def test_a_call_ends_in_its_time_though_nobody_takes_the_connection() -> None:
+    async with nobody() as address:
+        client = ClientInstance(address, LONG)
+        with pytest.raises(PutRefused, match="NOT_CONNECTED"):
+            await client.call(address, RemotingCommand(RequestCode.GET_MAX_OFFSET), 0.2)
+        await client.close()
+
+
+async def test_a_send_ends_in_its_time_though_no_name_server_answers() -> None:
+    async with nobody() as address, Producer("g", address, options=LONG) as producer:
+        for queue in (None, QUEUE):
+            with pytest.raises(PutRefused, match="NOT_CONNECTED"):
+                await producer.send(Message("t", b"x"), queue=queue, timeout_s=0.2)
+        with pytest.raises(PutRefused, match="NOT_CONNECTED"):
+            await producer.request(Message("t", b"x"), timeout_s=0.2)
+
+
+async def test_a_broker_that_is_away_takes_half_of_the_time_of_a_request_at_most() -> None:
+    def answer(request: RemotingCommand) -> RemotingCommand | None:
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            masters = {"a": servers[0].server.address, "b": address}
+            return request.answer(0, body=route_body_of(masters, 1))
+        if request.code == RequestCode.SEND_MESSAGE_V2:
+            properties = split_properties(request.fields["i"])
+            told = {"properties": join_properties({CORRELATION_ID: properties[CORRELATION_ID]})}
+            pushed = RemotingCommand.oneway(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, told, b"answer")
+            servers[0].connections[0].notify(pushed)
+            return stored(request)
+        return request.answer(0)
+
+    async with (
+        nobody() as address,
+        serving(answer) as servers,
+        Producer("g", servers[0].server.address, options=LONG) as producer,
+    ):
+        told = await producer.request(Message("t", b"x"), queue=QUEUE, timeout_s=4.0)
+        assert told.body == b"answer"
+
+
+async def test_a_member_leaves_in_its_time_though_brokers_are_away() -> None:
+    """They were waited for one after the other, and none that answers was told meanwhile."""
+    told = set[int]()
+
+    def answer(request: RemotingCommand) -> RemotingCommand | None:
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            masters = {f"b{n}": address for n in range(50)} | {"z": servers[0].server.address}
+            return request.answer(0, body=route_body_of(masters, 0))
+        told.add(request.code)
+        return request.answer(0)
+
+    options = ClientOptions(connect_timeout_s=0.2, request_timeout_s=0.2, timeout_s=0.2)
+    async with nobody() as address, serving(answer) as servers:
+        names = servers[0].server.address
+        consumer = PushConsumer("g", names, lambda messages: None, options=options)
+        consumer.subscribe("t")
+        await consumer.start()
+        assert RequestCode.HEART_BEAT in told
+        await consumer.close()
+        assert RequestCode.UNREGISTER_CLIENT in told
+
+
+async def test_a_route_without_brokers_is_none_to_consume_from() -> None:
+    def answer(request: RemotingCommand) -> RemotingCommand | None:
+        return request.answer(
+            0, body=b'{"queueDatas":[{"brokerName":"a","readQueueNums":1,"writeQueueNums":1,"perm":6}]}'
+        )
+
+    async with serving(answer) as (names,):
+        consumer = PushConsumer("g", names.server.address, lambda messages: None)
+        consumer.subscribe("t")
+        async with consumer:
+            assert not consumer.is_balanced
+            with pytest.raises(PutRefused, match="names no broker"):
+                await consumer._members("t")
