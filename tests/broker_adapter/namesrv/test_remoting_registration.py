@@ -196,3 +196,20 @@ async def test_nobody_is_there() -> None:
 def test_who_registers_has_to_listen() -> None:
     with pytest.raises(ValueError, match="namesrv needs listen"):
         RemotingSettings(namesrv=("10.0.0.1:9876",))
+
+
+async def test_a_slave_that_registers_again_hears_of_another_master(process: NameServerProcess) -> None:
+    """Nothing else tells it whose log it is to follow."""
+    slave, master = of_node(2, 1, ha_address="h:2"), of_node(1, 0, ha_address="h:1")
+    session = RemotingRegistrationSession(process.remoting_address, 1_000.0)
+    other = RemotingRegistrationSession(process.remoting_address, 1_000.0)
+    try:
+        await session.send(slave)
+        assert (await session.receive()).master_ha_address == ""
+        await other.send(master)
+        await session.send(slave)
+        answer = await session.receive()
+        assert (answer.master_address, answer.master_ha_address) == (master.remoting_address, "h:1")
+    finally:
+        await session.close()
+        await other.close()
