@@ -15,6 +15,7 @@ from broker_adapter.errors import (
     PutRefused,
     ReadFailed,
     Status,
+    StoredDataDamaged,
     TopicRefused,
 )
 from broker_adapter.format.message_id import parse_offset_id
@@ -208,7 +209,10 @@ class Admin(RemotingClient):
         found = parse_offset_id(offset_message_id)
         request = RemotingCommand(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(found.physical_offset)})
         answer = await self._client.call(str(found.store_host), request)
-        return decode_messages(answer.body, "")[0]
+        messages = decode_messages(answer.body, "")
+        if not messages:
+            raise StoredDataDamaged(Status.RECORD_TRUNCATED, "an answer without a message")
+        return messages[0]
 
     async def query(
         self,

@@ -83,6 +83,7 @@ class Connections:
             self._open[address] = connection
             return connection
         if self._is_closed:
+            await asyncio.sleep(0)  # a program may try again at once
             raise PutRefused(Status.NOT_CONNECTED, "the client is closed")
         opening = self._opening.get(address)
         if opening is None or opening.done():

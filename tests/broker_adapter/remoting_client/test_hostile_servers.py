@@ -11,14 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.errors import Busy, PutRefused
+from broker_adapter.errors import Busy, PutRefused, StoredDataDamaged
 from broker_adapter.format import message as record
 from broker_adapter.format.host import Host
+from broker_adapter.format.message_id import format_offset_id
 from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.format.sys_flag import COMPRESSED
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 from broker_adapter.remoting_client import (
+    Admin,
     ClientOptions,
     ConsumeFromWhere,
     ConsumeSettings,
@@ -269,3 +271,20 @@ async def test_a_route_without_brokers_is_none_to_consume_from() -> None:
             assert not consumer.is_balanced
             with pytest.raises(PutRefused, match="names no broker"):
                 await consumer._members("t")
+
+
+async def test_an_answer_without_the_message_that_was_asked_for_is_damaged() -> None:
+    async with serving(lambda request: request.answer(0)) as (broker,), Admin(broker.server.address) as admin:
+        port = int(broker.server.address.rpartition(":")[2])
+        with pytest.raises(StoredDataDamaged):
+            await admin.view_message(format_offset_id(Host(b"\x7f\0\0\1", port), 7))
+
+
+async def test_a_program_that_goes_on_with_a_closed_client_lets_others_run() -> None:
+    client = ClientInstance("127.0.0.1:1", LONG)
+    await client.close()
+    turn = asyncio.create_task(asyncio.sleep(0))
+    for _ in range(9):
+        with pytest.raises(PutRefused):
+            await client.call("127.0.0.1:1", RemotingCommand(RequestCode.GET_MAX_OFFSET))
+    assert turn.done()
