@@ -26,6 +26,10 @@ _EAGER_PROBES = 60
 _SETTLE = 0.01
 #: So many redirections without a success in between are a circle; then ask everybody.
 MAX_REDIRECTIONS = 2
+#: Servers that others named, with a connection each: a server may name another one with each answer. When the
+#: next search begins the newest ones are kept.
+MAX_LEARNED = 64
+_KEPT = 8
 
 
 class Directory:
@@ -55,14 +59,17 @@ class Directory:
         """The client of one server; also of one that was not configured but named by another."""
         client, security = self._clients.get(address), self._security()
         if client is not None and client.security is not security:
-            # The certificate was renewed. What is under way on the old connection may end there.
-            task = asyncio.create_task(client.retire())
-            self._retired.add(task)
-            task.add_done_callback(self._retired.discard)
+            self._retire(client)  # the certificate was renewed
             client = None
         if client is None:
             client = self._clients[address] = LogClient(address, self._group, security)
         return client
+
+    def _retire(self, client: LogClient) -> None:
+        """What is under way on its connection may end there."""
+        task = asyncio.create_task(client.retire())
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
 
     def no_leader(self, what: str) -> NotLeader:
         """The error for it: `what`, and why a server could not be talked to if TLS is the reason."""
@@ -103,7 +110,7 @@ class Directory:
         if self._leader not in (None, address):
             return  # something newer is known already
         self._leader = None
-        if to and to != address and self._redirections < MAX_REDIRECTIONS:
+        if to and to != address and self._redirections < MAX_REDIRECTIONS and self._is_known(to):
             self._redirections += 1
             self._leader = to
         else:
@@ -151,6 +158,7 @@ class Directory:
 
     async def _find(self) -> str:
         """Ask all servers, each in its own rhythm, until one can be believed to lead."""
+        self._forget_learned()
         search = _Search(self)
         for address in (*self.addresses, *self._learned):
             search.start(address)
@@ -169,11 +177,22 @@ class Directory:
             self._tls_failures[address] = failure
 
     def learn(self, address: str) -> bool:
-        """Note a server that another one names. True if it is new."""
-        if address in self.addresses or address in self._learned:
+        """Note a server that another one names. True if it is new, and there is room for it."""
+        if address in self.addresses or address in self._learned or len(self._learned) >= MAX_LEARNED:
             return False
         self._learned[address] = None
         return True
+
+    def _is_known(self, address: str) -> bool:
+        """By now."""
+        return self.learn(address) or address in self.addresses or address in self._learned
+
+    def _forget_learned(self) -> None:
+        for address in list(self._learned)[:-_KEPT]:
+            del self._learned[address]
+            self._tls_failures.pop(address, None)
+            if (client := self._clients.pop(address, None)) is not None:
+                self._retire(client)
 
     async def close(self) -> None:
         self.closed = True

@@ -9,8 +9,8 @@ import pytest
 
 from dledger import AsyncClient, Client, DLedgerError, InvalidRequest, NodeStatus, NotLeader
 from dledger.client import directory
-from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import cluster_and_client
+from tests.client.fake_cluster import FakeCluster, FakeServer
+from tests.client.helpers import cluster_and_client, until
 
 
 async def test_the_leader_is_found_wherever_it_is() -> None:
@@ -85,6 +85,50 @@ async def test_leadership_is_handed_over_and_followed() -> None:
         assert cluster.log.bodies == [b"a", b"b"]
         with pytest.raises(InvalidRequest):
             await client.transfer_leadership("n9")
+
+
+@pytest.mark.parametrize("redirects", [False, True])
+async def test_a_server_that_names_others_without_end_is_no_end_of_connections(
+    monkeypatch: pytest.MonkeyPatch, redirects: bool
+) -> None:
+    """Each was asked in its turn, and might have named more."""
+    monkeypatch.setattr(directory, "MAX_LEARNED", 12)
+    named = 0
+
+    def another() -> str:
+        nonlocal named
+        named += 1
+        return f"127.0.0.1:{named}"
+
+    said = FakeServer.GetStatus
+
+    async def names_another(self: FakeServer, request: Any, context: Any) -> Any:
+        answer = await said(self, request, context)
+        if answer.node.role != "LEADER":
+            answer.node.leader_address = another()
+        return answer
+
+    monkeypatch.setattr(FakeServer, "GetStatus", names_another)
+    async with cluster_and_client(1, timeout=60.0) as (cluster, client):
+        (server,) = cluster.servers
+        own = client._directory
+        if redirects:
+            for _ in range(200):
+                own.redirected(server.address, another())
+                if own.leader_address is not None:
+                    await own.leader()
+                    own.lost(own.leader_address)
+        else:
+            cluster.lead(None)
+            waiting = asyncio.create_task(client.append(b"a"))
+            await until(lambda: named > 20)
+            cluster.lead(server)
+            await waiting
+        assert len(own._learned) <= 12 and len(own._clients) <= 13
+        cluster.lead(server)
+        own.lost(own.leader_address or "")
+        await own.leader()
+        assert len(own._learned) <= 8 and len(own._clients) <= 9
 
 
 async def test_servers_may_be_given_as_one_string() -> None:
