@@ -44,6 +44,8 @@ Listener = Callable[[Sequence[MessageExt]], object]
 _REBALANCE_S = 20.0
 #: Characters of what others have said, in answers.
 _REMARK = 255
+#: All that an offset may be.
+_OFFSETS = range(1 << 63)
 _REBALANCE_AGAIN_S = 1.0  # after something was missing
 
 
@@ -329,8 +331,9 @@ class PushConsumer(RemotingClient):
         offsets = parse_offset_table(request.body)
         async with self._balancing:
             for queue, offset in offsets.items():
-                if type(offset) is not int or (worker := self._workers.pop(queue, None)) is None:
+                if type(offset) is not int or offset not in _OFFSETS or queue not in self._workers:
                     continue
+                worker = self._workers.pop(queue)
                 worker.state.is_dropped = True
                 await worker.stop(grace_s=1.0)
                 self._queue_listener.revoked(queue)

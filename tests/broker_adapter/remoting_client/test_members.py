@@ -205,7 +205,7 @@ async def test_a_member_goes_on_where_its_group_was_reset_to(is_ordered: bool) -
         async with member:
             await until(lambda: len(seen) == MESSAGES)
             (before,) = member._workers.values()
-            for group, to in (("other", 1), ("g", 2)):
+            for group, to in (("other", 1), ("g", -1), ("g", 1 << 63), ("g", 2)):
                 world.server.connections[0].notify(
                     RemotingCommand.oneway(
                         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
