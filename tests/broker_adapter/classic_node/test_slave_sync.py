@@ -247,37 +247,21 @@ async def test_a_slave_without_the_begin_of_the_log_copies_tables(
         await world.sync.stop()
 
 
-async def test_a_slave_that_follows_nobody_asks_for_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its master may have refused it, since their logs differ: offsets are those of other messages then."""
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_a_slave_that_follows_nobody_or_has_all_of_the_log_asks_for_no_tables(
+    monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """The master of one that follows nobody may have refused it, since their logs differ: offsets are those
+    of other messages then."""
     world, looks = World(monkeypatch), list[int]()
 
     class Replication:
-        by_handshake = has_all = False
-
-        @property
-        def follows(self) -> bool:
-            looks.append(1)
-            return False
-
-    cast(Any, world.sync)._node.replication = Replication()
-    world.topics = {"new": TopicConfig("new", 1, 1)}
-    task = asyncio.create_task(world.sync._sync_ever())
-    await until(lambda: len(looks) > 2)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert "new" not in world.metadata.topics
-
-
-async def test_a_slave_with_all_of_the_log_asks_for_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, looks = World(monkeypatch), list[int]()
-
-    class Replication:
-        follows = by_handshake = True
+        by_handshake = follows = is_whole
 
         @property
         def has_all(self) -> bool:
             looks.append(1)
-            return True
+            return self.follows
 
     cast(Any, world.sync)._node.replication = Replication()
     world.topics = {"new": TopicConfig("new", 1, 1)}
