@@ -160,7 +160,7 @@ async def test_questions_for_a_silent_member_leave_places_to_other_addresses(clu
             bad.connection.send(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, opaque=opaque))
         server = master.remoting.server
         assert server is not None
-        await until(lambda: server.requests_under_way == 384)
+        await until(lambda: server.requests_under_way == 48)
         assert (await good.ask(RequestCode.GET_BROKER_CONFIG)).code == OK
 
 
