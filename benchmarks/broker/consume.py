@@ -10,7 +10,7 @@ from benchmarks import ours
 from benchmarks.broker import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from benchmarks.reads import read_all
-from broker_adapter.remoting_client import Message, PullConsumer, QueueNumber
+from broker_adapter.client import Message, PullConsumer, QueueNumber
 
 LEAST_RATE = 100_000
 _MESSAGES = 200_000

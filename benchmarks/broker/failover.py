@@ -7,8 +7,8 @@ import time
 
 from benchmarks.broker import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
+from broker_adapter.client import Message
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Message
 
 KILLS = 30
 MOST_P50_MS = 600.0

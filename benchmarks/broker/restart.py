@@ -8,8 +8,8 @@ from itertools import count
 
 from benchmarks.broker import brokers
 from benchmarks.common import BODY_SIZE, BenchError, Row, percentile, say, scratch
+from broker_adapter.client import Message, Producer, QueueNumber
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Message, Producer, QueueNumber
 
 MESSAGES = 5_000_000
 MOST_SECONDS = 5.0

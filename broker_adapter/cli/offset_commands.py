@@ -9,7 +9,7 @@ import click
 from broker_adapter.api import QueueStats
 from broker_adapter.cli.connect.options import ask_broker, json_option, moment, target_options
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.remoting_client import Admin, MessageQueue
+from broker_adapter.client import Admin, MessageQueue
 from dledger.platform import print_json, print_table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.remoting_client import change_role
+from broker_adapter.client import change_role
 from dledger.cli.client_options import TIMEOUT, tls_options
 from dledger.platform import parse_servers, tls_files
 

@@ -12,10 +12,10 @@ import click
 
 from broker_adapter.cli.connect.options import json_option, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
+from broker_adapter.client import Admin
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import BrokerEntry, ClusterInfo
-from broker_adapter.remoting_client import Admin
 from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds
 from dledger.cli.output import human_bytes, is_terminal

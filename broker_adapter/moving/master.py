@@ -9,6 +9,11 @@ from typing import NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
+from broker_adapter.client.core import requests
+from broker_adapter.client.core.admin_bodies import parse_runtime
+from broker_adapter.client.core.route_data import BrokerAddresses, parse_clusters
+from broker_adapter.client.instance import ClientInstance
+from broker_adapter.client.options import ClientOptions
 from broker_adapter.errors import (
     AnswerMissing,
     BrokerError,
@@ -22,11 +27,6 @@ from broker_adapter.errors import (
 from broker_adapter.format.topic_names import HALF_TOPIC
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client.core import requests
-from broker_adapter.remoting_client.core.admin_bodies import parse_runtime
-from broker_adapter.remoting_client.core.route_data import BrokerAddresses, parse_clusters
-from broker_adapter.remoting_client.instance import ClientInstance
-from broker_adapter.remoting_client.options import ClientOptions
 from dledger.platform import host_of, split_address
 
 _CALL_S = 10.0

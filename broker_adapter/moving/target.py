@@ -9,17 +9,17 @@ from typing import NamedTuple, Self
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.classic.commit_log import MAX_BODY_BYTES
+from broker_adapter.client.core import requests
+from broker_adapter.client.core.admin_bodies import group_body, parse_topics
+from broker_adapter.client.core.outcomes import error_of
+from broker_adapter.client.core.route_data import parse_clusters
+from broker_adapter.client.core.values import MessageQueue
+from broker_adapter.client.instance import ClientInstance
+from broker_adapter.client.options import ClientOptions
 from broker_adapter.errors import BrokerError, ReadFailed, ResponseCode, Status, TopicRefused
 from broker_adapter.format.message import Message, record_size_at
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client.core import requests
-from broker_adapter.remoting_client.core.admin_bodies import group_body, parse_topics
-from broker_adapter.remoting_client.core.outcomes import error_of
-from broker_adapter.remoting_client.core.route_data import parse_clusters
-from broker_adapter.remoting_client.core.values import MessageQueue
-from broker_adapter.remoting_client.instance import ClientInstance
-from broker_adapter.remoting_client.options import ClientOptions
 
 _SUBSCRIPTION = 4
 _CALL_S = 10.0

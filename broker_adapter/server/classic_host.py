@@ -12,6 +12,9 @@ from prometheus_client.core import Metric
 from broker_adapter.api import BrokerRole
 from broker_adapter.classic_node.node import ClassicNode
 from broker_adapter.classic_node.records import RECORDS
+from broker_adapter.client.core.route_data import parse_clusters
+from broker_adapter.client.instance import ClientInstance
+from broker_adapter.client.options import ClientOptions
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.deferred.deferring import Deferring, DeferringParts
 from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
@@ -25,9 +28,6 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
-from broker_adapter.remoting_client.core.route_data import parse_clusters
-from broker_adapter.remoting_client.instance import ClientInstance
-from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.server.classic_tables import TableWriter, adopt_tables, set_back_offsets
 from broker_adapter.server.log_host import Beside, BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from broker_adapter.client import change_role
 from broker_adapter.errors import Status
-from broker_adapter.remoting_client import change_role
 from chaos.cluster.classic import follows, lacking_bytes, master_in
 from chaos.cluster.cluster import ChaosCluster, started
 from chaos.faults.faults import Effect, all_answer, pid_facts, until

@@ -8,9 +8,9 @@ from itertools import cycle
 from random import Random
 from typing import NamedTuple
 
+from broker_adapter.client import PullConsumer
 from broker_adapter.errors import BrokerError
 from broker_adapter.namesrv.client import NameServerClient
-from broker_adapter.remoting_client import PullConsumer
 from chaos.trace.operations import Process
 from chaos.workloads.clients import OPTIONS, queue_of
 from chaos.workloads.spec import Setting

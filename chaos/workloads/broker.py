@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 
+from broker_adapter.client import Admin, Message, Producer, PullConsumer
 from broker_adapter.errors import BrokerError, Status
-from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from random import Random
 
-from broker_adapter.errors import ReadFailed, Status, TopicRefused
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     ClientOptions,
     Message,
     MessageExt,
@@ -14,6 +13,7 @@ from broker_adapter.remoting_client import (
     PullConsumer,
     PullStatus,
 )
+from broker_adapter.errors import ReadFailed, Status, TopicRefused
 from chaos.workloads.spec import BROKER
 
 #: A node looks for a master for 3 s before it says that there is none: who waits longer knows more. Routes

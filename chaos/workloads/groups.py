@@ -19,9 +19,7 @@ from itertools import count
 from random import Random
 from typing import Any, Literal
 
-from broker_adapter.errors import BrokerError
-from broker_adapter.format.topic_names import RETRY_PREFIX
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     ConsumeSettings,
@@ -31,6 +29,8 @@ from broker_adapter.remoting_client import (
     PushConsumer,
     QueueListener,
 )
+from broker_adapter.errors import BrokerError
+from broker_adapter.format.topic_names import RETRY_PREFIX
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter

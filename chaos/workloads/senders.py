@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
+from broker_adapter.client import Message, Producer, SendResult, SendStatus
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Message, Producer, SendResult, SendStatus
 from chaos.trace.operations import ClientTrace, Process
 from chaos.trace.schema import LEDGER
 from chaos.workloads.clients import QueueNumber

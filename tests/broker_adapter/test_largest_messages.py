@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig
+from broker_adapter.client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer
+from broker_adapter.client.core.queue_choice import QueueNumber
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.remoting_client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer
-from broker_adapter.remoting_client.core.queue_choice import QueueNumber
 from broker_adapter.server.program import BrokerProgram
 from dledger import AsyncClient, ConfigError
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ClientOptions,
     ConsumeFromWhere,

@@ -10,7 +10,7 @@ from typing import Any
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
-from broker_adapter.remoting_client import Admin, ClientOptions
+from broker_adapter.client import Admin, ClientOptions
 from dledger import Client, DLedgerError
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 

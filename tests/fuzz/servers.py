@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from broker_adapter.api import GroupConfig
+from broker_adapter.client.core.admin_bodies import group_body
+from broker_adapter.client.core.pulling import pull_request, pull_result
+from broker_adapter.client.core.requests import create_topic
+from broker_adapter.client.core.subscription import ALL, Subscription
+from broker_adapter.client.core.values import MessageQueue
 from broker_adapter.errors import ResponseCode
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting_client.core.admin_bodies import group_body
-from broker_adapter.remoting_client.core.pulling import pull_request, pull_result
-from broker_adapter.remoting_client.core.requests import create_topic
-from broker_adapter.remoting_client.core.subscription import ALL, Subscription
-from broker_adapter.remoting_client.core.values import MessageQueue
 from broker_adapter.v1 import namesrv_pb2
 from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2

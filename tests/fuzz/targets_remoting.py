@@ -8,6 +8,17 @@ import zlib
 from random import Random
 
 from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
+from broker_adapter.client.core.admin_bodies import (
+    parse_consume_stats,
+    parse_groups,
+    parse_offset_table,
+    parse_runtime,
+    parse_topic_stats,
+    parse_topics,
+)
+from broker_adapter.client.core.route_data import parse_clusters, parse_route, parse_topic_list
+from broker_adapter.client.core.values import decode_messages
+from broker_adapter.client.group_requests import parse_locked, parse_members
 from broker_adapter.errors import FrameRefused, IllegalMessage, StoredDataDamaged
 from broker_adapter.format.message import Message
 from broker_adapter.format.message import encode as encode_record
@@ -18,17 +29,6 @@ from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
-from broker_adapter.remoting_client.core.admin_bodies import (
-    parse_consume_stats,
-    parse_groups,
-    parse_offset_table,
-    parse_runtime,
-    parse_topic_stats,
-    parse_topics,
-)
-from broker_adapter.remoting_client.core.route_data import parse_clusters, parse_route, parse_topic_list
-from broker_adapter.remoting_client.core.values import decode_messages
-from broker_adapter.remoting_client.group_requests import parse_locked, parse_members
 from tests.fuzz.target import Target
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from broker_adapter.remoting_client import Admin
+from broker_adapter.client import Admin
 from dledger.cli.local.local_cluster import LocalCluster
 
 from . import genuine

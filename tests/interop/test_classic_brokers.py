@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.cli.local_broker import BROKER_KIND
-from broker_adapter.remoting_client import Admin, Message, Producer, PullConsumer, PullStatus, change_role
+from broker_adapter.client import Admin, Message, Producer, PullConsumer, PullStatus, change_role
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.process.cluster import free_ports
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     LocalTransactionState,
     Message,

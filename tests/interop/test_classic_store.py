@@ -20,9 +20,9 @@ from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.classic.store_directory import StoreDirectory
 from broker_adapter.classic_node.feed import DispatchFeed
 from broker_adapter.classic_node.records import RECORDS
+from broker_adapter.client import Admin, Message, MessageQueue, Producer, PullConsumer
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
-from broker_adapter.remoting_client import Admin, Message, MessageQueue, Producer, PullConsumer
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import StorageError
 from dledger.platform import OsDisk

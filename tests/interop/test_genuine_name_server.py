@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.client import Admin, TopicRoute
 from broker_adapter.errors import TopicRefused
-from broker_adapter.remoting_client import Admin, TopicRoute
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.process.cluster import free_ports
 

@@ -13,6 +13,7 @@ import pytest
 
 from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
 from broker_adapter.classic.recovery import open_commit_log
+from broker_adapter.client import Admin, Message, Producer
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import Message as Record
@@ -27,7 +28,6 @@ from broker_adapter.namesrv.remoting_bodies import DataVersion, body_crc32, enco
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import Admin, Message, Producer
 from dledger.platform import OsDisk
 from tests.process.cluster import free_ports
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
+from broker_adapter.client import Admin, ConsumeFromWhere, Message, Producer, PullConsumer
+from broker_adapter.client.core.values import SendStatus
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Admin, ConsumeFromWhere, Message, Producer, PullConsumer
-from broker_adapter.remoting_client.core.values import SendStatus
 from broker_adapter.server.program import BrokerProgram
 from dledger.platform import parse_config
 from tests.broker_adapter.cluster import SMALL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.remoting_client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
+from broker_adapter.client import ConsumeFromWhere, Message, MessageExt, Producer, PushConsumer
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.node.local import until
 from tests.process.cluster import free_ports

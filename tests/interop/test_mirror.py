@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ClientOptions,
     ConsumeFromWhere,
@@ -28,6 +27,7 @@ from broker_adapter.remoting_client import (
     PullConsumer,
     PushConsumer,
 )
+from broker_adapter.errors import BrokerError
 from tests.process.cluster import free_ports
 
 from . import genuine, ours

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.classic.store_directory import StoreDirectory
-from broker_adapter.errors import BrokerError
-from broker_adapter.format.message import decode
-from broker_adapter.format.properties import split_properties
-from broker_adapter.moving.importer import Importer, plan_of
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     ConsumeStatus,
@@ -23,6 +19,10 @@ from broker_adapter.remoting_client import (
     SendResult,
     TransactionProducer,
 )
+from broker_adapter.errors import BrokerError
+from broker_adapter.format.message import decode
+from broker_adapter.format.properties import split_properties
+from broker_adapter.moving.importer import Importer, plan_of
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.moving.test_import import OneTarget

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker_adapter.errors import BrokerError, TopicRefused
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     ConsumeSettings,
@@ -31,6 +30,7 @@ from broker_adapter.remoting_client import (
     TransactionProducer,
     select_by_hash,
 )
+from broker_adapter.errors import BrokerError, TopicRefused
 from tests.process.cluster import free_ports
 
 from . import genuine

@@ -9,7 +9,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-import broker_adapter.remoting_client as remoting_client
+import broker_adapter.client
 import dledger
 import dledger.platform
 from tools.reference.markdown import GENERATED
@@ -26,7 +26,7 @@ _SHOWN_VALUES = 12
 
 def page() -> str:
     lines = [GENERATED, "", *_PAGE.splitlines()]
-    for module in (dledger, dledger.platform, remoting_client):
+    for module in (dledger, dledger.platform, broker_adapter.client):
         names = sorted(module.__all__, key=str.lower)
         lines += ["", f"## {module.__name__}", "", inspect.cleandoc(module.__doc__ or ""), ""]
         lines.append(", ".join(f"[{name}](#{anchor(module, name)})" for name in names))

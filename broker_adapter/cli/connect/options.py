@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.remoting_client import Admin
+from broker_adapter.client import Admin
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, tls_options
 from dledger.platform import parse_servers, tls_files
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker_adapter.cli.connect.wrong_ports import mistaken_ports
+from broker_adapter.client import Admin, ClientOptions
 from broker_adapter.errors import BrokerError, PutRefused, Status
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.values import ClusterInfo
-from broker_adapter.remoting_client import Admin, ClientOptions
 from dledger import AsyncClient, NodeStatus, TlsFiles
 
 _REGISTRATION_SECONDS = 3.0

@@ -6,9 +6,9 @@ import asyncio
 import ssl
 from collections.abc import Sequence
 
+from broker_adapter.client.ports import RemotingPort, remoting_port_at
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.values import ClusterInfo
-from broker_adapter.remoting_client.ports import RemotingPort, remoting_port_at
 from dledger import AsyncClient, NodeStatus, TlsFiles
 
 _SECONDS = 2.0

@@ -14,7 +14,7 @@ from broker_adapter.cli.connect.options import parse_moment, target_options
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.messages.consume_run import GroupRun, Start, Stop, read_queues
 from broker_adapter.cli.messages.message_output import give_up_stdout, write_json, write_line
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     MessageExt,

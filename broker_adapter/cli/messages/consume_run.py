@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from broker_adapter.client import MessageExt, MessageQueue, PullConsumer, PullStatus, PushConsumer
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.remoting_client import MessageExt, MessageQueue, PullConsumer, PullStatus, PushConsumer
 
 #: How often a member that gets nothing looks whether there is nothing left.
 _LOOK_SECONDS = 0.05

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-from broker_adapter.remoting_client import MessageExt
+from broker_adapter.client import MessageExt
 
 Write = Callable[[BinaryIO, MessageExt], None]
 

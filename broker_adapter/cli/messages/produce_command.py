@@ -13,10 +13,7 @@ from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.connect.options import target_options
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.messages.produce_run import ProduceRun, Stored, Tally
-from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, Status, TopicRefused
-from broker_adapter.format.java_hash import java_hash
-from broker_adapter.format.message import MAX_BODY_BYTES
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Message,
     Producer,
     QueueNumber,
@@ -24,6 +21,9 @@ from broker_adapter.remoting_client import (
     SendResult,
     select_by_hash,
 )
+from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, Status, TopicRefused
+from broker_adapter.format.java_hash import java_hash
+from broker_adapter.format.message import MAX_BODY_BYTES
 from dledger.cli.append_command import open_source
 from dledger.cli.line_source import LineBatches
 from dledger.cli.output import human_bytes

@@ -10,8 +10,8 @@ import click
 from broker_adapter.cli.connect.options import ask_broker, moment, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.messages.message_output import write_json
+from broker_adapter.client import Admin, MessageExt, PullConsumer, PullStatus
 from broker_adapter.errors import ReadFailed, Status, TopicRefused
-from broker_adapter.remoting_client import Admin, MessageExt, PullConsumer, PullStatus
 
 _LAST_MS = (1 << 63) - 1
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 from broker_adapter.api import GroupConfig
+from broker_adapter.client import Admin, PullConsumer
 from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import Admin, PullConsumer
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.workloads.auditor import Auditor, NameServers

@@ -10,8 +10,7 @@ import pytest
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
 from broker_adapter.cli.status_command import ask_nodes, table_row
-from broker_adapter.errors import BrokerError
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Message,
     Producer,
     PullConsumer,
@@ -19,6 +18,7 @@ from broker_adapter.remoting_client import (
     SendStatus,
     change_role,
 )
+from broker_adapter.errors import BrokerError
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from dledger.platform import ClientTls
 from tests.node.local import until

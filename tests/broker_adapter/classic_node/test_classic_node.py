@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.client.instance import ClientInstance
 from broker_adapter.errors import BrokerError, ResponseCode, Status
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client.instance import ClientInstance
 from dledger import Code, ConfigError
 from tests.broker_adapter.classic_node.classic_pair import ClassicPair, classic_pair
 from tests.broker_adapter.cluster import bodies, messages

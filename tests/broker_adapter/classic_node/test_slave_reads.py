@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.client import MessageQueue, PullStatus
+from broker_adapter.client.core.pulling import pull_request, pull_result
+from broker_adapter.client.core.subscription import Subscription
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import MessageQueue, PullStatus
-from broker_adapter.remoting_client.core.pulling import pull_request, pull_result
-from broker_adapter.remoting_client.core.subscription import Subscription
 from tests.broker_adapter.classic_node.classic_pair import classic_pair
 from tests.broker_adapter.cluster import messages
 from tests.node.local import until

@@ -15,7 +15,7 @@ from typing import Any
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from tests.broker_adapter.classic.store_writer import FILE_SIZE, StoreWriter
-from tests.broker_adapter.remoting_client.scripted import serving
+from tests.broker_adapter.client.scripted import serving
 
 
 class FakeMaster:

@@ -13,15 +13,7 @@ from typing import NamedTuple
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from broker_adapter.errors import (
-    BrokerError,
-    NameServerUnavailable,
-    PutIndeterminate,
-    PutRefused,
-    Status,
-    TopicRefused,
-)
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     ConsumeSettings,
@@ -33,6 +25,14 @@ from broker_adapter.remoting_client import (
     PushConsumer,
     SendResult,
     SendStatus,
+)
+from broker_adapter.errors import (
+    BrokerError,
+    NameServerUnavailable,
+    PutIndeterminate,
+    PutRefused,
+    Status,
+    TopicRefused,
 )
 from tests.broker_adapter.process.processes import OPTIONS, BrokerProcesses, queue_of
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.client import Admin, ClientOptions, MessageQueue
 from broker_adapter.namesrv.client import NameServerClient
-from broker_adapter.remoting_client import Admin, ClientOptions, MessageQueue
 from dledger.status.model import NodeStatus
 from tests.process.cluster import ProcessCluster, free_ports, toml_of
 from tests.process.forked import Forked, start_process

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.client import Message, MessageQueue, Producer, SendResult
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.client import NameServerClient
-from broker_adapter.remoting_client import Message, MessageQueue, Producer, SendResult
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import NAME, OPTIONS, BrokerProcesses, Seen, step_of

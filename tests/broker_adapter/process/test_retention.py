@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import QueueStats
-from broker_adapter.remoting_client import Admin, MessageQueue, PullConsumer, PullStatus
+from broker_adapter.client import Admin, MessageQueue, PullConsumer, PullStatus
 from dledger import AsyncClient
 from tests.broker_adapter.process.checker import Queues, check
 from tests.broker_adapter.process.load import Load

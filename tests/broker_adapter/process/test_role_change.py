@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.client import Admin, Message, MessageQueue, Producer
 from broker_adapter.errors import PutRefused
-from broker_adapter.remoting_client import Admin, Message, MessageQueue, Producer
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import (

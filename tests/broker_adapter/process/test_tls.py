@@ -12,10 +12,7 @@ import pytest
 
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE
-from broker_adapter.errors import NameServerUnavailable, ResponseCode
-from broker_adapter.namesrv.client import NameServerClient
-from broker_adapter.remoting.client import connect
-from broker_adapter.remoting_client import (
+from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
     Message,
@@ -23,7 +20,10 @@ from broker_adapter.remoting_client import (
     Producer,
     PushConsumer,
 )
-from broker_adapter.remoting_client.core.requests import create_topic
+from broker_adapter.client.core.requests import create_topic
+from broker_adapter.errors import NameServerUnavailable, ResponseCode
+from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.remoting.client import connect
 from dledger import TlsFiles
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.broker_adapter.cli.conftest import BrokerCommand

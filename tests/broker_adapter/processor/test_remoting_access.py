@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.client import ClientOptions, Message, Producer
 from broker_adapter.errors import BrokerError, ResponseCode, Status
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
@@ -18,12 +19,11 @@ from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode,
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.signing import Credentials, is_signed_with, sign
-from broker_adapter.remoting_client import ClientOptions, Message, Producer
 from broker_adapter.remoting_door.access import NEEDS
+from tests.broker_adapter.client.scripted import route_body_of, serving
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking, send_fields
 from tests.broker_adapter.processor.test_remoting_consumers import beat, pull, records
-from tests.broker_adapter.remoting_client.scripted import route_body_of, serving
 from tests.node.local import until
 
 ACCOUNTS = """

@@ -15,6 +15,7 @@ import pytest
 
 from broker_adapter.api import GroupConfig, QueueStats, TopicConfig
 from broker_adapter.cli.connect.target import Target
+from broker_adapter.client.core.requests import create_topic
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.format.message import decode
@@ -33,7 +34,6 @@ from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.frames import FrameReader
-from broker_adapter.remoting_client.core.requests import create_topic
 from broker_adapter.remoting_door.door import (
     ADMIN_CHANGES,
     ADMIN_QUERIES,

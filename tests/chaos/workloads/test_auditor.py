@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import pytest
 
+from broker_adapter.client import ClientOptions, Message, MessageQueue
 from broker_adapter.errors import TopicRefused
 from broker_adapter.namesrv.values import Route
-from broker_adapter.remoting_client import ClientOptions, Message, MessageQueue
 from chaos.trace.schema import Ev
 from chaos.workloads import auditor
 from chaos.workloads.auditor import GROUP, Auditor, NameServers

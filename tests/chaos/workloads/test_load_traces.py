@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
+from broker_adapter.client import ClientOptions, ConsumeStatus, MessageExt, MessageQueue
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
-from broker_adapter.remoting_client import ClientOptions, ConsumeStatus, MessageExt, MessageQueue
 from chaos.trace.operations import Numbers
 from chaos.workloads import groups
 from chaos.workloads.appenders import Appender, Way

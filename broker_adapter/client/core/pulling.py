@@ -1,0 +1,80 @@
+"""Pulls: what is asked, and what the answer says. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from broker_adapter.client.core.outcomes import error_of
+from broker_adapter.client.core.requests import number
+from broker_adapter.client.core.subscription import Subscription
+from broker_adapter.client.core.values import MessageExt, MessageQueue, first_messages
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+
+_SUSPEND: Final = 2
+_SUBSCRIPTION: Final = 4
+
+
+class PullStatus(IntEnum):
+    """By RocketMQ's response codes."""
+
+    FOUND = 0
+    NO_NEW_MSG = 19
+    NO_MATCHED_MSG = 20
+    OFFSET_ILLEGAL = 21
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`next_offset`: where to go on. `suggested_broker`: the id of who should be asked next; 0 is the
+    master."""
+
+    status: PullStatus
+    messages: tuple[MessageExt, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker: int = 0
+
+
+def pull_request(
+    group: str, queue: MessageQueue, offset: int, subscription: Subscription, *, most: int, wait_s: float
+) -> RemotingCommand:
+    """PULL_MESSAGE. `wait_s`: how long the broker waits for a message if there is none."""
+    fields = {
+        "consumerGroup": group,
+        "topic": queue.topic,
+        "queueId": str(queue.queue_id),
+        "queueOffset": str(offset),
+        "maxMsgNums": str(most),
+        "sysFlag": str(_SUBSCRIPTION | (_SUSPEND if wait_s > 0 else 0)),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": str(round(wait_s * 1000)),
+        "subscription": subscription.expression,
+        "subVersion": str(subscription.version),
+        "expressionType": "TAG",
+        "brokerName": queue.broker_name,
+    }
+    return RemotingCommand(RequestCode.PULL_MESSAGE, fields)
+
+
+def pull_result(answer: RemotingCommand, queue: MessageQueue, subscription: Subscription) -> PullResult:
+    """BrokerError for an answer that is none to a pull; StoredDataDamaged as from `decode_messages`."""
+    if answer.code not in PullStatus.__members__.values():
+        raise error_of(answer, f"pull of {queue}")
+    messages: list[MessageExt] = []
+    next_offset = number(answer, "nextBeginOffset")
+    if answer.code == PullStatus.FOUND:
+        messages, is_all = first_messages(answer.body, queue.broker_name)
+        if not is_all:
+            next_offset = min(next_offset, messages[-1].queue_offset + 1)
+    return PullResult(
+        PullStatus(answer.code),
+        tuple(message for message in messages if subscription.wants(message)),
+        next_offset,
+        number(answer, "minOffset"),
+        number(answer, "maxOffset"),
+        number(answer, "suggestWhichBrokerId") if "suggestWhichBrokerId" in answer.fields else 0,
+    )

@@ -1,0 +1,123 @@
+"""Requests of members of a consumer group, and what their answers say. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from broker_adapter.client.consumer_calls import ConsumeFromWhere
+from broker_adapter.client.core.subscription import Subscription
+from broker_adapter.client.core.values import RETRY_TOPIC, MessageExt, MessageQueue
+from broker_adapter.errors import FrameRefused
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+
+
+class MessageModel(Enum):
+    """Each message goes to one member of the group, or to all."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+def heartbeat(
+    client_id: str,
+    *,
+    producers: Iterable[str] = (),
+    group: str = "",
+    model: MessageModel = MessageModel.CLUSTERING,
+    where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    subscriptions: Iterable[Subscription] = (),
+) -> RemotingCommand:
+    """HEART_BEAT of producer groups and at most one consumer group."""
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": model.value,
+        "consumeFromWhere": where.value,
+        "subscriptionDataSet": [one.to_json() for one in subscriptions],
+        "unitMode": False,
+    }
+    body = {
+        "clientID": client_id,
+        "producerDataSet": [{"groupName": name} for name in producers],
+        "consumerDataSet": [consumer] if group else [],
+    }
+    return RemotingCommand(RequestCode.HEART_BEAT, body=_dump(body))
+
+
+def unregister(client_id: str, *, producer: str = "", consumer: str = "") -> RemotingCommand:
+    fields = {"clientID": client_id}
+    if producer:
+        fields["producerGroup"] = producer
+    if consumer:
+        fields["consumerGroup"] = consumer
+    return RemotingCommand(RequestCode.UNREGISTER_CLIENT, fields)
+
+
+def members_of(group: str) -> RemotingCommand:
+    return RemotingCommand(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+
+
+def parse_members(body: bytes) -> list[str]:
+    """FrameRefused (FRAME_INVALID)."""
+    return [str(one) for one in _list(body, "consumerIdList")]
+
+
+def lock(
+    group: str, client_id: str, queues: Iterable[MessageQueue], *, unlock: bool = False
+) -> RemotingCommand:
+    """LOCK_BATCH_MQ or UNLOCK_BATCH_MQ."""
+    body = {
+        "consumerGroup": group,
+        "clientId": client_id,
+        "mqSet": [
+            {"topic": one.topic, "brokerName": one.broker_name, "queueId": one.queue_id} for one in queues
+        ],
+    }
+    code = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
+    return RemotingCommand(code, body=_dump(body))
+
+
+def parse_locked(body: bytes) -> set[MessageQueue]:
+    """Queues whose lock this client has. FrameRefused (FRAME_INVALID)."""
+    try:
+        return {
+            MessageQueue(str(one["topic"]), str(one["brokerName"]), int(one["queueId"]))
+            for one in _list(body, "lockOKMQSet")
+        }
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FrameRefused(f"an answer to a lock: {error!r}") from None
+
+
+def send_back(group: str, message: MessageExt, *, delay_level: int, most: int) -> RemotingCommand:
+    """CONSUMER_SEND_MSG_BACK: the broker stores it in the group's retry topic, or as a dead letter after
+    `most` attempts. `delay_level` 0: longer with each attempt; -1: a dead letter now."""
+    fields = {
+        "group": group,
+        "offset": str(message.physical_offset),
+        "delayLevel": str(delay_level),
+        "originMsgId": message.offset_message_id,
+        "originTopic": message.properties.get(RETRY_TOPIC, message.topic),
+        "unitMode": "false",
+        "maxReconsumeTimes": str(most),
+        "brokerName": message.queue.broker_name,
+    }
+    return RemotingCommand(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
+
+
+def _list(body: bytes, name: str) -> Sequence[Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(body)
+        listed = found.get(name) or []
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise FrameRefused(f"an answer of a group: {str(error)[:100]}") from None
+    if not isinstance(listed, list):
+        raise FrameRefused(f"an answer of a group: {name} is no list")
+    return listed
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
