@@ -122,7 +122,7 @@ def told_to_end():
 try:
     with ending.signals_raise(patience_s=500):
         Last()
-        threading.Event().wait()
+        {waits}
 except ending.Terminated as ended:
     print(ending.said_of(ended), file=sys.stderr)
     sys.exit(ended.code)
@@ -139,29 +139,44 @@ class Last:
 
 sys.unraisablehook = lambda unraisable: told_to_end()
 """
-WHILE_IT_IS_ASKED_FOR_AGAIN = (
+IN_THE_HOOK_OF_ITS_OWN_ERROR = (
     IN_A_DEL
     + """
-write, written = os.write, []
+was_lost = ending._Ending.was_lost
 
-def write_and_be_told(to, data):
-    write(to, data)
-    written.append(data)
-    if len(written) == 2:
-        told_to_end()
+def is_lost_and_told_again(known, unraisable):
+    was_lost(known, unraisable)
+    told_to_end()
 
-os.write = write_and_be_told
+ending._Ending.was_lost = is_lost_and_told_again
 """
 )
+#: Calls of C in a row, between which no handler runs: os.kill would run it itself.
+BEFORE_IT_WAITS = """
+import ctypes, functools, operator
+
+class Last: ...
+
+told_in_c = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGTERM)
+lock = threading.Lock()
+lock.acquire()
+"""
+WAITS = "threading.Event().wait()"
 
 
 @pytest.mark.parametrize(
-    "prepared",
-    [IN_A_DEL, IN_THE_HOOK_OF_ANOTHER_ERROR, WHILE_IT_IS_ASKED_FOR_AGAIN],
-    ids=["in a __del__", "in the hook of another error", "while it is asked for again"],
+    ("prepared", "waits"),
+    [
+        pytest.param(IN_A_DEL, WAITS, id="in a __del__"),
+        pytest.param(IN_THE_HOOK_OF_ANOTHER_ERROR, WAITS, id="in the hook of another error"),
+        pytest.param(IN_THE_HOOK_OF_ITS_OWN_ERROR, WAITS, id="in the hook of its own error"),
+        pytest.param(
+            BEFORE_IT_WAITS, "list(map(operator.call, (told_in_c, lock.acquire)))", id="before it waits"
+        ),
+    ],
 )
-def test_a_signal_that_comes_where_nobody_hears_it_is_not_lost(prepared: str) -> None:
-    program = TOLD_UNHEARD.format(prepared=prepared)
+def test_a_signal_that_comes_where_nobody_hears_it_is_not_lost(prepared: str, waits: str) -> None:
+    program = TOLD_UNHEARD.format(prepared=prepared, waits=waits)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ended.stderr == "ended by SIGTERM; this says nothing about the run\n"
     assert ended.returncode == 128 + signal.SIGTERM
