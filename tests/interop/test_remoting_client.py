@@ -149,17 +149,17 @@ async def test_offsets(admin: Admin, rocketmq: Genuine) -> None:
     await created(admin, "offsets")
     queue = MessageQueue("offsets", "java-a", 1)
     async with Producer("p", rocketmq.name_server) as producer:
-        for _ in range(3):
+
+        async def enough_came() -> bool:
+            """RocketMQ drops what waits for a thread for 200 ms, and requests of connections that ended."""
             await producer.send_oneway(Message("offsets", b"x"), queue=queue)
+            return await admin.max_offset(queue) >= 3
 
-        async def all_came() -> bool:
-            return await admin.max_offset(queue) == 3
-
-        await eventually(all_came)  # RocketMQ drops requests of connections that have ended
+        await eventually(enough_came)
     assert await admin.min_offset(queue) == 0
     now = int(time.time() * 1000)
     assert await admin.search_offset(queue, now - 3_600_000) == 0
-    assert await admin.search_offset(queue, now + 3_600_000) == 3
+    assert await admin.search_offset(queue, now + 3_600_000) >= 3
 
 
 async def test_a_topic_is_created_by_use(admin: Admin, rocketmq: Genuine) -> None:
