@@ -123,7 +123,9 @@ class TestInABrowser:
     def test_it_needs_nothing_else_and_complains_of_nothing(self, page: WebDriver) -> None:
         loaded = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
         assert [name for name in loaded if not name.startswith("data:")] == []
-        assert page.get_log("browser") == []  # type: ignore[attr-defined]
+        said = page.get_log("browser")  # type: ignore[attr-defined]
+        # Of the page that a browser begins with it says so itself on a slow machine.
+        assert [one for one in said if not one["message"].startswith("chrome://")] == []
 
     def test_it_can_be_read_by_day_and_by_night(self, page: WebDriver) -> None:
         for mode, least, most in (("light", 0, 100), ("dark", 150, 256)):
