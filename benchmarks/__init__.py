@@ -1,5 +1,5 @@
-"""Benchmarks of a cluster of real processes on this machine, with yardsticks and peers in the same run."""
+"""Benchmarks of a local cluster of real processes, with yardsticks and peer systems in the same run."""
 
-from dledger.node.setup.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries
 
 configure_libraries()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: all figures of a local cluster, with the yardsticks of the same run."""
+"""`python -m benchmarks`: run all benchmarks of a local cluster, with yardsticks from the same run."""
 
 from __future__ import annotations
 
@@ -56,22 +56,30 @@ _MEMORY_SECONDS = 30.0
 
 
 @click.command()
-@click.option("--only", "names", multiple=True, type=click.Choice(list(FIGURES)), help="Repeat for several.")
-@click.option("--seconds", default=8.0, show_default=True, help="Measure each figure for so long.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    type=click.Choice(list(FIGURES)),
+    help="Run only this benchmark; may be repeated.",
+)
+@click.option("--seconds", default=8.0, show_default=True, help="Duration of each measurement.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write the rows to this file."
+)
 @click.option(
     "--long",
     "long_run",
     is_flag=True,
-    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, traces of "
-    "1,000,000 and 10,000,000 events.",
+    help="Measure memory for ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, and "
+    "traces of 1,000,000 and 10,000,000 events.",
 )
 @click.option(
     "--events",
     "sizes",
     type=click.IntRange(10_000),
     multiple=True,
-    help="Have the checker's traces so many events; repeat for several, the smallest first. 100,000,000 take "
+    help="Number of events in the checker's trace; may be repeated, smallest first. 100,000,000 events take "
     "two hours and 30 GB of disk.",
 )
 def main(
@@ -96,7 +104,7 @@ def main(
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))
     except KeyboardInterrupt:
-        say("interrupted; processes and data are gone")
+        say("interrupted; removed all processes and data")
         raise SystemExit(130) from None
     except BenchError as error:
         raise click.ClickException(str(error)) from None

@@ -1,4 +1,4 @@
-"""Appending through one client: batches, many single appends at a time, one at a time."""
+"""Measure appends through one client: batches, concurrent single appends, and one append at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.common import Load, Operation, Row, closed_loops, interleaved, r
 
 
 async def batches(seconds: float) -> list[Row]:
-    """Batches of 256, 8 in flight. The target is a ratio to etcd's bulk: `make bench-peers` judges it."""
+    """Measure batches of 256 with 8 in flight. `make bench-peers` compares the rate with etcd's."""
     load, cpu = await _loaded("batches", lambda system: system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
     return [
         Row(
@@ -25,7 +25,7 @@ async def batches(seconds: float) -> list[Row]:
 
 
 async def concurrent(seconds: float) -> list[Row]:
-    """64 append() calls at a time in one client, which puts them into batches."""
+    """Measure 64 concurrent append() calls of one client, which combines them into batches."""
     load, cpu = await _loaded("concurrent", lambda system: system.append, ours.APPENDS_IN_FLIGHT, seconds)
     return [
         Row(
@@ -40,7 +40,7 @@ async def concurrent(seconds: float) -> list[Row]:
 
 
 async def lone(seconds: float) -> list[Row]:
-    """One append in flight, and in turns with it the parts that it cannot do without."""
+    """Measure one append in flight, interleaved with the operations that every append includes."""
     with scratch("lone") as folder, yardsticks.fdatasync_file(folder) as fdatasync:
         async with ours.running(folder) as system, yardsticks.echo() as channel:
             operations = {
@@ -69,7 +69,7 @@ async def lone(seconds: float) -> list[Row]:
 async def _loaded(
     name: str, operation_of: Callable[[ours.Dledger], Operation], concurrency: int, seconds: float
 ) -> tuple[Load, str]:
-    """The load, and how much CPU client and nodes took, as shares of one CPU."""
+    """Return the load, and a text with the CPU use of client and nodes as shares of one CPU."""
     with scratch(name) as folder:
         async with ours.running(folder) as system:
             operation = operation_of(system)

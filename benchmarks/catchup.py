@@ -1,4 +1,4 @@
-"""A follower that is far behind comes back under full load: how fast it catches up, and what that costs."""
+"""Restart a follower with a large lag under load; measure its catch-up rate and the effect on clients."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ BEHIND_BYTES = 512 << 20
 LONG_BEHIND_BYTES = 2 << 30
 LEAST_MB_PER_S = 100.0
 LEAST_SHARE = 0.7
-#: What a bare stream made where that rate was set.
+#: Rate of a bare stream on the machine for which LEAST_MB_PER_S was chosen.
 _SET_STREAM_MB_PER_S = 1_100.0
 _STREAM_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _LATE_SECONDS = 0.05
-#: Nearer than this to the leader's end it gets what is pushed to all, from memory.
+#: Lag below which the follower receives the regular pushes from memory instead of catch-up reads.
 _NEAR_BYTES = 16 << 20
 _GIVE_UP_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
-    """What clients do meanwhile, all the time."""
+    """Client load during the whole benchmark."""
 
     name: str
     operation: Callable[[ours.Dledger], Operation]
     in_flight: int
-    share: float = 1.0  # of what they could do; 1: as fast as it goes
+    share: float = 1.0  # of the maximum rate; 1: unlimited
 
 
 class _Timed:
-    """An operation that tells how long it takes, and is done at most so many times a second."""
+    """Wraps an operation, records its latencies, and can limit its rate."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
@@ -60,7 +60,7 @@ class _Timed:
 
     async def __call__(self) -> int:
         now = time.perf_counter()
-        # What could not be done in time is not made up for.
+        # Missed slots are skipped, not made up for.
         self._next = max(self._next + self._between, now - _LATE_SECONDS)
         if self._next > now:
             await asyncio.sleep(self._next - now)
@@ -69,14 +69,15 @@ class _Timed:
         self._latencies.append(time.perf_counter() - began)
         return done
 
-    def told(self) -> str:
-        """What operations took since this was asked last."""
-        found, self._latencies = self._latencies, []
-        return f"{1000 * percentile(found, 0.5):.1f} (p99 {1000 * percentile(found, 0.99):.1f})"
+    def pop_latencies(self) -> str:
+        """Return p50 and p99 in ms of the operations since the previous call."""
+        latencies, self._latencies = self._latencies, []
+        return f"{1000 * percentile(latencies, 0.5):.1f} (p99 {1000 * percentile(latencies, 0.99):.1f})"
 
 
-#: 70 % of what batches append at most are more than 100 MB/s where that was asked for: a follower that got no
-#: more would never arrive.
+#: Clients of batches may keep 70 % of their maximum rate, which is more than 100 MB/s. A follower that
+#: receives
+#: only 100 MB/s would never catch up with that load.
 _CLIENTS = (
     _Clients("64 concurrent appends", lambda system: system.append, ours.APPENDS_IN_FLIGHT),
     _Clients("batches of 256, 8 in flight", lambda system: system.bulk, ours.BATCHES_IN_FLIGHT),
@@ -86,41 +87,43 @@ _CLIENTS = (
 
 @dataclass(frozen=True, slots=True)
 class _CatchUp:
-    """From the first bytes that the follower stored until it was near the end of the log."""
+    """Result of a catch-up, measured from the first stored bytes until the follower was near the end."""
 
     seconds: float
     stored_bytes: int
-    entries: int  # of clients, acknowledged meanwhile
-    start_seconds: float  # from the start of its process to the first bytes
-    cores: dict[str, float]  # that each process kept busy
-    took: str  # ms, what clients did
+    entries: int  # acknowledged to clients meanwhile
+    start_seconds: float  # from the start of the process to the first bytes
+    cores: dict[str, float]  # average CPU use by process
+    took: str  # latency of client operations, in ms
 
     @property
     def rate(self) -> float:
-        """MB/s."""
+        """Catch-up rate in MB/s."""
         return self.stored_bytes / self.seconds / 1e6
 
 
 class _Late:
-    """The follower, as the others' statuses and its own show it."""
+    """Tracks the follower through the statuses of all nodes."""
 
     def __init__(self, system: ours.Dledger, node: str) -> None:
         self.node = node
         self._system = system
         self._address = system.cluster.plan.node(node).address
 
-    async def look(self) -> tuple[int, int]:
-        """(the end of its log, the end of what is committed); -1 for what nobody says."""
-        found = (await self._system.client.status()).values()
-        seen = [status for status in found if isinstance(status, NodeStatus)]
+    async def positions(self) -> tuple[int, int]:
+        """Return (end of its log, end of the committed log); -1: unknown."""
+        statuses = (await self._system.client.status()).values()
+        seen = [status for status in statuses if isinstance(status, NodeStatus)]
         own = next((s.ledger_end_pos for s in seen if s.address == self._address), -1)
         return own, max((s.committed_pos for s in seen), default=-1)
 
     async def wait(self, *, beyond: int = -1, near: bool = False) -> int:
-        """Until its log ends beyond a position, or near the end of the leader's. Its end."""
+        """Wait until its log extends beyond a position, and with `near` until its lag is small. Return its
+        end.
+        """
         deadline = time.perf_counter() + _GIVE_UP_SECONDS
         while time.perf_counter() < deadline:
-            end, committed = await self.look()
+            end, committed = await self.positions()
             if end > beyond and (not near or committed - end < _NEAR_BYTES):
                 return end
             await asyncio.sleep(_POLL_SECONDS)
@@ -129,7 +132,9 @@ class _Late:
 
 async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
     rows = await _under(_CLIENTS[0], seconds, behind_bytes)
-    # Under a load that the disks hardly bear it comes nearer by a quarter of that only: it need not be far.
+    # This load nearly saturates the disks. The lag shrinks only by a quarter of the catch-up rate, so a
+    # smaller
+    # lag suffices.
     rows += await _under(_CLIENTS[1], seconds, min(behind_bytes, BEHIND_BYTES))
     return rows + await _under(_CLIENTS[2], seconds, behind_bytes)
 
@@ -144,13 +149,13 @@ async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[R
             if clients.share < 1:
                 most = await closed_loops(operation, in_flight, seconds)
                 operation.limit(most.rate * clients.share)
-            operation.told()
+            operation.pop_latencies()
             before = await closed_loops(operation, in_flight, seconds)
-            took = operation.told()
+            took = operation.pop_latencies()
             leader = (await system.client.leader()).node_id
             late = _Late(system, next(n for n in system.cluster.node_ids if n != leader))
             await late.wait(near=True)
-            had, _ = await late.look()
+            had, _ = await late.positions()
             await asyncio.to_thread(system.cluster.stop_node, late.node)
             say(f"catchup: writing {behind_bytes >> 20} MiB that {late.node} will lack")
             await system.fill(behind_bytes // (BODY_SIZE + 48))
@@ -170,7 +175,7 @@ async def _catch_up(
     async def loop() -> None:
         nonlocal entries
         while going:
-            stored = await operation()  # not in one line: that would add to what was known before
+            stored = await operation()  # `entries += await ...` would read `entries` before the await
             entries += stored
 
     loops = [asyncio.create_task(loop()) for _ in range(in_flight)]
@@ -179,11 +184,11 @@ async def _catch_up(
         await asyncio.to_thread(system.cluster.start_node, late.node)
         first = await late.wait(beyond=had)
         began, entries_then, cpu_then = time.perf_counter(), entries, _cpu_seconds(system)
-        operation.told()
+        operation.pop_latencies()
         end = await late.wait(beyond=first, near=True)
         seconds = time.perf_counter() - began
         cores = {who: (used - cpu_then[who]) / seconds for who, used in _cpu_seconds(system).items()}
-        acknowledged, took = entries - entries_then, operation.told()
+        acknowledged, took = entries - entries_then, operation.pop_latencies()
     finally:
         going = False
         await asyncio.gather(*loops)
@@ -197,12 +202,12 @@ def _cpu_seconds(system: ours.Dledger) -> dict[str, float]:
 def _beside_stream(found: _CatchUp, stream: float) -> Row:
     share, asked = found.rate / stream, LEAST_MB_PER_S / _SET_STREAM_MB_PER_S
     return Row(
-        "... and the rate beside a bare stream of 1 MiB messages",
+        "... and the rate relative to a bare stream of 1 MiB messages",
         f"{share:.2f} of its rate",
         f">= {asked:.2f}",
         share >= asked,
-        f"the stream alone made {stream:,.0f} MB/s just before; {_SET_STREAM_MB_PER_S:,.0f} where "
-        f"{LEAST_MB_PER_S:.0f} were asked for",
+        f"bare stream {stream:,.0f} MB/s just before; {_SET_STREAM_MB_PER_S:,.0f} MB/s on the machine for "
+        f"which the target of {LEAST_MB_PER_S:.0f} MB/s was chosen",
         {"share": share, "stream_mb_per_second": stream},
     )
 
@@ -212,7 +217,7 @@ def _rows(
 ) -> list[Row]:
     rate = found.rate
     clients = found.entries / found.seconds
-    # What a machine gives drifts within such a run: its middle is held against both ends.
+    # The speed of the machine drifts during a run, so the middle is compared with the mean of both ends.
     alone = (before.rate + after.rate) / 2
     share = clients / alone
     behind = f"{behind_bytes / (1 << 30):g} GiB"
@@ -239,8 +244,8 @@ def _rows(
             share >= LEAST_SHARE,
             f"entries/s: {before.rate:,.0f} before, {without.rate:,.0f} without the follower, {clients:,.0f} "
             f"while it caught up, {after.rate:,.0f} afterwards "
-            f"({100 * clients / before.rate:.0f} % of before, {100 * clients / after.rate:.0f} % of that); "
-            f"p50 of what they did: {took} ms before, {found.took} ms while it caught up",
+            f"({100 * clients / before.rate:.0f} % of before, {100 * clients / after.rate:.0f} % of after); "
+            f"p50 of operations: {took} ms before, {found.took} ms while it caught up",
             {
                 "share": share,
                 "share_of_before": clients / before.rate,

@@ -1,10 +1,11 @@
-"""What the traces of chaos runs cost: a cluster that is traced and one that is not, loaded in turns.
+"""Measure the cost of tracing chaos runs by loading a traced and an untraced cluster in turns.
 
-Both run all the time, so that the machine is the same for both, and only one of them is loaded, for a moment;
-each is first in every other pair. What counts is the median of the ratios in pairs: a pair is over before a
-machine that others keep busy has become another one. After some pairs two new clusters take over, as two of
-the same kind differ by some percent as long as they live. The load is that of a run, groups of brokers
-included; on a log nobody reads, as readers would begin with what all turns before have written.
+Both clusters run throughout, so both see the same machine. A pair of turns loads each cluster briefly; the
+order alternates between pairs. The result is the median of the ratios within pairs, because a pair is short
+enough for the machine's speed to stay constant. Two identical clusters can differ by some percent for their
+whole lifetime, so both are replaced after some pairs. The load equals that of a chaos run, including consumer
+groups for the broker. The log has no readers, because a reader would start with the data of all earlier
+turns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import Row, cpu_seconds, say, scratch
-from chaos.cluster.cluster import ChaosCluster, Kind
+from chaos.cluster.cluster import ChaosCluster, ClusterVariant
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.broker import BrokerWorkload
@@ -27,17 +28,17 @@ from chaos.workloads.log import LogWorkload
 from chaos.workloads.spec import LoadSpec, Setting, Workload
 
 MOST_PERCENT = 10.0
-_ROUNDS = 4  # each with clusters of its own
-_PAIRS = 4  # in each
-#: Of what is asked for each figure, a turn takes this part.
+_ROUNDS = 4  # each with new clusters
+_PAIRS = 4  # per round
+#: Length of a turn, as a share of the duration given for the benchmark.
 _TURN_SHARE = 1 / 3
 _WARM_UP_S = 0.5
 _SPEC = LoadSpec(readers=0)
-_KINDS: tuple[Kind, ...] = ("log", "broker")
+_KINDS: tuple[ClusterVariant, ...] = ("log", "broker")
 
 
 class _Silent(TraceWriter):
-    """Writes nothing."""
+    """Trace writer that discards all events."""
 
     def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
         return
@@ -45,13 +46,13 @@ class _Silent(TraceWriter):
 
 class _Turn(NamedTuple):
     rate: float  # acknowledged messages per second
-    cpu_us: float  # of nodes and clients, for each of them
+    cpu_us: float  # CPU time of nodes and clients per message
 
 
 class _Side:
     """One of the two clusters."""
 
-    def __init__(self, folder: Path, kind: Kind, *, traced: bool) -> None:
+    def __init__(self, folder: Path, kind: ClusterVariant, *, traced: bool) -> None:
         self.turns: list[_Turn] = []
         self._folder = folder
         self._kind = kind
@@ -64,7 +65,7 @@ class _Side:
         return self._cluster
 
     async def turn(self, seconds: float) -> None:
-        """Load for so long, after a moment to warm up, and note what it gave and cost."""
+        """Load the cluster for `seconds` after a warm-up; record rate and CPU time."""
         number, writers = len(self.turns), list[TraceWriter]()
 
         def new_writer(src: str) -> TraceWriter:
@@ -87,8 +88,8 @@ class _Side:
             stop.set()
             drained.set()
         await workload.close()
-        for one in writers:
-            one.close()
+        for writer in writers:
+            writer.close()
         self.turns.append(_Turn(acknowledged / took, 1e6 * cpu / max(1, acknowledged)))
 
     def _workload(self, setting: Setting) -> Workload:
@@ -97,18 +98,20 @@ class _Side:
         return LogWorkload(setting, self._cluster.addresses, self._cluster.local.plan.group)
 
     def _cpu(self) -> float:
-        """Seconds so far of all nodes and of this process."""
+        """Return the CPU seconds that all nodes and this process have used so far."""
         pids = [self._cluster.local.process(node_id).pid for node_id in self._cluster.node_ids]
         return time.process_time() + sum(cpu_seconds(pid) for pid in pids if pid is not None)
 
 
 async def run(seconds: float) -> list[Row]:
-    """A third of `seconds` for each turn."""
-    logging.getLogger().addHandler(logging.NullHandler())  # handlers fail on purpose, which consumers log
+    """Run the benchmark. Each turn takes a third of `seconds`."""
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # consumers log failures of handlers, which are intended
     return [await _measure(kind, seconds * _TURN_SHARE) for kind in _KINDS]
 
 
-async def _measure(kind: Kind, seconds: float) -> Row:
+async def _measure(kind: ClusterVariant, seconds: float) -> Row:
     plain, traced = list[_Turn](), list[_Turn]()
     for number in range(_ROUNDS):
         with scratch("chaos-tracing") as folder:
@@ -126,7 +129,7 @@ async def _measure(kind: Kind, seconds: float) -> Row:
     return _row(kind, plain, traced)
 
 
-def _row(kind: Kind, plain: list[_Turn], traced: list[_Turn]) -> Row:
+def _row(kind: ClusterVariant, plain: list[_Turn], traced: list[_Turn]) -> Row:
     lost = [100 * (1 - on.rate / off.rate) for off, on in zip(plain, traced, strict=True)]
     more = [100 * (on.cpu_us / off.cpu_us - 1) for off, on in zip(plain, traced, strict=True)]
     rates = [median(one.rate for one in side) for side in (traced, plain)]

@@ -1,5 +1,8 @@
-"""The Spark checker over synthetic traces, raw and converted: time of all checks, with the start of Spark,
-CPU time, memory, growth; beside it what plain SQL takes on the same trace; and the rate of conversion."""
+"""Measure the Spark checker on synthetic traces, raw and converted.
+
+Reports the time of all checks including the start of Spark, CPU time, memory, growth with the trace size, the
+time of plain SQL on the same trace, and the rate of conversion.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.common import BenchError, Row, say, scratch
-from chaos.checker.synthetic import write_clean_trace
 from chaos.trace.parquet import convert
+from tests.chaos.checker.synthetic import write_clean_trace
 
 SIZES = (100_000,)
 LONG_SIZES = (100_000, 1_000_000, 10_000_000)
-#: By size: the most seconds that may pass, the start of Spark included.
+#: Maximum seconds by trace size, including the start of Spark.
 MOST_SECONDS = {100_000: 20.0, 10_000_000: 90.0}
-#: By size: how many times as long as the yardstick that is, on the machine for which it was set: nine simple
-#: checks took 10 s there, and 24 to 30 s.
+#: The same limits as multiples of the yardstick, by trace size. On the machine for which the limits were
+#: chosen,
+#: nine plain checks took 10 s and 24 to 30 s.
 SET_RATIO = {100_000: 2.0, 10_000_000: 3.3}
-#: Traces from so many events on are checked again when they are converted.
+#: Minimum trace size for which the converted trace is checked, too.
 CONVERTED_SIZE = 1_000_000
 MOST_GIB = 3.0
 LEAST_LINES_A_SECOND = 200_000
-#: Ten times the events may take so many times as long.
+#: Maximum growth of the time for ten times as many events.
 MOST_RATIO = 12.0
 _PRODUCERS = 8
 _LINES_A_ROUND = 127
@@ -40,8 +44,10 @@ _BYTES_READ = re.compile(rb"read \d+ bytes of lines in ([\d.]+) s")
 
 @dataclass(slots=True)
 class Usage:
-    """What a process and its children used, as far as samples tell: the most bytes that they had in memory
-    together, and seconds of CPU time by process."""
+    """Resources used by a process and its children, from samples: peak of their total memory in bytes, and
+    CPU
+    seconds by process.
+    """
 
     peak_bytes: int = 0
     cpu: dict[int, float] = field(default_factory=dict)
@@ -49,7 +55,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One process. `seconds` until it and its children had ended."""
+    """Result of a process. `seconds`: time until it and its children had exited."""
 
     seconds: float
     usage: Usage
@@ -62,8 +68,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One run of the command. `kind`: raw or converted. `seconds` in all, `reading` of them until lines stood
-    in columns."""
+    """Result of one checker run. `kind`: raw or converted. `reading`: seconds of the total `seconds` that
+    parsing
+    lines into columns took.
+    """
 
     size: int
     events: int
@@ -75,7 +83,7 @@ class Checked:
 
 
 async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
-    """`seconds` does not matter: a trace is checked once."""
+    """Run the benchmark. `seconds` is ignored, because each trace is checked once."""
     del seconds
     found: list[Checked] = []
     rows: list[Row] = []
@@ -98,7 +106,10 @@ async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
 
 
 async def _early_run(run_dir: Path) -> None:
-    """The second run on a machine leaves the archive of classes for those after it."""
+    """Run the checker once without measuring.
+
+    The second run on a machine writes the class data archive that later runs use.
+    """
     say("checker: an early run, which is not measured")
     write_clean_trace(run_dir, "early", rounds=_EARLY_ROUNDS, faults=6, producers=_PRODUCERS)
     await _measured("chaos.checker.main", str(run_dir), "--work", str(run_dir))
@@ -132,7 +143,7 @@ async def _check(run_dir: Path, size: int, events: int, kind: str) -> Checked:
 
 
 async def _beside_plain(run_dir: Path, checked: Checked) -> list[Row]:
-    """The yardstick on a trace that was checked just now."""
+    """Run the plain SQL yardstick on a trace that was just checked."""
     say(f"checker: nine plain checks of {checked.events:,} events")
     plain = await _measured("benchmarks.plain_checks", str(run_dir))
     ratio, cpu_ratio = checked.seconds / plain.seconds, sum(checked.usage.cpu.values()) / plain.cpu
@@ -144,19 +155,19 @@ async def _beside_plain(run_dir: Path, checked: Checked) -> list[Row]:
             values={"seconds": plain.seconds, "events": checked.events, "cpu_seconds": plain.cpu},
         ),
         Row(
-            f"check of {checked.events:,} {checked.kind} events beside them",
+            f"check of {checked.events:,} {checked.kind} events relative to them",
             f"{ratio:.1f} times as long",
-            detail=f"{cpu_ratio:.1f} times the CPU; asked for was {SET_RATIO[checked.size]} times as long",
+            detail=f"{cpu_ratio:.1f} times the CPU; the limit is {SET_RATIO[checked.size]} times as long",
             values={"ratio": ratio, "cpu_ratio": cpu_ratio},
         ),
     ]
 
 
 async def _measured(module: str, *arguments: str) -> Ended:
-    """Run a module as a process of its own.
+    """Run a module in a separate process.
 
     Raises:
-        BenchError: it failed.
+        BenchError: The module failed.
     """
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -170,7 +181,7 @@ async def _measured(module: str, *arguments: str) -> Ended:
     took = time.perf_counter() - started
     watching.cancel()
     if process.returncode != 0:
-        raise BenchError(f"{module} ended with {process.returncode}: {said.decode()[-500:]}")
+        raise BenchError(f"{module} exited with {process.returncode}: {said.decode()[-500:]}")
     return Ended(took, usage, said)
 
 
@@ -239,7 +250,9 @@ def _rows(one: Checked) -> list[Row]:
 
 
 def _growth(found: list[Checked]) -> list[Row]:
-    """How many times as long ten times as many events take. Small traces tell of the start only."""
+    """Compare the times of successive trace sizes. Small traces are excluded: the start of
+    Spark dominates.
+    """
     rows = []
     for kind in ("raw", "converted"):
         larger = [one for one in found if one.size >= CONVERTED_SIZE and one.kind == kind]
@@ -247,7 +260,7 @@ def _growth(found: list[Checked]) -> list[Row]:
             ratio = large.seconds / small.seconds * 10 / (large.events / small.events)
             rows.append(
                 Row(
-                    f"{large.events:,} {kind} events beside {small.events:,}",
+                    f"{large.events:,} {kind} events relative to {small.events:,}",
                     f"{ratio:.1f} times as long",
                     f"<= {MOST_RATIO:.0f}",
                     ratio <= MOST_RATIO,

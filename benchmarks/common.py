@@ -1,4 +1,4 @@
-"""What all figures share: closed loops of load, statistics, folders, child processes, tables and JSON."""
+"""Shared parts of the benchmarks: closed load loops, statistics, folders, child processes, tables, JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 BODY_SIZE = 1024
-#: Fixed, so that every system and every run gets the same bytes; not compressible.
+#: Fixed, incompressible bytes, the same for every system and run.
 BODY = random.Random(20).randbytes(BODY_SIZE)
 RESULTS = Path("bench-results")
 WARM_UP_SECONDS = 1.0
@@ -37,16 +37,16 @@ Operation = Callable[[], Awaitable[int]]
 
 
 class BenchError(Exception):
-    """The bench cannot go on; the message says what to do."""
+    """Raised when a benchmark cannot continue. The message states the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Measured by closed loops: how many entries in how many seconds, and how long each operation took."""
+    """Result of closed loops: entries, duration, and the latency of each operation."""
 
     entries: int
     seconds: float
-    latencies: tuple[float, ...]  # seconds, one for each operation
+    latencies: tuple[float, ...]  # in seconds, one per operation
 
     @property
     def rate(self) -> float:
@@ -57,7 +57,7 @@ class Load:
 
     @staticmethod
     def joined(loads: Sequence[Load]) -> Load:
-        """Several rounds of the same load as one."""
+        """Combine several rounds of the same load."""
         return Load(
             sum(load.entries for load in loads),
             sum(load.seconds for load in loads),
@@ -67,7 +67,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `ok` None: shown without a verdict."""
+    """A row of the table. `ok` None: no verdict."""
 
     figure: str
     measured: str
@@ -78,7 +78,10 @@ class Row:
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
-    """The smallest value that at least `quantile` of all do not exceed; nan of nothing."""
+    """Return the smallest value that is at least as large as a share `quantile` of all values; nan if there
+    are
+    none.
+    """
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -86,7 +89,7 @@ def percentile(values: Sequence[float], quantile: float) -> float:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the straight line that fits (x, y) best; 0 for fewer than two points."""
+    """Return the slope of the least-squares line through points (x, y); 0 for fewer than two points."""
     n = len(points)
     mean_x = sum(x for x, _ in points) / max(1, n)
     mean_y = sum(y for _, y in points) / max(1, n)
@@ -98,9 +101,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 async def closed_loops(operation: Operation, concurrency: int, seconds: float) -> Load:
-    """Run `concurrency` loops of `operation`, which answers how many entries it stored, for `seconds`.
+    """Run `concurrency` loops of `operation`, which returns the number of stored entries, for `seconds`.
 
-    What ends after the time is up counts neither as entries nor as time.
+    Operations that end after that time do not count.
     """
     gc.collect()
     latencies: list[float] = []
@@ -128,7 +131,7 @@ async def warm(operation: Operation, concurrency: int, seconds: float = WARM_UP_
 
 
 class Meter(Protocol):
-    """Measures something beside the load, during its turns only."""
+    """Takes an additional measurement during the rounds of one load."""
 
     def begin(self) -> None: ...
 
@@ -141,9 +144,12 @@ async def interleaved(
     rounds: int,
     meters: Mapping[str, Meter] | None = None,
 ) -> dict[str, list[Load]]:
-    """Measure several (operation, concurrency) in turns, `seconds` each in all: what changes on the machine
-    meanwhile hits all alike. Each is warmed up first; every other round runs backwards. `meters`: of
-    operations, by name."""
+    """Measure several (operation, concurrency) in turns, `seconds` in total for each.
+
+    Changes of the machine's speed then affect all operations alike. Each operation is warmed up first, and
+    the
+    order is reversed in every other round. `meters`: additional measurements, by operation name.
+    """
     for operation, concurrency in operations.values():
         await warm(operation, concurrency)
     loads: dict[str, list[Load]] = {name: [] for name in operations}
@@ -161,7 +167,7 @@ async def interleaved(
 
 
 def rounds_for(seconds: float) -> int:
-    """Turns of about two seconds, at least three."""
+    """Return the number of rounds for `seconds`: at least three, of about two seconds each."""
     return max(3, round(seconds / 2))
 
 
@@ -170,7 +176,7 @@ def rounds_for(seconds: float) -> int:
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A folder on the disk that is measured, gone afterwards, whatever happens."""
+    """Create a folder on the measured disk; the context always removes it."""
     RESULTS.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=RESULTS)).resolve()
     try:
@@ -181,7 +187,9 @@ def scratch(name: str) -> Iterator[Path]:
 
 @contextmanager
 def child(command: Sequence[str], log: Path | None = None, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own (Ctrl-C reaches it through us), ended afterwards."""
+    """Run a process in a session of its own, so that Ctrl-C reaches only this process. The
+    context ends it.
+    """
     with (log or Path(os.devnull)).open("a") as output:
         process: subprocess.Popen[str] = subprocess.Popen(
             command, stderr=output, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
@@ -201,25 +209,25 @@ def child(command: Sequence[str], log: Path | None = None, **options: Any) -> It
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """Return ports of 127.0.0.1 that are currently unused."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for opened in sockets:
+            opened.close()
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used so far."""
+    """Return the user and system time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def end_on_signals() -> None:
-    """SIGTERM and SIGHUP end the bench as Ctrl-C does: with everything cleaned up."""
+    """Make SIGTERM and SIGHUP end the benchmark like Ctrl-C, including the cleanup."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -232,7 +240,7 @@ def end_on_signals() -> None:
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     console.print(f"[dim]{text}[/dim]", highlight=False)
 
 
@@ -256,14 +264,14 @@ def machine() -> dict[str, Any]:
 
 
 def show(title: str, rows: Sequence[Row]) -> None:
-    """The table, on stdout."""
+    """Print the table to stdout."""
     table = Table(title=title, title_justify="left")
     for heading in ("figure", "measured", "target", "", "detail"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         verdict = {None: "", True: "[green]ok[/green]", False: "[red]misses[/red]"}[row.ok]
         table.add_row(row.figure, row.measured, row.target, verdict, row.detail)
-    # Piped into a file it keeps the width that it needs.
+    # A fixed width if stdout is not a terminal.
     Console(width=None if os.isatty(1) else 150).print(table)
 
 

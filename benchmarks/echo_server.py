@@ -1,5 +1,7 @@
-"""A bare gRPC server for the yardsticks: it sends back what it gets, or says how much it was. Prints its port
-when it serves."""
+"""Bare gRPC server for the yardsticks. It echoes requests or returns their total size.
+
+Prints its port once it serves.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dledger.rpc.transport.channels import server_options
+from dledger.infra.transport.channels import server_options
 
 SERVICE = "bench.Echo"
 

@@ -1,4 +1,4 @@
-"""SIGKILL of the leader under load: how long until the next append is acknowledged."""
+"""Kill the leader under load, and measure the time until the next append is acknowledged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DATA_FILE_SIZE = 64 << 20
 
 
 class _Watch:
-    """Appends all the time, and notes when an entry of a newer term is acknowledged."""
+    """Appends continuously, and records when an entry of a newer term is acknowledged."""
 
     def __init__(self, system: ours.Dledger) -> None:
         self._client = system.client
@@ -28,7 +28,7 @@ class _Watch:
         self._newer: asyncio.Future[float] | None = None
 
     def next_leader(self) -> asyncio.Future[float]:
-        """When the first append in a term after the present one was acknowledged."""
+        """Return the future time of the first acknowledged append in a later term."""
         self._newer = asyncio.get_running_loop().create_future()
         return self._newer
 
@@ -37,7 +37,7 @@ class _Watch:
             try:
                 result = await self._client.append(BODY)
             except DLedgerError as error:
-                say(f"failover: an append gave {error}")
+                say(f"failover: an append failed: {error}")
                 continue
             self.acknowledged += 1
             if result.term > self.term:
@@ -47,7 +47,7 @@ class _Watch:
 
 
 async def run(seconds: float) -> list[Row]:
-    """`seconds` means nothing here: the number of kills is fixed."""
+    """Run the benchmark. `seconds` is ignored, because the number of kills is fixed."""
     gaps: list[float] = []
     with scratch("failover") as folder:
         async with ours.running(folder, data_file_size=_DATA_FILE_SIZE) as system:
@@ -72,7 +72,7 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def _kill_once(system: ours.Dledger, watch: _Watch) -> float:
-    """Kill, measure, start the node again, and wait until all three are in step."""
+    """Kill the leader, measure, restart it, and wait until its lag is small. Return the gap in ms."""
     cluster = system.cluster
     leader = await asyncio.to_thread(cluster.wait_for_leader)
     acknowledged = watch.next_leader()
@@ -85,7 +85,7 @@ async def _kill_once(system: ours.Dledger, watch: _Watch) -> float:
 
 
 def _wait_until_in_step(system: ours.Dledger) -> None:
-    """Until the leader's followers are both connected and hardly behind."""
+    """Wait until both followers are connected to the leader and lag by less than 1000 entries."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while time.monotonic() < deadline:
         for node_id in system.cluster.node_ids:
@@ -95,4 +95,4 @@ def _wait_until_in_step(system: ours.Dledger) -> None:
                 if len(followers) == 2 and all(f.connected and f.lag_entries < 1000 for f in followers):
                     return
         time.sleep(0.05)
-    raise TimeoutError(f"the cluster is not in step after {_SETTLE_SECONDS:g} s")
+    raise TimeoutError(f"a follower is missing or lags after {_SETTLE_SECONDS:g} s")

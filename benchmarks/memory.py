@@ -1,4 +1,4 @@
-"""Memory of the nodes under the batch load, and whether it grows."""
+"""Measure the memory of the nodes under the batch load, and its growth."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.common import BODY_SIZE, RESULTS, Row, say, scratch, slope
 
 LONG_SECONDS = 600.0
 MOST_MIB = 200.0
-#: Flat: less than this grows in ten minutes at the slope of the second half (MiB).
+#: Maximum growth in MiB within ten minutes, at the slope of the second half, that counts as flat.
 MOST_GROWTH_MIB = 20.0
 _SAMPLE_SECONDS = 0.5
-#: Of the free disk, this much may be filled; the load is slowed down to fit.
+#: Share of the free disk space that may be filled; the load is slowed down to fit.
 _DISK_SHARE = 0.4
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory without pages of files, which the kernel takes back when it likes."""
+    """Return the resident memory without file pages, which the kernel can reclaim."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
     )
@@ -53,7 +53,7 @@ async def run(seconds: float) -> list[Row]:
 async def _load(
     system: ours.Dledger, seconds: float, pids: dict[str, int], samples: dict[str, list[tuple[float, float]]]
 ) -> float:
-    """Run the load and sample; entries per second."""
+    """Run the load and sample memory. Return entries per second."""
     free = shutil.disk_usage(RESULTS).free
     most_entries = _DISK_SHARE * free / len(pids) / BODY_SIZE
     started = time.perf_counter()
@@ -64,19 +64,19 @@ async def _load(
         nonlocal entries
         while (now := time.perf_counter()) < until:
             ahead = entries - most_entries * (now - started) / seconds
-            if ahead > 0:  # the disk would not hold an unchecked load for so long
+            if ahead > 0:  # an unlimited load would fill the disk
                 await asyncio.sleep(min(until - now, ahead * seconds / most_entries))
                 continue
             stored = await system.bulk()
             entries += stored
 
     loops = [asyncio.create_task(loop()) for _ in range(ours.BATCHES_IN_FLIGHT)]
-    next_word = started + 60
+    next_report = started + 60
     while (now := time.perf_counter()) < until:
         for node, pid in pids.items():
             samples[node].append((now - started, resident_mib(pid)))
-        if now > next_word:
-            next_word += 60
+        if now > next_report:
+            next_report += 60
             say(f"memory: {now - started:.0f} s, {max(s[-1][1] for s in samples.values()):.0f} MiB")
         await asyncio.sleep(min(_SAMPLE_SECONDS, max(0.0, until - now)))
     await asyncio.gather(*loops)

@@ -1,4 +1,4 @@
-"""A cluster of this project as the system under test: three server processes and one client."""
+"""The system under test: a cluster of this project with three server processes, and one client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NAME = "dledger"
 BATCH = 256
 BATCHES_IN_FLIGHT = 8
 APPENDS_IN_FLIGHT = 64
-#: As large as a server's default; segments of a demo's size would count file changes as well.
+#: The server's default. With the small data files of a demo, the measurement would include file changes.
 DATA_FILE_SIZE = 1 << 30
 
 
 class Dledger:
-    """Appends through one client in one session."""
+    """A running cluster, with a client that appends in one session."""
 
     def __init__(self, cluster: LocalCluster, client: AsyncClient, leader_id: str) -> None:
         self.cluster = cluster
@@ -45,18 +45,18 @@ class Dledger:
         return BATCH
 
     def node_cpu_seconds(self) -> dict[str, float]:
-        """What each node that runs has used so far."""
+        """Return the CPU seconds that each running node has used so far."""
         pids = {node: self.cluster.process(node).pid for node in self.cluster.running()}
         return {node: cpu_seconds(pid) for node, pid in pids.items() if pid is not None}
 
     async def fill(self, entries: int) -> None:
-        """Append so many entries as fast as it goes; rounded up to whole batches."""
-        left = -(-entries // BATCH)
+        """Append at least `entries` entries as fast as possible, in whole batches."""
+        remaining = -(-entries // BATCH)
 
         async def loop() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
+            nonlocal remaining
+            while remaining > 0:
+                remaining -= 1
                 await self._append_batch()
 
         await asyncio.gather(*(loop() for _ in range(BATCHES_IN_FLIGHT)))
@@ -64,7 +64,7 @@ class Dledger:
 
 @asynccontextmanager
 async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Dledger]:
-    """Start three nodes in `folder` and connect; all ends with the context."""
+    """Start three nodes in `folder` and connect. The context stops all processes."""
     with LocalCluster.create(
         folder / "cluster", nodes=3, base_port=0, data_file_size=data_file_size
     ) as cluster:

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.peers`: the same load on three-node etcd and NATS JetStream, in turns with ours."""
+"""`python -m benchmarks.peers`: compare a cluster with three-node etcd and NATS JetStream
+under equal load.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from benchmarks.common import (
     show,
     write_json,
 )
-from dledger.node.loop.wakefulness import DEVICE, CpuLatency
+from dledger.infra.loops.wakefulness import DEVICE, CpuLatency
 
 PEERS = (peers_etcd, peers_nats)
 _OURS, _ETCD, _NATS = ours.NAME, peers_etcd.NAME, peers_nats.NAME
@@ -34,14 +36,17 @@ _OURS, _ETCD, _NATS = ours.NAME, peers_etcd.NAME, peers_nats.NAME
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One load: how many operations each system has in flight (its best), and what is asked of ours."""
+    """A load for all systems.
+
+    `in_flight`: concurrency with the best result, by system. `least`: target ratio, by peer.
+    """
 
     name: str
     title: str
     operation: Callable[[Any], Operation]
     in_flight: dict[str, int]
-    least: dict[str, float]  # our rate must be at least so many times that of the peer
-    by_latency: bool = False  # compare p50 instead: ours must not be above the peer's
+    least: dict[str, float]  # minimum ratio of our rate to the peer's
+    by_latency: bool = False  # compare p50 instead; `least` is then the maximum ratio
 
 
 COMPARISONS = (
@@ -94,7 +99,7 @@ async def compare(names: Sequence[str], seconds: float) -> list[Row]:
 
 
 def _rows(comparison: Comparison, loads: dict[str, Load]) -> list[Row]:
-    """A line for each system, those of the peers with our ratio to them."""
+    """Return a row per system. Rows of peers include our ratio to the peer."""
     mine = loads[_OURS]
     rows = []
     for name, load in loads.items():
@@ -123,16 +128,20 @@ def _cpu_latency() -> CpuLatency | None:
 
 @click.command()
 @click.option("--only", "names", multiple=True, type=click.Choice([c.name for c in COMPARISONS]))
-@click.option("--seconds", default=20.0, show_default=True, help="For each system and load.")
+@click.option("--seconds", default=20.0, show_default=True, help="Duration for each system and load.")
 @click.option(
-    "--awake", is_flag=True, help="Keep the CPUs awake for all systems, as our nodes do for themselves."
+    "--awake", is_flag=True, help="Keep the CPUs awake for all systems, not only while our nodes have work."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write the rows to this file."
+)
 def main(names: tuple[str, ...], seconds: float, awake: bool, json_file: Path | None) -> None:
-    """Compare with etcd and NATS JetStream from the packages of the distribution.
+    """Compare with etcd and NATS JetStream from the distribution's packages.
 
-    Each system runs as it comes. Ours asks the kernel to keep the CPUs awake while it has work in flight
-    (`keep_cpus_awake`), where it may; --awake asks for that all the time, and so for the others as well.
+    Each system runs with its defaults. Our nodes keep the CPUs awake while they have work in flight
+    (`keep_cpus_awake`), if the process has the permission. --awake keeps them awake throughout, which
+    benefits
+    all systems.
     """
     missing = [package for peer in PEERS if peer.missing() for package in peer.APT_PACKAGES]
     if missing:
@@ -141,18 +150,18 @@ def main(names: tuple[str, ...], seconds: float, awake: bool, json_file: Path | 
     title = "Three nodes of each and the client on this machine, in turns"
     device = _cpu_latency()
     if device is None and awake:
-        raise click.ClickException(f"--awake needs leave to write to {DEVICE}: run it as root")
+        raise click.ClickException(f"--awake requires write permission for {DEVICE}: run it as root")
     if device is None:
-        title += "; CPUs sleep as they like"
+        title += "; CPUs may sleep"
     elif awake:
         device.stay_awake(True)
-        title += "; CPUs awake for all of them"
+        title += "; CPUs always awake"
     else:
         title += "; CPUs awake while our nodes have work"
     try:
         rows = asyncio.run(compare(names, seconds))
     except KeyboardInterrupt:
-        say("interrupted; processes and data are gone")
+        say("interrupted; removed all processes and data")
         raise SystemExit(130) from None
     except BenchError as error:
         raise click.ClickException(str(error)) from None

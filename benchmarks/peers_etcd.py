@@ -1,8 +1,9 @@
-"""Three etcd nodes and a client for them: single puts, and transactions of 128 puts as its bulk.
+"""Peer system etcd: three nodes, with single puts and, as bulk operation, transactions of 128 puts.
 
-The client is grpc.aio on the part of etcd's interface in `etcd_kv.proto`, compiled when it is needed. It
-talks to the leader, spares what it can (requests are cut from templates, answers are not parsed), and spreads
-calls over several connections, which is faster than one.
+The client uses grpc.aio with the part of etcd's interface in `etcd_kv.proto`, which is compiled at run time.
+It
+connects to the leader, does not parse responses, and spreads calls over several connections, which is faster
+than one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
-from dledger.rpc.transport.channels import channel_options
+from dledger.infra.transport.channels import channel_options
 
 NAME = "etcd"
 APT_PACKAGES = ("etcd-server", "etcd-client")
@@ -38,12 +39,12 @@ def missing() -> bool:
 
 
 class EtcdClient:
-    """Puts of distinct keys, on several connections in turn."""
+    """Puts distinct keys through several connections in turn."""
 
     def __init__(self, address: str) -> None:
-        # etcd_kv.proto becomes a module here and now; grpcio-tools does it.
+        # grpcio-tools compiles etcd_kv.proto into a module at this point.
         self._messages: Any = grpc.protos("benchmarks/etcd_kv.proto")
-        # A connection each: the default would share one among all channels to an address.
+        # One connection per channel; by default, all channels to an address share one.
         self._channels = [
             grpc.aio.insecure_channel(address, options=channel_options()) for _ in range(_CHANNELS)
         ]
@@ -75,7 +76,7 @@ class EtcdClient:
 
 
 class Etcd:
-    """The running cluster, as a system under test."""
+    """A running cluster as the system under test."""
 
     def __init__(self, client: EtcdClient, pids: list[int]) -> None:
         self.pids = pids
@@ -85,7 +86,7 @@ class Etcd:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Etcd]:
-    """Start three nodes in `folder`; all ends with the context."""
+    """Start three nodes in `folder`. The context stops all processes."""
     if missing():
         raise BenchError(f"etcd is not installed: apt-get install {' '.join(APT_PACKAGES)}")
     ports = free_ports(2 * _NODES)
@@ -107,7 +108,7 @@ async def running(folder: Path) -> AsyncIterator[Etcd]:
 
 
 def _command(name: str, folder: Path, clients: Mapping[str, str], peers: Mapping[str, str]) -> list[str]:
-    """Defaults of etcd but for the quota, which a bench reaches, and the chatter of its log."""
+    """Build the command line: etcd's defaults, except for a larger quota and a less verbose log."""
     options = {
         "name": name,
         "data-dir": str(folder / name),
@@ -125,7 +126,7 @@ def _command(name: str, folder: Path, clients: Mapping[str, str], peers: Mapping
 
 
 def _wait_for_leader(urls: list[str]) -> str:
-    """The client address of the leader, asked through etcd's JSON gateway."""
+    """Return the client address of the leader, found through etcd's JSON gateway."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         for url in urls:

@@ -1,6 +1,6 @@
-"""Three NATS servers with JetStream and a client: a stream of three replicas on disk.
+"""Peer system NATS JetStream: three servers with a stream of three replicas on disk.
 
-JetStream 2.9 answers when a majority has written a message; it does not sync it to the disk first.
+JetStream 2.9 acknowledges a message when a majority has written it, without an fsync.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def missing() -> bool:
 
 
 class Nats:
-    """The running cluster, as a system under test."""
+    """A running cluster as the system under test."""
 
     def __init__(self, stream: Any, pids: list[int]) -> None:
         self.pids = pids
@@ -48,7 +48,7 @@ class Nats:
         return 1
 
     async def _publish_batch(self) -> int:
-        """JetStream 2.9 has no batches: as many publishes at once, all answered."""
+        """Publish BATCH messages concurrently and wait for all: JetStream 2.9 has no batches."""
         answers = [await self._stream.publish_async(_SUBJECT, BODY) for _ in range(BATCH)]
         await asyncio.gather(*answers)
         return BATCH
@@ -56,7 +56,7 @@ class Nats:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Nats]:
-    """Start three servers in `folder`; all ends with the context."""
+    """Start three servers in `folder`. The context stops all processes."""
     if missing():
         raise BenchError(f"NATS is not installed: apt-get install {' '.join(APT_PACKAGES)}")
     import nats
@@ -90,11 +90,11 @@ cluster {{ name: bench, listen: "127.0.0.1:{cluster_port}", routes: [{routes}] }
 
 
 async def _not_yet(error: Exception) -> None:
-    """Servers that do not listen yet are tried again; the client would log each with a traceback."""
+    """Ignore connection errors, which the client would log with a traceback: the caller retries."""
 
 
 async def _make_stream(servers: list[str]) -> str:
-    """Make the stream as soon as the cluster can; the name of the server that leads it."""
+    """Create the stream once the cluster is ready. Return the name of the stream's leader."""
     import nats
     from nats.js.api import StorageType
 

@@ -1,6 +1,8 @@
-"""A yardstick for the checker: nine simple checks as plain SQL, by Spark with the settings that anybody would
-begin with, over the columns of a converted trace. `python -m benchmarks.plain_checks RUN_DIR` prints how many
-violations each has found.
+"""Yardstick for the checker: nine simple checks as plain Spark SQL on the columns of a converted trace.
+
+Spark runs with ordinary settings. `python -m benchmarks.plain_checks RUN_DIR` prints the number of violations
+by
+check.
 """
 
 from __future__ import annotations

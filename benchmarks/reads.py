@@ -1,4 +1,4 @@
-"""Reading back sequentially from one node."""
+"""Measure sequential reads from one node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _ENTRIES = 500_000
 
 
 async def run(seconds: float) -> list[Row]:
-    """The same entries again and again; page cache warm, which is how followers and tailing readers read."""
+    """Read the same entries repeatedly. The page cache is warm, as it is for followers and
+    tailing readers.
+    """
     rates: list[float] = []
     with scratch("reads") as folder:
         async with ours.running(folder) as system:
@@ -37,10 +39,10 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def read_all(system: ours.Dledger, address: str, least: int) -> float:
-    """Entries per second of one linearizable read of everything, checksums verified by the client."""
+    """Read the whole log linearizably, with checksums verified by the client. Return entries per second."""
     count = 0
     started = time.perf_counter()
     async for entries in system.client.read_chunks(server=address):
         count += len(entries)
-    assert count >= least, f"{count} entries came back"
+    assert count >= least, f"read only {count} entries"
     return count / (time.perf_counter() - started)

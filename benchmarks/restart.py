@@ -1,4 +1,4 @@
-"""Restart of a node with a log of 2 GiB: how long until it serves."""
+"""Measure the time until a restarted node with a log of 2 GiB serves reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIVE_UP_SECONDS = 60.0
 
 
 async def run(seconds: float) -> list[Row]:
-    """`seconds` means nothing here: the log has to be written and a few restarts take what they take."""
+    """Run the benchmark. `seconds` is ignored, because the number of restarts is fixed."""
     times: list[float] = []
     with scratch("restart") as folder:
         async with ours.running(folder) as system:
@@ -43,7 +43,7 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def _restart_once(system: ours.Dledger, node: str, last: int) -> float:
-    """Seconds from the start of the process until a linearizable read from it gives entry `last`."""
+    """Kill and restart a node. Return the seconds until a linearizable read from it returns entry `last`."""
     await asyncio.to_thread(system.cluster.kill, node)
     started = time.perf_counter()
     await asyncio.to_thread(system.cluster.start_node, node)

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.soak`: real processes for many minutes, through everything that is to leave no trace.
+"""`python -m benchmarks.soak`: run real processes for many minutes under load and faults, and detect leaks.
 
-Appends, reads, retention that purges all the time, leaders that are killed, a directory that is lost and
-comes back with `--rejoin`. Samples memory, open files and disk of every node, and checks that every
-acknowledged entry is read back. Fails when one is missing, or when anything grows without bound.
+The run includes appends, reads, continuous purging by retention, kills of the leader, and a lost directory
+that
+is rebuilt with `--rejoin`. It samples memory, open files and disk use of every node, and checks that every
+acknowledged entry can be read. It fails if an entry is missing or a resource grows without bound.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from benchmarks.soak_samples import Sampler
 from dledger.cli.local.local_cluster import LocalCluster
 
 DATA_FILE_SIZE = 8 << 20
-#: A tail cache that is full within the warm-up: it is no growth.
+#: The tail cache is small enough to fill during the warm-up, so that it does not count as growth.
 SETTINGS: dict[str, Any] = {
     "retention": {"max_bytes": 32 << 20, "hold_bytes": 16 << 20, "check_interval": "1s"},
     "limits": {"tail_cache_bytes": 16 << 20},
     "scrub": {"pause": "1m"},
 }
-#: What retention keeps, a data file that is not full, two prepared ones, one that the newest image holds;
-#: their indexes are another sixth.
+#: Maximum disk use: the data that retention keeps, a partly filled data file, two prepared files, and one
+#: that
+#: the newest image holds. Index files add a sixth.
 MOST_DISK_BYTES = int((32 + 16 + 4 * 8) * (1 << 20) * 1.17)
 MOST_GROWTH_MIB = 20.0
 MOST_NEW_FILES = 20
-#: When faults happen, as parts of the whole time; in the second half there is time to see what grows.
+#: Times of faults as shares of the run. The second half has few faults, so that growth is measurable.
 KILLS = (0.08, 0.16, 0.24, 0.45, 0.60)
 REJOIN = 0.32
 _DOWN_S = 3.0
@@ -66,15 +68,15 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def _watch(seconds: float, load: SoakLoad, sampler: Sampler, faults: asyncio.Task[None]) -> None:
-    """Until the time is up; whatever fails meanwhile fails the run."""
+    """Run for `seconds`. Raises the error of any failed part of the run."""
     started = time.perf_counter()
-    next_word = started + 30
+    next_report = started + 30
     while (now := time.perf_counter()) < started + seconds:
         load.check()
         if faults.done():
             faults.result()
-        if now > next_word:
-            next_word += 30
+        if now > next_report:
+            next_report += 30
             say(f"soak: {now - started:.0f} s, {load.acknowledged:,} acknowledged, {sampler.word()}")
         await asyncio.sleep(0.5)
 
@@ -100,16 +102,16 @@ async def _faults(cluster: LocalCluster, seconds: float) -> None:
 
 
 def _wait_until_in_step(cluster: LocalCluster) -> None:
-    """Until all nodes are full members that feel well and are hardly behind."""
+    """Wait until all nodes are healthy full members and lag by less than 5000 entries."""
     deadline = time.monotonic() + _IN_STEP_S
     while time.monotonic() < deadline:
         found = [cluster.node_status(node) for node in cluster.node_ids]
-        seen = [s for s in found if s is not None and s.health == "ok" and s.leader_id and not s.rejoining]
-        ends = [s.committed_index for s in seen]
-        if len(seen) == len(found) and max(ends) - min(ends) < 5000:
+        healthy = [s for s in found if s is not None and s.health == "ok" and s.leader_id and not s.rejoining]
+        ends = [s.committed_index for s in healthy]
+        if len(healthy) == len(found) and max(ends) - min(ends) < 5000:
             return
         time.sleep(0.1)
-    raise TimeoutError(f"the cluster is not in step after {_IN_STEP_S:g} s: {cluster.status()}")
+    raise TimeoutError(f"a node is unhealthy or lags after {_IN_STEP_S:g} s: {cluster.status()}")
 
 
 def _rows(seconds: float, load: SoakLoad, sampler: Sampler, equal: str) -> list[Row]:
@@ -132,8 +134,10 @@ def _rows(seconds: float, load: SoakLoad, sampler: Sampler, equal: str) -> list[
         rows.append(
             Row(
                 f"{kind} of a node",
-                "no life long enough" if worst is None else f"{worst.grown:+.1f} {unit} at the slope",
-                f"<= {most:g} {unit} more",
+                "no process lived long enough"
+                if worst is None
+                else f"{worst.grown:+.1f} {unit} at the slope",
+                f"<= {most:g} {unit} growth",
                 worst is not None and worst.grown <= most,
                 "; ".join(
                     f"{g.node} {g.slope * 60:+.2f} {unit}/min over {g.seconds:.0f} s, max {g.most:.0f}"
@@ -157,15 +161,17 @@ def _rows(seconds: float, load: SoakLoad, sampler: Sampler, equal: str) -> list[
 
 
 @click.command()
-@click.option("--minutes", default=10.0, show_default=True, help="So long, and about a minute more.")
+@click.option(
+    "--minutes", default=10.0, show_default=True, help="Duration; the run takes about a minute longer."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), default=RESULTS / "soak.json")
 def main(minutes: float, json_file: Path) -> None:
-    """Run three nodes through faults for a while; exit with 1 if anything is lost or grows."""
+    """Run three nodes under load and faults; exit with 1 if an entry is lost or a resource grows."""
     end_on_signals()
     try:
         rows = asyncio.run(run(60 * minutes))
     except KeyboardInterrupt:
-        say("interrupted; processes and data are gone")
+        say("interrupted; removed all processes and data")
         raise SystemExit(130) from None
     show(f"Three nodes on this machine for {minutes:g} minutes", rows)
     write_json(json_file, rows)

@@ -1,7 +1,8 @@
-"""The load of a soak: numbered entries in one session, a reader that follows them all, and single reads.
+"""Load of a soak run: numbered entries in one session, a reader that follows all of them, and single reads.
 
-Memory stays bounded: what was acknowledged is kept until the reader has come by it, and what the reader has
-seen until it is acknowledged.
+Memory is bounded: an acknowledged entry is tracked only until the reader reaches it, and an entry that the
+reader
+has seen only until its acknowledgement.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def body_of(number: int) -> bytes:
 
 
 class SoakLoad:
-    """`async with SoakLoad(addresses) as load:`; at the end it waits until the reader has seen everything."""
+    """Runs the load as an async context manager. The exit waits until the reader has seen all entries."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
@@ -45,8 +46,8 @@ class SoakLoad:
         self.longest_pause_s = 0.0
         self.bytes_written = 0
         self._number = 0
-        self._awaited: dict[int, int] = {}  # number -> index: acknowledged, and not come by yet
-        self._seen: dict[int, int] = {}  # number -> index: come by, and not acknowledged yet
+        self._awaited: dict[int, int] = {}  # number -> index: acknowledged, not yet read
+        self._seen: dict[int, int] = {}  # number -> index: read, not yet acknowledged
         self._recent: list[tuple[int, int]] = []
         self._last_answer = 0.0
         self._going = True
@@ -80,13 +81,13 @@ class SoakLoad:
         await self._reading.close()
 
     def check(self) -> None:
-        """Raises what any part of the load failed with."""
+        """Raise the error of any failed part of the load."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
     async def copies_are_equal(self, addresses: Sequence[str]) -> str:
-        """Empty if all nodes serve the same entries, where none has purged them; else what differs."""
+        """Compare the entries that no node has purged. Return "" if they are equal, else the difference."""
         async with AsyncClient(self._addresses, session=False) as client:
             found = [s for s in (await client.status()).values() if not isinstance(s, DLedgerError)]
             first = max(s.ledger_begin_index for s in found)
@@ -99,11 +100,11 @@ class SoakLoad:
                     crc = crc32(b"%d %d " % (entry.index, entry.term) + entry.body, crc)
                 sums.add(crc)
         if len(found) != len(addresses):
-            return f"only {len(found)} nodes answer"
-        return "" if len(sums) == 1 else f"entries {first}..{last} are not equal on all nodes"
+            return f"only {len(found)} nodes respond"
+        return "" if len(sums) == 1 else f"entries {first} to {last} differ between nodes"
 
     async def _write(self) -> None:
-        """Paced, or retention and disk would be all that is measured."""
+        """Append at a limited rate; otherwise retention and the disk would dominate the measurement."""
         pause = _WRITERS * BATCH / ENTRIES_PER_SECOND
         due = time.perf_counter()
         while self._going:
@@ -124,22 +125,24 @@ class SoakLoad:
         seen = self._seen.pop(number, None)
         if seen is None:
             self._awaited[number] = index
-        elif index >= 0 and seen != index:  # -1: a retry whose position the leader had forgotten
+        elif index >= 0 and seen != index:  # -1: a retry whose index the leader no longer knows
             raise BenchError(f"number {number} was acknowledged at {index} and read at {seen}")
         if index >= 0:
             self._recent.append((number, index))
             del self._recent[:-_RECENT]
 
     async def _follow(self) -> None:
-        """Reads all there is, in order. ReadFailed if retention overtakes it: then it proves nothing."""
+        """Read all entries in order. Raises ReadFailed if retention purges unread entries, which voids the
+        run.
+        """
         expected = -1
         async for entry in self._reading.follow(0):
             if entry.index <= expected:
-                raise BenchError(f"entry {entry.index} came after {expected}")
+                raise BenchError(f"read entry {entry.index} after entry {expected}")
             expected = entry.index
             number = int(entry.body[:15])
             if entry.body != body_of(number):
-                raise BenchError(f"entry {entry.index} has another body than number {number}")
+                raise BenchError(f"the body of entry {entry.index} does not match its number {number}")
             awaited = self._awaited.pop(number, None)
             if awaited is None:
                 if number in self._seen:
@@ -149,7 +152,7 @@ class SoakLoad:
                 raise BenchError(f"number {number} was acknowledged at {awaited} and read at {entry.index}")
 
     async def _read(self) -> None:
-        """Single entries of the recent past, from any node, linearizable and not."""
+        """Read single recent entries, linearizable or locally from a random node."""
         rng = random.Random(5)
         while self._going:
             await asyncio.sleep(0.02)
@@ -162,7 +165,7 @@ class SoakLoad:
                 server = rng.choice(self._addresses) if local else None
                 found = [e.body async for e in self._reading.read(index, 1, mode=mode, server=server)]
             except DLedgerError as error:
-                # A node that is down, behind, or has purged it meanwhile; never a wrong answer.
+                # The node is down, lags, or has purged the entry.
                 if local or (
                     isinstance(error, ReadFailed) and error.code == Code.INDEX_LESS_THAN_LOCAL_BEGIN
                 ):

@@ -1,4 +1,4 @@
-"""What the nodes of a soak use, once a second: memory, open files, disk; and whether that grows."""
+"""Sample memory, open files and disk use of the nodes of a soak once a second, and compute the growth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.memory import resident_mib
 from dledger.cli.local.local_cluster import LocalCluster
 
 _EVERY_S = 1.0
-#: A process that just started fills its caches; that is no growth.
+#: A new process fills its caches during this time, which does not count as growth.
 _WARM_UP_S = 30.0
 _LEAST_LIFE_S = 60.0
 
@@ -20,13 +20,13 @@ Points = list[tuple[float, float]]
 
 
 class Growth(NamedTuple):
-    """Of one life of one process, after it had warmed up."""
+    """Growth of a resource during the life of one process, after its warm-up."""
 
     node: str
     pid: int
     seconds: float
-    slope: float  # a second
-    grown: float  # at that slope, in that time
+    slope: float  # per second
+    grown: float  # `slope` times `seconds`
     most: float
 
 
@@ -62,7 +62,7 @@ class Sampler:
                     "files": float(len(list(Path(f"/proc/{pid}/fd").iterdir()))),
                     "disk": disk_mib(self._cluster.store_directory(node)),
                 }
-            except (OSError, KeyError):  # it ends at this moment
+            except (OSError, KeyError):  # the process is exiting
                 continue
             for kind, value in taken.items():
                 self._points[kind].setdefault((node, pid), []).append((now, value))
@@ -72,7 +72,7 @@ class Sampler:
         return ", ".join(f"{kind} {max(values, default=0):.0f}" for kind, values in latest.items())
 
     def growth(self, kind: str) -> list[Growth]:
-        """Of every life that was long enough to tell."""
+        """Return the growth of every process that lived long enough for a slope."""
         found = []
         for (node, pid), points in self._points[kind].items():
             warm = [p for p in points if p[0] - points[0][0] >= _WARM_UP_S]

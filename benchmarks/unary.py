@@ -1,4 +1,4 @@
-"""64 concurrent unary Append calls, as a client without batching makes them, next to a unary echo."""
+"""Measure 64 concurrent unary Append calls of a client without batching, relative to a unary echo."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 from benchmarks import ours, yardsticks
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
 from dledger.cli.local.cluster_plan import DEFAULT_GROUP
-from dledger.rpc.transport.channels import open_channel
+from dledger.infra.transport.channels import open_channel
 from dledger.v1 import log_pb2, log_pb2_grpc
 
 LEAST_SHARE_OF_ECHO = 0.45
 
 
 def unary_append(channel: Any) -> Operation:
-    """Without a session: a client in another language that calls Append and nothing else."""
+    """Return an operation that calls Append without a session, as a minimal client in any language does."""
     call: Any = log_pb2_grpc.LogServiceStub(channel).Append
     request = log_pb2.AppendRequest(group=DEFAULT_GROUP, bodies=[BODY])
 
     async def append() -> int:
         answer = await call(request)
         if answer.HasField("status"):
-            raise BenchError(f"Append was answered with {answer.status.code} {answer.status.message}")
+            raise BenchError(f"Append failed with {answer.status.code} {answer.status.message}")
         return 1
 
     return append

@@ -1,6 +1,7 @@
-"""What the machine's primitives cost in the same run: fdatasync, gRPC calls and streams, crc32.
+"""Measure the machine's primitives in the same run: fdatasync, gRPC calls and streams, crc32.
 
-A figure in entries per second says little about another machine; a ratio to these does.
+Rates in entries per second depend on the machine; ratios to these yardsticks can be compared between
+machines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.common import (
     scratch,
 )
 from benchmarks.echo_server import SERVICE
-from dledger.rpc.transport.channels import open_channel
+from dledger.infra.transport.channels import open_channel
 
 NAME = "yardsticks"
 UNARY_IN_FLIGHT = 64
@@ -40,7 +41,7 @@ _STREAM_BYTES = 1 << 20
 
 @contextmanager
 def fdatasync_file(folder: Path) -> Iterator[Operation]:
-    """pwrite and fdatasync of one body, the way the log does it: into space that was written before."""
+    """Provide an operation that writes and syncs one body like the log does, into space written before."""
     path = folder / "fdatasync"
     path.write_bytes(bytes(_RECYCLED_BYTES))
     descriptor = os.open(path, os.O_WRONLY)
@@ -62,7 +63,7 @@ def fdatasync_file(folder: Path) -> Iterator[Operation]:
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to an echo server in a process of its own."""
+    """Start an echo server process; yield a channel to it."""
     with child([sys.executable, "-m", "benchmarks.echo_server"], stdout=PIPE) as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
@@ -98,7 +99,7 @@ def ping_pong(channel: grpc.aio.Channel) -> Operation:
 
 
 async def one_way(channel: grpc.aio.Channel, seconds: float) -> float:
-    """MB/s of messages of 1 MiB in one stream to another process, which only counts them."""
+    """Stream messages of 1 MiB to another process, which only counts them. Return MB/s."""
     method: Any = channel.stream_unary(f"/{SERVICE}/Sink")
     sink = method()
     message, began = bytes(_STREAM_BYTES), time.perf_counter()
@@ -110,14 +111,14 @@ async def one_way(channel: grpc.aio.Channel, seconds: float) -> float:
 
 
 async def _crc32() -> int:
-    """256 at a time, so that the loop around it costs little; counted one by one."""
+    """Compute 256 checksums per call, so that the cost of the loop is negligible."""
     for _ in range(256):
         zlib.crc32(BODY)
     return 256
 
 
 async def measure(seconds: float) -> dict[str, Load]:
-    """All yardsticks, in turns."""
+    """Measure all yardsticks, interleaved."""
     with scratch("yardsticks") as folder, fdatasync_file(folder) as fdatasync:
         async with echo() as channel:
             operations = {

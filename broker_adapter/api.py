@@ -1,19 +1,16 @@
-"""What a broker does for whoever serves it to clients: values and one protocol, no transport in it."""
+"""Interface between the broker and its endpoints: values and protocols, independent of any transport."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
-
-from broker_adapter.errors import Status
 
 T = TypeVar("T")
 
 
 class BrokerRole(StrEnum):
-    """RocketMQ's. ASYNC_MASTER is a master of a log with ASYNC_FLUSH."""
+    """RocketMQ's roles. ASYNC_MASTER is the master of a log with ASYNC_FLUSH."""
 
     SLAVE = "SLAVE"
     SYNC_MASTER = "SYNC_MASTER"
@@ -21,70 +18,45 @@ class BrokerRole(StrEnum):
 
 
 class BrokerInfo(NamedTuple):
-    """What a broker is at the moment, for clients that look for the master."""
+    """The current role and addresses of a broker, for clients that search for the master."""
 
     cluster: str
-    broker_name: str  # of all brokers on one log
+    broker_name: str  # shared by all brokers on one log
     broker_id: int  # 0: the master
     role: BrokerRole
     term: int
     role_epoch: int
     node_id: str
-    address: str  # host:port, where clients reach this broker
-    master_address: str | None  # the master this broker believes in
+    address: str  # host:port at which clients reach this broker
+    master_address: str | None  # the master known to this broker
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as a producer hands it in; `properties` include TAGS, KEYS and UNIQ_KEY, if any."""
+    """A message from a producer. `properties` include TAGS, KEYS and UNIQ_KEY, if set."""
 
     body: bytes
     properties: Mapping[str, str] = {}
     flag: int = 0
     sys_flag: int = 0
     born_timestamp: int = 0  # ms since 1970; 0: the broker's time
+    # identifies a send, together with other fields; not stored. Empty for RocketMQ 5 clients
+    producer_group: str = ""
 
 
-#: Without a call of a Python function for each.
-_message_of: Callable[[Iterable[object]], OutgoingMessage] = partial(tuple.__new__, OutgoingMessage)
-
-
-def outgoing_messages(
-    rows: Iterable[tuple[bytes, Mapping[str, str], int, int, int]],
-) -> list[OutgoingMessage]:
-    """One for each row: body, properties, flag, sys_flag, born_timestamp."""
-    return list(map(_message_of, rows))
-
-
-class SendResult(NamedTuple):
-    """Where a batch was stored: message i has queue offset `queue_offset + i`. The replicated log has
-    committed it."""
-
-    queue_id: int
-    queue_offset: int
-    physical_offsets: Sequence[int]
-    offset_ids: Sequence[str]  # RocketMQ's offsetMsgId, by which a message is found
-    term: int
-    node_id: str = ""  # of the broker that has stored it
-    #: Of the first message's entry in the log; message i is at index + i; -1: not said.
-    index: int = -1  # type: ignore[assignment]  # hides tuple.index
-    shortfall: Status | None = None  # what the classic log could not do in time; None: it keeps its promise
-
-
-class PullStatus(StrEnum):
+class GetMessageStatus(StrEnum):
     FOUND = "FOUND"
-    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"  # the end of the queue was reached, and the wait was over
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # there were some, none with such a tag: go on at next_offset
-    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"  # outside of the queue: next_offset is the nearest one inside
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"  # the end of the queue was reached, and the wait has ended
+    # there were messages, none with a matching tag: continue at next_offset
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"  # outside the queue: next_offset is the nearest valid offset
 
 
-class PullResult(NamedTuple):
-    status: PullStatus
+class GetMessageResult(NamedTuple):
+    status: GetMessageStatus
     next_offset: int
     min_offset: int
-    max_offset: int  # one behind the last message
-    records: Sequence[
-        bytes
-    ] = ()  # message records (`broker_adapter.format.message`), in the order of the queue
+    max_offset: int  # the offset after the last message
+    records: Sequence[bytes] = ()  # message records (`broker_adapter.wire.message`), in queue order
 
 
 class QueueOffset(NamedTuple):
@@ -93,21 +65,26 @@ class QueueOffset(NamedTuple):
     offset: int
 
 
-class Assignment(NamedTuple):
-    """What a member of a group may consume, under which generation."""
-
-    generation: int
-    queues: Sequence[tuple[str, int]]  # (topic, queue id)
-    members: int
-    heartbeat_ms: int  # come back at least so often
-
-
-#: What the messages of a topic may be.
+#: Message types of a topic.
 MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY")
 
 
-#: Bits of the permissions of a topic, as RocketMQ has them.
+#: Permission bits of a topic, with RocketMQ's values.
 PERM_WRITE, PERM_READ = 2, 4
+#: The topic may serve as a template for automatic creation.
+PERM_INHERIT = 1
+#: Template name that stands for the broker's default settings.
+DEFAULT_TOPIC = "TBW102"
+
+
+class DefaultTopic(NamedTuple):
+    """Template for the automatic creation of a topic.
+
+    `queues`: maximum number of queues; 0: use the number of queues of the template.
+    """
+
+    name: str = DEFAULT_TOPIC
+    queues: int = 0
 
 
 class TopicConfig(NamedTuple):
@@ -117,8 +94,11 @@ class TopicConfig(NamedTuple):
     perm: int = PERM_READ | PERM_WRITE
     sys_flag: int = 0
     order: bool = False
-    message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" takes all
-    auto_created: bool = False  # because a client used it: it expires. No admin has put it since
+    message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" permits all
+    auto_created: bool = False  # created on first use, not changed by an administrator since; expires
+    attributes: tuple[
+        tuple[str, str], ...
+    ] = ()  # RocketMQ's other attributes, sorted by name; no effect here
 
     @property
     def is_readable(self) -> bool:
@@ -128,15 +108,17 @@ class TopicConfig(NamedTuple):
     def is_writable(self) -> bool:
         return bool(self.perm & PERM_WRITE)
 
-    def told(self) -> dict[str, Any]:
-        """What clients and NameServers are told, by name: `auto_created` is the broker's own affair."""
-        found = self._asdict()
-        del found["auto_created"]
-        return found
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields that clients and NameServers receive. `auto_created` is internal to the
+        broker.
+        """
+        fields = self._asdict()
+        del fields["auto_created"]
+        return {**fields, "attributes": dict(self.attributes)}
 
 
 class GroupConfig(NamedTuple):
-    """A subscription group (RocketMQ's SubscriptionGroupConfig, as far as it is used)."""
+    """A subscription group, with the fields of RocketMQ's SubscriptionGroupConfig that the broker uses."""
 
     name: str
     consume_enable: bool = True
@@ -144,57 +126,76 @@ class GroupConfig(NamedTuple):
     consume_broadcast_enable: bool = True
     retry_queues: int = 1
     retry_max_times: int = 16
-    consume_orderly: bool = False  # what is received of a queue is done before more of it is given
-    auto_created: bool = False  # because a client used it: it expires. No admin has put it since
+    # deliver further messages of a queue only after the delivered ones are acknowledged
+    consume_orderly: bool = False
+    auto_created: bool = False  # created on first use, not changed by an administrator since; expires
+    attributes: tuple[tuple[str, str], ...] = ()  # RocketMQ's attributes, sorted by name; no effect here
 
-    def told(self) -> dict[str, Any]:
-        """What clients are told, by name: `auto_created` is the broker's own affair."""
-        found = self._asdict()
-        del found["auto_created"]
-        return found
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields that clients receive. `auto_created` is internal to the broker."""
+        fields = self._asdict()
+        del fields["auto_created"]
+        return {**fields, "attributes": dict(self.attributes)}
 
 
 class QueueStats(NamedTuple):
+    """Statistics of a queue.
+
+    `initial_offset`: offset of the first message in the queue since the creation of its topic, even if that
+    message no longer exists. None if the queue was imported without its first messages. Clients do not
+    receive this field.
+    """
+
     topic: str
     queue_id: int
     min_offset: int
     max_offset: int
-    last_update_ms: int  # store timestamp of the newest message, 0 without one
+    last_update_ms: int  # store timestamp of the newest message, 0 if there is none
+    initial_offset: int | None = 0
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields that clients receive."""
+        fields = self._asdict()
+        del fields["initial_offset"]
+        return fields
 
 
 class ImportApi(Protocol):
-    """What comes from another broker, with its queue offsets. Needs the master; BrokerErrors."""
+    """Import of messages from another broker, with their queue offsets.
+
+    All methods require the master and raise BrokerErrors.
+    """
 
     async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
-        """The first message of a new queue gets this offset. Repeatable. TopicRefused (QUEUE_NOT_NEW)."""
+        """Set the offset of the first message of a new queue. Idempotent.
+
+        Raises TopicRefused (QUEUE_NOT_NEW) if the queue already ends at another offset.
+        """
 
     async def store(self, records: bytes) -> int:
-        """Message records one behind the other, of any queues, with their queue offsets: nothing of them
-        changes but the physical offset. All or none. Returns how many there were, committed.
+        """Store concatenated message records of any queues, with their queue offsets.
 
-        StoredDataDamaged or IllegalMessage for what is no such record, PutRefused (IMPORT_OUT_OF_ORDER) if
-        one does not have the next offset of its queue."""
+        Only their physical offsets change. Stores all records or none. Returns the number of committed
+        records.
 
-    async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
-        """Some messages from an offset on, whatever the topic permits; -1: the last one. All that was stored
-        before is seen. TopicRefused (TOPIC_UNKNOWN); ReadFailed."""
+        Raises StoredDataDamaged or IllegalMessage for an invalid record, PutRefused (IMPORT_OUT_OF_ORDER) if
+        a record does not have the next offset of its queue.
+        """
+
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> GetMessageResult:
+        """Read some messages starting at an offset, regardless of the topic's permissions. Offset -1 reads
+        the last message.
+
+        Messages stored before the call are visible to it. Raises TopicRefused (TOPIC_UNKNOWN) or ReadFailed.
+        """
 
 
 class BrokerApi(Protocol):
-    """Everything raises `broker_adapter.errors.BrokerError`s. Writes and group calls need the master."""
+    """Operations of a broker. Writes and group calls require the master. All raise
+    `broker_adapter.errors.BrokerError`s.
+    """
 
     def info(self) -> BrokerInfo: ...
-
-    async def send(
-        self,
-        topic: str,
-        messages: Sequence[OutgoingMessage],
-        *,
-        queue_id: int = -1,
-        born_host: str = "",
-        timeout_ms: int = 0,
-    ) -> SendResult:
-        """Store a batch in one queue (-1: the broker chooses), all or none of it, committed on return."""
 
     async def pull(
         self,
@@ -207,69 +208,128 @@ class BrokerApi(Protocol):
         tags: Sequence[str] = (),
         wait_ms: int = 0,
         group: str = "",
+        client_id: str = "",
         remote: str = "",
-    ) -> PullResult:
-        """Messages from an offset on; with `wait_ms`, wait so long for one. At least one message is returned
-        if there is one, however large. `tags`: only messages with one of these. `remote`: host:port of the
-        client, which takes turns with others."""
+    ) -> GetMessageResult:
+        """Return messages starting at an offset. If there are none, wait up to `wait_ms` for one.
+
+        If any message is available, returns at least one, whatever its size. `tags`: return only messages
+        with one of these tags. `remote`: host:port of the client, for fair scheduling. `client_id`: the
+        client's id as a member of the group. The first pull of a member at an offset from before a reset
+        returns OFFSET_ILLEGAL with the new offset, or no messages if the client has been notified of it.
+        """
 
     async def message_at(self, physical_offset: int, *, remote: str = "") -> bytes:
-        """The record at a commit-log offset. `remote`, here and below: as for `pull`."""
+        """Return the record at a CommitLog offset.
+
+        For `remote`, see `pull`; this also applies to the other methods.
+        """
 
     async def query(
         self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int, remote: str = ""
     ) -> list[bytes]:
-        """Records of a topic with this key (or UNIQ_KEY), stored between the times, the newest first."""
+        """Return the topic's records with this key (or UNIQ_KEY) stored between the times, newest first."""
 
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, remote: str = "") -> int:
-        """The offset of the first message stored at this time or later; max_offset if there is none."""
+    async def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, is_upper: bool = False, remote: str = ""
+    ) -> int:
+        """Return the offset of the first message stored at or after this time, or max_offset if there is
+        none.
 
-    async def put_topic(self, config: TopicConfig) -> None: ...
+        `is_upper`: return the offset of the last message stored at or before this time, or min_offset if
+        there is none. Like `read` and the statistics, this needs no read permission.
+        """
+
+    async def read(
+        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 1, remote: str = ""
+    ) -> list[bytes]:
+        """Return stored messages from an offset on, whatever the permissions of the topic. Never waits."""
+
+    async def put_topic(self, config: TopicConfig) -> None:
+        """Create the topic, or replace its complete config."""
+
+    async def change_topic(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig], *, is_forced: bool = False
+    ) -> None:
+        """Replace the topic's config with the result of `change`, which receives the current config or None.
+
+        Changes of a topic are serialized, so that no change overwrites another. Raises TopicRefused
+        (QUEUES_NOT_EMPTY) if the change would hide stored messages, unless `is_forced`.
+        """
 
     async def delete_topic(self, name: str) -> None: ...
 
     def topics(self) -> list[TopicConfig]:
-        """In no order."""
+        """Return all topics, in no particular order."""
 
     async def topic_stats(self, topic: str, *, remote: str = "") -> list[QueueStats]:
-        """Of every queue. Linearizable: what was acknowledged before the call is counted."""
+        """Return the statistics of every queue, including all messages acknowledged before the call."""
 
     async def queue_stats(self, topic: str, queue_id: int, *, remote: str = "") -> QueueStats:
-        """Likewise of one. TopicRefused (QUEUE_UNKNOWN)."""
+        """Return the statistics of one queue. Linearizable. Raises TopicRefused (QUEUE_UNKNOWN)."""
 
-    async def put_group(self, config: GroupConfig) -> None: ...
+    async def put_group(self, config: GroupConfig) -> None:
+        """Create the group, or replace its complete config."""
 
-    async def delete_group(self, name: str) -> None: ...
+    async def change_group(self, name: str, change: Callable[[GroupConfig | None], GroupConfig]) -> None:
+        """Change a group, like `change_topic`."""
+
+    async def delete_group(self, name: str, *, keeps_offsets: bool = False) -> None:
+        """Delete a group. Raises GroupRefused (GROUP_UNKNOWN).
+
+        `keeps_offsets`: keep its offsets for a later group with the same name.
+        """
 
     def groups(self) -> list[GroupConfig]:
-        """In no order."""
+        """Return all groups, in no particular order."""
 
-    async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
-        """Committed in the log on return. A generation that is not the group's newest is refused; -1 is for
-        consumers that assign queues to themselves, in groups that have no members."""
+    async def commit_offsets(
+        self, group: str, offsets: Sequence[QueueOffset], *, client_id: str = ""
+    ) -> None:
+        """Commit offsets, and return once they are committed in the log.
 
-    async def offsets(self, group: str, *, remote: str = "") -> tuple[int, list[QueueOffset]]:
-        """(generation, the offsets that the group has committed). Linearizable."""
+        `client_id`: id of the committing member, else "". Offsets that a connected member reached before a
+        reset have no effect and raise GroupRefused (GENERATION_STALE).
+        """
+
+    async def offsets(self, group: str, *, remote: str = "") -> list[QueueOffset]:
+        """Return the group's committed offsets. Linearizable."""
 
     async def all_offsets(self) -> dict[str, list[QueueOffset]]:
-        """Those of all groups, which are not used by this. Linearizable, once for all."""
+        """Return the offsets of all groups. Linearizable as a whole; does not count as a use
+        of the groups.
+        """
+
+    def pulled_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the offset up to which the group has pulled, or -1 if it does not pull from the queue.
+
+        This may be more than the committed offset. The difference is the number of messages that members have
+        received and not yet confirmed.
+        """
 
     def system_offsets(self) -> Mapping[tuple[str, int], int]:
-        """How far the broker itself has come in queues of its own, by topic and queue id."""
+        """Return the broker's own progress in its internal queues, by topic and queue id."""
 
-    async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Likewise of one queue: groups may have offsets in thousands. None: it has none there."""
+    async def offset(
+        self, group: str, topic: str, queue_id: int, *, client_id: str = "", remote: str = ""
+    ) -> int | None:
+        """Return the group's offset in one queue; None if the group has none. Linearizable.
+
+        Cheaper than `offsets` for a group with thousands of offsets. `client_id` and `remote`: as for `pull`;
+        the client continues at this offset.
+        """
 
     async def filter(self, work: Callable[[], T], remote: str) -> T:
-        """Do what evaluates a client's filter expression. `remote`: its host:port."""
+        """Evaluate a client's filter expression by running `work`. `remote`: host:port of the client."""
 
     async def groups_of(self, topic: str) -> list[str]:
-        """Those that have offsets in this topic, by name. Linearizable."""
+        """Return the names of the groups with offsets in this topic, sorted. Linearizable."""
 
-    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
-        """Set offsets, backwards too. Begins a new generation, which is returned."""
+    async def reset_offsets(
+        self, group: str, offsets: Sequence[QueueOffset], *, is_import: bool = False
+    ) -> int:
+        """Set offsets, forward or backward. Returns the index of the reset in the log.
 
-    async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
-        """Become or stay a member; the answer is the newest assignment. Also the heartbeat."""
-
-    async def leave(self, group: str, member_id: str) -> None: ...
+        Later commits of offsets that members reached before the reset have no effect. `is_import`: the
+        offsets are an import from another cluster, and commits are not restricted.
+        """

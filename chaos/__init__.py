@@ -1,1 +1,1 @@
-"""Real faults on real processes, under load, and a trace of everything that happened."""
+"""Chaos tests: faults on real processes under load, with a trace of all operations and events."""

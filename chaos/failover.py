@@ -1,4 +1,4 @@
-"""How long appends stand still when the leader goes, many times over."""
+"""Measures how long a cluster has no leader that acknowledges appends after a fault of its leader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from chaos.cluster.cluster import ChaosCluster
-from chaos.faults.faults import Fault, Kill, Network, Stop
+from chaos.faults.faults import Fault, Kill, NetworkFault, PauseProcesses
 from chaos.network.impairment import Impairment
 from chaos.network.topology import isolate
 from chaos.trace.writer import TraceWriter
@@ -28,7 +28,8 @@ _LOAD = LoadSpec(clients=2, at_once=4, max_batch=1, readers=0)
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """ns from the fault to the first append that the next leader acknowledged; -1: there was none in time."""
+    """Time in ns from the fault to the first append that the next leader acknowledged; -1 if none was
+    acknowledged in time."""
 
     victim: str
     old_term: int
@@ -37,7 +38,7 @@ class Outage:
 
 
 class FailoverMeasurement:
-    """`kills` faults on the leader under load, each healed before the next. `note`: as they are measured."""
+    """Injects `kills` faults on the leader under load, one at a time. `note` receives each measurement."""
 
     def __init__(
         self,
@@ -50,9 +51,9 @@ class FailoverMeasurement:
         settings: Mapping[str, Any] | None = None,
         note: Callable[[Outage], None] = lambda outage: None,
     ) -> None:
-        """`settings`: further keys of every node's configuration."""
+        """Prepare a measurement. `settings`: additional keys of every node's configuration."""
         if run_directory.exists() and any(run_directory.iterdir()):
-            raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
+            raise ConfigError(f"{run_directory} is not empty; use an empty or new directory")
         self._directory = run_directory
         self._kills = kills
         self._how = how
@@ -68,15 +69,15 @@ class FailoverMeasurement:
             self._directory, nodes=self._nodes, rng=self._rng, settings=self._settings
         )
         setting = Setting(_LOAD, self._rng, self._new_writer)
-        stop, found = asyncio.Event(), []
+        stop, outages = asyncio.Event(), []
         try:
             async with cluster:
                 workload = LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
                 load = asyncio.create_task(workload.write(stop))
                 try:
                     for _ in range(self._kills):
-                        outage = await self._one(cluster, setting)
-                        found.append(outage)
+                        outage = await self._measure(cluster, setting)
+                        outages.append(outage)
                         self._note(outage)
                 finally:
                     stop.set()
@@ -86,45 +87,45 @@ class FailoverMeasurement:
         finally:
             for writer in self._writers:
                 writer.close()
-        return found
+        return outages
 
-    async def _one(self, cluster: ChaosCluster, setting: Setting) -> Outage:
+    async def _measure(self, cluster: ChaosCluster, setting: Setting) -> Outage:
         leader = await cluster.wait_healthy()
         loop, tally = asyncio.get_running_loop(), setting.tally
         while leader.term not in tally.first_of_term:  # the load follows this leader
             await asyncio.sleep(_POLL_S)
-        # At another moment of the heartbeat each time.
+        # Vary the phase relative to the heartbeats.
         await asyncio.sleep(self._rng.uniform(0.1, 0.4))
         began = self._writers[0].now()
         fault = self._fault(cluster, leader.node_id)
         if fault is None:
             began = await self._transfer(cluster, leader.node_id)
         elif not (await fault.begin()).happened:
-            raise ConfigError(f"{self._how} of {leader.node_id} did not happen")
+            raise ConfigError(f"{self._how} had no effect on {leader.node_id}")
         deadline = loop.time() + _OUTAGE_S
         later: list[int] = []
         while not later and loop.time() < deadline:
             later = sorted(term for term in tally.first_of_term if term > leader.term)
             await asyncio.sleep(_POLL_S)
         if fault is not None and not (await fault.end()).happened:
-            raise ConfigError(f"{self._how} of {leader.node_id} did not last until the end")
+            raise ConfigError(f"{self._how} on {leader.node_id} ended before the run")
         if not later:
             return Outage(leader.node_id, leader.term, -1, -1)
         return Outage(leader.node_id, leader.term, later[0], tally.first_of_term[later[0]] - began)
 
     def _fault(self, cluster: ChaosCluster, leader: str) -> Fault | None:
-        """None for a transfer, which is no fault."""
+        """Return the fault to inject, or None for a transfer, which is not a fault."""
         if self._how == "kill":
             return Kill(cluster, [leader])
         if self._how == "stop":
-            return Stop(cluster, [leader])
+            return PauseProcesses(cluster, [leader])
         if self._how == "isolate":
             pairs = isolate(cluster.node_ids, [leader])
-            return Network(cluster, "isolate", [leader], pairs, Impairment(cut=True))
+            return NetworkFault(cluster, "isolate", [leader], pairs, Impairment(cut=True))
         return None
 
     async def _transfer(self, cluster: ChaosCluster, leader: str) -> int:
-        """Hand over to another node; when that was asked for."""
+        """Transfer leadership to another node; return the time of the request."""
         others = [node for node in cluster.node_ids if node != leader]
         async with AsyncClient(cluster.addresses, group=cluster.local.plan.group) as client:
             while True:
@@ -142,6 +143,7 @@ class FailoverMeasurement:
 
 
 def quantile(values: list[int], share: float) -> int:
-    """Of a non-empty list: the least value that `share` of all do not exceed."""
+    """Return the smallest of `values` such that at least the share `share` of them does not exceed it.
+    `values` must not be empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

@@ -1,4 +1,4 @@
-"""One run of a scenario: cluster, load, faults, healing, drain, verdict; all of it in one directory."""
+"""One run of a scenario: cluster, load, faults, healing, drain and verdict, all in one directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.cluster.cluster import ChaosCluster, Kind, merged
-from chaos.cluster.starts import Life, written_lines
+from chaos.cluster.cluster import ChaosCluster, ClusterVariant, merged
+from chaos.cluster.scheduling import SchedulingWatch
+from chaos.cluster.starts import ProcessLife, written_lines
 from chaos.dump import dump_cluster, dump_source
 from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
 from chaos.faults.hostiles import Hostiles
@@ -26,38 +27,39 @@ from chaos.syncs.trace import syncs_source, write_syncs
 from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
-from chaos.verdict import Phases, Verdict, judge_run
+from chaos.verdict import Phases, RunVerdict, judge_run
 from chaos.workloads import broker
-from chaos.workloads.auditor import NameServers
 from chaos.workloads.broker import BrokerWorkload, topic_names
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.released import workload as released
 from chaos.workloads.released.installed import client_kinds
-from chaos.workloads.released.topics import Topics
+from chaos.workloads.released.topics import PredictableTopics
 from chaos.workloads.released.workload import FOLDER, ClientsWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
-from chaos.workloads.tally import Tally
+from chaos.workloads.tally import LoadTally
 from dledger.errors import ConfigError, DLedgerError
 
 RUN_FILE, RESULT_FILE, SCENARIO_FILE = "run.json", "result.json", "scenario.toml"
-#: What the final reader has read, if lines of a file were sent.
+#: Lines read by the final reader, if lines of a file were sent.
 LINES_FILE = "lines.txt"
 _FLUSH_S = 0.5
 _WARM_UP_S = 30.0
 _HEAL_S = 60.0
 _AFTER_S = 1.5
 _AFTER_MOST_S = 15.0
+#: More than the checker's limit of 60 s for the first acknowledgment after healing.
+_RECOVERY_MOST_S = 70.0
 _DRAIN_S = 60.0
 _SICK_DRAIN_S = 10.0
 
 
 @dataclass(slots=True)
 class Watch:
-    """What a terminal shows of a run that goes on. `note`: one line for people, as things happen."""
+    """Live state of a run for the terminal. `note` receives one line per event."""
 
     note: Callable[[str], None] = lambda text: None
     phase: str = "starting"
-    tally: Tally | None = None
+    tally: LoadTally | None = None
     nemesis: Nemesis | None = None
     cluster: ChaosCluster | None = None
 
@@ -66,9 +68,9 @@ class Watch:
         self.note(phase)
 
 
-class During(NamedTuple):
-    """From the first fault to the healing, per second: acknowledged sends (a batch counts once), the messages
-    in them, and what readers and groups were given."""
+class FaultPeriodRates(NamedTuple):
+    """Rates per second from the first fault to the healing: acknowledged sends (a batch counts once), the
+    messages in them, and the messages delivered to readers and groups."""
 
     sends: float
     messages: float
@@ -76,10 +78,10 @@ class During(NamedTuple):
 
 
 @dataclass(slots=True)
-class Result:
+class ScenarioResult:
     scenario: str
     seed: int
-    verdict: Verdict
+    verdict: RunVerdict
     reasons: list[str]
     report: QuickReport
     seconds: float
@@ -89,15 +91,18 @@ class Result:
     leader_changes: int
     longest_silence_ms: int
     faults: list[str] = field(default_factory=list)
-    during: During | None = None
-    hostiles: list[str] = field(default_factory=list)  # each with what it has achieved
+    during: FaultPeriodRates | None = None
+    hostiles: list[str] = field(default_factory=list)  # each with its counts
+    pauses_ms: list[int] = field(default_factory=list)  # of each fault: the longest silence that overlaps it
+    repeated: int = 0
+    recognized: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Run:
-    """`run_directory` must be absent or empty; ConfigError if it is not."""
+    """Runs one scenario. `run_directory` must be absent or empty; otherwise raises ConfigError."""
 
     def __init__(
         self,
@@ -111,11 +116,11 @@ class Run:
         trace_nodes: bool = True,
         keep_stores: bool = False,
     ) -> None:
-        """`trace_nodes` False: only clients and faults are traced. `keep_stores`: what nodes have stored
-        stays, also if the run is valid; all of it is in the trace anyway. ConfigError if the load is one of
-        released clients, and these are not installed."""
+        """Prepare a run. If `trace_nodes` is False, only clients and faults are traced. `keep_stores`: keep
+        the nodes' files even if the run is valid; the trace contains their content anyway. Raises ConfigError
+        if the load needs released clients and these are not installed."""
         if run_directory.exists() and any(run_directory.iterdir()):
-            raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
+            raise ConfigError(f"{run_directory} is not empty; use an empty or new directory")
         self._scenario = scenario
         self._directory = run_directory
         self._name = f"{scenario.name}-{seed}"
@@ -123,8 +128,8 @@ class Run:
         self._lines = lines
         self._command = command
         self._watch = watch or Watch()
-        # What a node on a classic log does, its files say in the end.
-        self._trace_nodes = trace_nodes and scenario.store != "classic"
+        self._is_classic = scenario.store == "classic"
+        self._trace_nodes = trace_nodes
         self._keep_stores = keep_stores
         self._clients = client_kinds() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
@@ -132,8 +137,8 @@ class Run:
         self._hostile_plan = plan_hostiles(scenario)
         self._behind: list[str] = []
 
-    async def run(self) -> Result:
-        """The whole run. Raises what broke the harness itself; processes are gone in any case."""
+    async def run(self) -> ScenarioResult:
+        """Execute the run. Raises only errors of the harness. Afterwards all processes have ended."""
         scenario, rng = self._scenario, Random(self._seed)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._save(
@@ -146,7 +151,7 @@ class Run:
             Random(rng.random()),
             self._new_writer,
             self._lines,
-            tells_indexes=scenario.store != "classic",
+            has_indexes=not self._is_classic,
         )
         flushing = asyncio.create_task(self._flush())
         try:
@@ -167,7 +172,8 @@ class Run:
             hostiles = Hostiles(
                 cluster,
                 nemesis_writer,
-                # Not drawn from the run's own numbers: those of scenarios without hostile clients stay.
+                # A separate generator, so that the random numbers of scenarios without hostile clients do not
+                # change.
                 Random(f"hostile {self._seed}"),
                 self._topics(),
                 self._directory / HOSTILE_FOLDER,
@@ -176,35 +182,39 @@ class Run:
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
             self._write_begin(nemesis_writer)
             async with cluster:
-                phases = await self._hurt(cluster, nemesis, hostiles, setting, nemesis_writer)
+                phases = await self._run_phases(cluster, nemesis, hostiles, setting, nemesis_writer)
                 self._watch.enter("stopping")
                 settled = await cluster.wait_settled()
-                if settled is not None and scenario.store != "classic":  # there it is no index
+                if settled is not None and not self._is_classic:  # a classic log has no such index
                     nemesis_writer.write(Ev.META, {"e": "settled", "off": settled})
                 await cluster.stop()
             self._watch.enter("reading what is stored")
             for path in (self._directory / RAW_DIR).glob("node-*"):
-                seal(path)  # of those that were killed
+                seal(path)  # of killed nodes
             self._write_lives(nemesis_writer, cluster.local.lives)
             await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
             if self._trace_nodes:
-                await asyncio.to_thread(write_syncs, self._directory, self._name, cluster.node_ids)
+                await asyncio.to_thread(
+                    write_syncs, self._directory, self._name, cluster.node_ids, is_classic=self._is_classic
+                )
         finally:
             flushing.cancel()
             ids = [f"n{n}" for n in range(1, scenario.nodes + 1)]
             others = [dump_source(n) for n in ids]
             if self._trace_nodes:
-                others += [name for n in ids for name in (f"node:{n}", syncs_source(n))]
+                others += [syncs_source(n) for n in ids]
+                # Nodes with a classic log write no trace.
+                others += [] if self._is_classic else [f"node:{n}" for n in ids]
             for member in [*(writer.src for writer in self._writers), *others]:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
         result = await self._conclude(nemesis, hostiles, setting.tally, phases)
-        if result.verdict is Verdict.VALID and not self._keep_stores:
+        if result.verdict is RunVerdict.VALID and not self._keep_stores:
             await asyncio.to_thread(cluster.remove_stores)
         return result
 
-    async def _hurt(
+    async def _run_phases(
         self,
         cluster: ChaosCluster,
         nemesis: Nemesis,
@@ -212,9 +222,11 @@ class Run:
         setting: Setting,
         writer: TraceWriter,
     ) -> Phases:
-        """Load, faults, healing, drain. Raises what broke the load."""
+        """Run load, faults, healing and drain. Raises errors of the load."""
         workload = self._workload(cluster, setting)
         stop, drained = asyncio.Event(), asyncio.Event()
+        scheduling = SchedulingWatch(cluster, writer)
+        watching = asyncio.create_task(scheduling.run())
         try:
             await workload.prepare()
             for log in workload.logs():
@@ -232,7 +244,7 @@ class Run:
                 healed = writer.now()
                 writer.write(Ev.META, {"e": "healed"})
                 await asyncio.sleep(_AFTER_S)
-                await self._see_it_work(setting.tally, healed)
+                await self._wait_for_load(setting.tally, healed)
                 stop.set()
                 await load
                 over = writer.now()
@@ -242,11 +254,12 @@ class Run:
         except BaseExceptionGroup as several:
             raise _first_of(several) from None
         finally:
+            await scheduling.stop(watching)
             await workload.close()
         return Phases(warm, healed, over, unhealed)
 
     def _workload(self, cluster: ChaosCluster, setting: Setting) -> Workload:
-        names = NameServers(cluster.remoting_namesrv, cluster.namesrv)
+        names = cluster.namesrv
         if self._clients is not None:
             folder = self._directory / FOLDER
             about = (names, cluster.addresses, self._clients, folder)
@@ -257,7 +270,8 @@ class Run:
         return LogWorkload(setting, local.addresses, local.plan.group, local.tls_files)
 
     async def _heal(self, cluster: ChaosCluster) -> str:
-        """Why the cluster does not get healthy. What it has then is still read, and compared."""
+        """Wait until the cluster is healthy; return the reason if it is not. The run continues with the final
+        reads in both cases."""
         try:
             await cluster.wait_healthy(_HEAL_S, all_run=True)
         except DLedgerError as error:
@@ -266,7 +280,8 @@ class Run:
         return ""
 
     async def _drain(self, workload: Workload, setting: Setting, is_sick: bool) -> None:
-        """Of a cluster that does not heal we read what there is to be had, in less time."""
+        """Drain the workload. If the cluster did not heal, read the available data, with a shorter
+        timeout."""
         try:
             with (self._directory / LINES_FILE).open("wb") if self._lines else nullcontext() as file:
                 if file is not None:
@@ -278,25 +293,27 @@ class Run:
         except Exception as error:
             if not is_sick:
                 raise
-            self._watch.note(f"not everything can be read: {error!r}")
+            self._watch.note(f"some data cannot be read: {error!r}")
 
-    async def _warm_up(self, tally: Tally) -> int:
-        """Until something is acknowledged; when that was. ConfigError if nothing is."""
+    async def _warm_up(self, tally: LoadTally) -> int:
+        """Wait until enough is acknowledged and return that time. Raises ConfigError on timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _WARM_UP_S
         while tally.acknowledged < self._scenario.min_acknowledged:
             if loop.time() > deadline:
-                raise ConfigError(f"the load does not get going: {dict(tally.errors)}")
+                raise ConfigError(f"no append was acknowledged during the warm-up: {dict(tally.errors)}")
             await asyncio.sleep(0.02)
         return self._writers[0].now()
 
-    async def _see_it_work(self, tally: Tally, healed: int) -> None:
-        """With hardly any load the little that is to be acknowledged after the faults may take longer. If
-        nothing is, the verdict says so."""
+    async def _wait_for_load(self, tally: LoadTally, healed: int) -> None:
+        """Wait for the required acknowledgments after the faults, which take longer at a low rate. The
+        verdict reports a timeout. If nothing is acknowledged, the load continues for as long as the cluster
+        may take to recover, because a shorter attempt would prove nothing."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _AFTER_MOST_S
-        while tally.acknowledged_between(healed, self._writers[0].now()) < self._scenario.min_acknowledged:
-            if loop.time() > deadline:
+        since = loop.time()
+        least = self._scenario.min_acknowledged
+        while (count := tally.acknowledged_between(healed, self._writers[0].now())) < least:
+            if loop.time() > since + (_AFTER_MOST_S if count else _RECOVERY_MOST_S):
                 return
             await asyncio.sleep(0.02)
 
@@ -308,14 +325,16 @@ class Run:
             tasks.create_task(hostiles.run(self._hostile_plan))
         await asyncio.sleep(max(0.0, until - loop.time()))
 
-    async def _conclude(self, nemesis: Nemesis, hostiles: Hostiles, tally: Tally, phases: Phases) -> Result:
+    async def _conclude(
+        self, nemesis: Nemesis, hostiles: Hostiles, tally: LoadTally, phases: Phases
+    ) -> ScenarioResult:
         self._watch.enter("checking")
         report = await asyncio.to_thread(quick_check, self._directory)
         verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report, hostiles.done)
         reasons += self._behind
         seconds = (phases.over - phases.warm) / 1e9
         silence = tally.longest_silence
-        result = Result(
+        result = ScenarioResult(
             self._scenario.name,
             self._seed,
             verdict,
@@ -329,7 +348,10 @@ class Run:
             0 if silence is None else (silence.until - silence.since) // 1_000_000,
             [done.name for done in nemesis.done],
             _during(nemesis, tally, phases),
-            [f"{one.name}: {one.evidence}" for one in hostiles.done],
+            [f"{client.name}: {client.evidence}" for client in hostiles.done],
+            [tally.longest_silence_ms(done.began, done.ended or phases.over) for done in nemesis.done],
+            tally.repeated,
+            tally.recognized,
         )
         self._save(RESULT_FILE, result.to_json())
         return result
@@ -346,14 +368,15 @@ class Run:
                 "config": self._scenario.model_dump_json(),
                 "flush_mode": "SYNC_FLUSH",
                 "aim": "leader" if self._scenario.aims_at_leader else "",
-                **self._promised(),
+                **self._guarantees(),
             },
         )
 
-    def _promised(self) -> dict[str, int | str]:
-        """What may be purged, what a classic log promises, and what holds beside hostile clients."""
+    def _guarantees(self) -> dict[str, int | str]:
+        """Return the run's retention, the guarantees of a classic log, and the limits that apply despite
+        hostile clients."""
         kept: dict[str, int | str] = dict(self._scenario.kept)
-        if self._scenario.store == "classic":
+        if self._is_classic:
             role = "SYNC_MASTER" if self._scenario.double_write else "ASYNC_MASTER"
             kept |= {"store": "classic", "broker_role": role}
         if not self._hostile_plan:
@@ -365,19 +388,19 @@ class Run:
         }
 
     def _broker_settings(self) -> dict[str, Any]:
-        """What the workload needs, and over it what the scenario says."""
+        """Return the settings that the workload needs, overridden by the settings of the scenario."""
         needed = released.BROKER_SETTINGS if self._clients else broker.BROKER_SETTINGS
         return merged(needed, self._scenario.broker_settings)
 
     def _topics(self) -> list[str]:
-        """Of the good clients."""
+        """Return the topics of the regular clients."""
         load = self._scenario.load
         if self._scenario.workload == "clients":
-            return Topics.of(load.topics, load.queues, push=load.push).names
+            return PredictableTopics.of(load.topics, load.queues, push=load.push).names
         return topic_names(load.topics) if self._scenario.workload == "broker" else []
 
-    def _write_lives(self, writer: TraceWriter, lives: Sequence[Life]) -> None:
-        """Which lives of nodes there were, and how much each has written. All have ended."""
+    def _write_lives(self, writer: TraceWriter, lives: Sequence[ProcessLife]) -> None:
+        """Record the processes of nodes and how many lines each has written. All have ended."""
         if self._trace_nodes:
             for node_id, pid in lives:
                 writer.write(Ev.META, {"e": "started", "node": node_id, "pid": pid})
@@ -399,31 +422,31 @@ class Run:
         (self._directory / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _kind_of(scenario: Scenario) -> Kind:
+def _kind_of(scenario: Scenario) -> ClusterVariant:
     if scenario.workload == "log":
         return "log"
     return "classic" if scenario.store == "classic" else "broker"
 
 
-def _during(nemesis: Nemesis, tally: Tally, phases: Phases) -> During | None:
-    """None: without faults."""
+def _during(nemesis: Nemesis, tally: LoadTally, phases: Phases) -> FaultPeriodRates | None:
+    """Return the rates during the faults, or None if there were no faults."""
     if not nemesis.done:
         return None
-    since, until = min(one.began for one in nemesis.done), phases.healed
+    since, until = min(fault.began for fault in nemesis.done), phases.healed
     counts = (tally.operations_between, tally.acknowledged_between, tally.read_between)
-    return During(*(round(count(since, until) * 1e9 / (until - since), 1) for count in counts))
+    return FaultPeriodRates(*(round(count(since, until) * 1e9 / (until - since), 1) for count in counts))
 
 
 def _first_of(several: BaseExceptionGroup) -> BaseException:
-    """One of them says enough."""
-    found: BaseException = several
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    """Return one error of the group, which is enough for the report."""
+    error: BaseException = several
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _git_revision() -> str:
-    """Of the code that runs; empty outside of a repository."""
+    """Return the revision of the running code; empty outside a repository."""
     try:
         shown = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"],

@@ -1,4 +1,5 @@
-"""What a run says: that all promises were kept, that one was broken, or nothing."""
+"""The verdict of a run: valid, invalid if a guarantee was violated or the cluster did not heal, or void if
+the run is inconclusive."""
 
 from __future__ import annotations
 
@@ -7,26 +8,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.faults.hostiles import HostileRun
-from chaos.faults.nemesis import Done
+from chaos.faults.nemesis import FaultRun
 from chaos.plans.scenario import Scenario
 from chaos.quick.trace import QuickReport
-from chaos.workloads.tally import Tally
+from chaos.workloads.tally import LoadTally
 
 
-class Verdict(StrEnum):
+class RunVerdict(StrEnum):
     VALID = "valid"
     INVALID = "invalid"
     VOID = "void"
 
     @property
     def exit_code(self) -> int:
-        return {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.VOID: 2}[self]
+        return {RunVerdict.VALID: 0, RunVerdict.INVALID: 1, RunVerdict.VOID: 2}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Monotonic ns: the load had warmed up, faults were over and the cluster healthy, the load was over.
-    `unhealed`: why it did not get healthy."""
+    """The times of a run, in monotonic ns, at which the load had warmed up, the cluster was healthy after the
+    faults, and the load ended. `unhealed`: the reason why the cluster did not heal."""
 
     warm: int
     healed: int
@@ -36,39 +37,46 @@ class Phases:
 
 def judge_run(
     scenario: Scenario,
-    done: Sequence[Done],
-    tally: Tally,
+    done: Sequence[FaultRun],
+    tally: LoadTally,
     phases: Phases,
     report: QuickReport,
     hostiles: Sequence[HostileRun] = (),
-) -> tuple[Verdict, list[str]]:
-    """The verdict, and why it is not `valid`. Broken promises count also when the run is void otherwise."""
+) -> tuple[RunVerdict, list[str]]:
+    """Return the verdict, and the reasons if it is not `valid`. A violated guarantee takes precedence over
+    reasons that make a run void."""
     unhealed = [f"the cluster did not heal: {phases.unhealed}"] if phases.unhealed else []
+    defects = [*unhealed, *tally.unclosed]
     if unhealed and not report.drained:
-        # What could not be read is not lost for that.
+        # Data that was not read is not known to be lost.
         examples = [text for text in report.examples if not text.startswith("lost:")]
-        return Verdict.INVALID, [*examples, *unhealed]
-    if report.broken or unhealed:
-        return Verdict.INVALID, [*report.examples, *unhealed]
-    reasons = [] if report.drained else ["not everything was read in the end"]
-    for one in done:
-        reasons += [f"fault {one.occurrence.number}, {one.name}: {failure}" for failure in one.failures]
-        if one.occurrence.step.unseats_leader and one.new_term <= one.old_term:
-            reasons.append(f"fault {one.occurrence.number}, {one.name}: the leader was not replaced")
+        return RunVerdict.INVALID, [*examples, *defects]
+    if report.broken or defects:
+        return RunVerdict.INVALID, [*report.examples, *defects]
+    reasons = [] if report.drained else ["not everything was read at the end"]
+    for fault in done:
+        reasons += [f"fault {fault.occurrence.number}, {fault.name}: {failure}" for failure in fault.failures]
+        if fault.occurrence.step.unseats_leader and fault.new_term <= fault.old_term:
+            reasons.append(f"fault {fault.occurrence.number}, {fault.name}: the leader was not replaced")
     for hostile in hostiles:
         where = f"hostile client {hostile.occurrence.number}, {hostile.name}"
         reasons += [f"{where}: {failure}" for failure in hostile.failures]
-    began = [one.began for one in done] + [one.began for one in hostiles]
+    began = [*(fault.began for fault in done), *(client.began for client in hostiles)]
     reasons += _silent(scenario, began, tally, phases)
-    return (Verdict.VOID if reasons else Verdict.VALID), reasons
+    return (RunVerdict.VOID if reasons else RunVerdict.VALID), reasons
 
 
-def _silent(scenario: Scenario, began: Sequence[int], tally: Tally, phases: Phases) -> list[str]:
-    """Parts of the run in which too little was acknowledged. `began`: of faults and hostile clients."""
+def _silent(scenario: Scenario, began: Sequence[int], tally: LoadTally, phases: Phases) -> list[str]:
+    """Describe the parts of the run with too few acknowledgments, given the start times of faults and hostile
+    clients."""
     first = min(began, default=phases.healed)
     spans = {"before": (0, first), "after": (phases.healed, phases.over)}
     if began:
         spans["during"] = (first, phases.healed)
-    found = {name: tally.acknowledged_between(*span) for name, span in spans.items()}
+    counts = {name: tally.acknowledged_between(*span) for name, span in spans.items()}
     least = scenario.min_acknowledged
-    return [f"{n} acknowledged {name} the faults, not {least}" for name, n in found.items() if n < least]
+    return [
+        f"{n} operations acknowledged {name} the faults; {least} are required"
+        for name, n in counts.items()
+        if n < least
+    ]

@@ -1,4 +1,5 @@
-"""What a node counts: plain numbers, read by whoever exports them. No lock: each has one writing thread."""
+"""Counters of a node, as plain numbers for exporters. They need no lock, because each has a single writing
+thread."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ _LATENCY_BUCKETS = (
 )  # fmt: skip
 
 
-class Histogram:
-    """Observations in buckets: one count per bound, and a last one for what is above all of them."""
+class LatencyHistogram:
+    """Observations in buckets: one count per upper bound, and a last one for larger values."""
 
     __slots__ = ("buckets", "counts", "sum")
 
@@ -31,13 +32,13 @@ class NodeMetrics:
     """The counters of one node. Latencies are in seconds."""
 
     def __init__(self) -> None:
-        self.append_latency = Histogram()
-        self.fsync_latency = Histogram()
+        self.append_latency = LatencyHistogram()
+        self.fsync_latency = LatencyHistogram()
         self._elections: Counter[str] = Counter()
         self._limits: Counter[str] = Counter()
-        #: Whether CPUs are kept awake while there is work; whoever has the event loop knows.
+        #: True while CPUs are kept awake during work. Set by the owner of the event loop.
         self.keeps_cpus_awake: Callable[[], bool] = lambda: False
-        #: How late the event loop was at most lately (seconds), and how often it was late; likewise.
+        #: Recent maximum delay of the event loop (seconds), and the number of delays. Set likewise.
         self.loop_lag_s: Callable[[], float] = lambda: 0.0
         self.loop_stalls: Callable[[], int] = lambda: 0
 

@@ -1,19 +1,19 @@
-"""A key-value store on the replicated log, in a hundred lines: what a state machine looks like.
+"""A key-value store on the replicated log in a hundred lines, as an example of a state machine.
 
-Writes are entries of the log; every node applies them in the same order to a dict. A read is linearizable: it
-asks how far the log is committed, waits until that much is applied here, then looks into the dict.
+Writes are entries of the log, which every node applies to a dict in the same order. A linearizable read
+determines the committed end of the log, waits until this node has applied it, and reads the dict.
 
 Run three nodes with this state machine, each in its own terminal::
 
     dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
 
-Write through the log from anywhere, and read from the log what a node would apply::
+Any client can write through the log, and read the log to compute the state that a node would have::
 
     python -m examples.kv --servers 127.0.0.1:20911 put colour blue
     python -m examples.kv --servers 127.0.0.1:20911 get colour
     python -m examples.kv --servers 127.0.0.1:20911 delete colour
 
-In a program of its own, a node and its store live together; `get` below is then a local look-up.
+A program can also run the node and the store in its own process; `get` below then reads the local store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeyValueStore:
     """Implements dledger.StateMachine."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # the node applies on a thread of its own
+        self._lock = threading.Lock()  # the node applies entries on another thread
         self._values: dict[str, str] = {}
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
@@ -49,7 +49,7 @@ class KeyValueStore:
             self._values = json.loads(state) if state else {}
 
     def get(self, key: str) -> str | None:
-        """What this node has applied so far; see `get` below for a linearizable read."""
+        """Return the value as of the entries applied so far; see `get` below for a linearizable read."""
         with self._lock:
             return self._values.get(key)
 
@@ -67,7 +67,9 @@ def delete_command(key: str) -> bytes:
 
 
 def apply_command(values: dict[str, str], body: bytes) -> None:
-    """What is no command changes nothing: an exception would end every node, again after each restart."""
+    """Apply a command; ignore an invalid one. An exception would stop every node, again after
+    each restart.
+    """
     try:
         name, key, *rest = json.loads(body)
     except (ValueError, TypeError):
@@ -79,7 +81,7 @@ def apply_command(values: dict[str, str], body: bytes) -> None:
 
 
 async def get(node: NodeServer, store: KeyValueStore, key: str) -> str | None:
-    """A linearizable read: it sees every write that was acknowledged before it began."""
+    """Read linearizably: the result includes every write acknowledged before the call."""
     await node.wait_applied()
     return store.get(key)
 
@@ -92,21 +94,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name)
         for field in fields:
             command.add_argument(field)
-    given = parser.parse_args(arguments)
-    with Client(given.servers.split(",")) as client:
-        if given.command == "put":
-            client.append(put_command(given.key, given.value))
-        elif given.command == "delete":
-            client.append(delete_command(given.key))
+    options = parser.parse_args(arguments)
+    with Client(options.servers.split(",")) as client:
+        if options.command == "put":
+            client.append(put_command(options.key, options.value))
+        elif options.command == "delete":
+            client.append(delete_command(options.key))
         else:
-            # Without a node of its own this program replays the log; it must not have been purged.
+            # Without a local node, replay the log, which must not have been purged.
             values: dict[str, str] = {}
             for entry in client.read(0):
                 apply_command(values, entry.body)
-            if given.key not in values:
-                print(f"{given.key} is not there", file=sys.stderr)
+            if options.key not in values:
+                print(f"key not found: {options.key}", file=sys.stderr)
                 return 1
-            print(values[given.key])
+            print(values[options.key])
     return 0
 
 

@@ -1,8 +1,9 @@
-"""Something else than a broker under the RoleChangeHandler: a job that runs on one node of a group, again and
-again, and on another one when that node is gone.
+"""Use the RoleChangeHandler without a broker: run a job repeatedly on one node of a group, with failover.
 
-Each run is an entry of the log, appended as `(term, role_epoch)`: the log refuses it if leadership has moved
-on, so that no run of a deposed leader counts. A new leader knows the number of the next run from the log.
+Each run is an entry of the log, appended with the expected `(term, role_epoch)`. The log rejects the entry if
+the leadership has changed, so runs of a deposed leader do not count. A new leader reads the number of the
+next
+run from the log.
 
     node = NodeServer(config, runner.runs, owned=True)
     await node.start()
@@ -24,7 +25,7 @@ _BODY_BYTES = len(b"run %012d" % 0)
 
 
 class Runs:
-    """Implements dledger.StateMachine: how many runs there were."""
+    """State machine that counts runs. Implements dledger.StateMachine."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,7 +41,7 @@ class Runs:
 
 
 class Log(Protocol):
-    """What the runner needs of `dledger.NodeServer`."""
+    """The part of `dledger.NodeServer` that the runner needs."""
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
 
@@ -50,12 +51,15 @@ class Log(Protocol):
 
 
 class SingleRunner:
-    """Implements broker_adapter.role.adapter.BrokerAdapter. `job` gets the number of each run once it is in
-    the log; `next_due` waits for the time of the next one."""
+    """Implements broker_adapter.role.adapter.BrokerAdapter.
+
+    `job` receives the number of each run once its entry is committed. `next_due` waits for the next run's
+    time.
+    """
 
     def __init__(self, job: Job, next_due: Callable[[], Awaitable[None]]) -> None:
         self.runs = Runs()
-        self.log: Log | None = None  # the node, which is made with `runs` and so comes later
+        self.log: Log | None = None  # the node; set later, because its constructor needs `runs`
         self._job = job
         self._next_due = next_due
         self._next_number = 0
@@ -70,7 +74,7 @@ class SingleRunner:
 
     async def change_to_master(self, term: int, role_epoch: int) -> None:
         await self._end_task()
-        self._task = asyncio.create_task(self._run_again_and_again())
+        self._task = asyncio.create_task(self._run_repeatedly())
 
     async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
         await self._end_task()
@@ -80,14 +84,14 @@ class SingleRunner:
         await self.log.wait_applied(index)
 
     def recover_topic_queue_table(self) -> None:
-        """Of all there is to recover here this is all: the number of the next run."""
+        """Recover the number of the next run, the only state of this program."""
         self._next_number = self.runs.count
 
     @property
     def dispatch_behind_bytes(self) -> int:
         return 0
 
-    async def _run_again_and_again(self) -> None:
+    async def _run_repeatedly(self) -> None:
         assert self.log is not None
         while True:
             await self._next_due()
@@ -95,14 +99,17 @@ class SingleRunner:
                 continue
             number = self._next_number
             try:
-                await self.log.append_batch([_BODY_BYTES], self._take_number, expected=self._expected)
+                await self.log.append_batch([_BODY_BYTES], self._build_entry, expected=self._expected)
             except DLedgerError:
-                # Refused: leadership is gone. Or nobody knows: the number is taken, and the job does not run.
+                # The append was refused because the leadership has ended, or its outcome is unknown. In the
+                # latter case the number may be used although the job does not run.
                 continue
             self._job(number)
 
-    def _take_number(self, assigned: Assigned) -> Sequence[bytes]:
-        """In one step with the log's own numbering: none is used twice, none is left out."""
+    def _build_entry(self, assigned: Assigned) -> Sequence[bytes]:
+        """Build the entry. The log calls this when it assigns the index, so numbers have no gaps or
+        duplicates.
+        """
         number = self._next_number
         self._next_number += 1
         return [b"run %012d" % number]

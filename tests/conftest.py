@@ -1,16 +1,18 @@
 """For all tests: what a run says that left some out, how hypothesis runs on a busy machine, that
-groups of tests are kept together, and which of them run only when somebody has the time."""
+groups of tests are kept together, and the tiers (`--tier`)."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from dledger.testing.virtual.event_loop import close_all
@@ -33,6 +35,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "pycache")
     )
 
+# A shell starts background jobs with SIGINT ignored, and so would be the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A machine that is busy is no bug.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -43,6 +49,14 @@ gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
+def _log_lines_are_records_of_logging() -> Iterator[None]:
+    """Undo what an earlier test configured, for example a simulation, which silences logs."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
 def _no_simulation_lives_on() -> Iterator[None]:
     """What is left of one would end in the middle of another test's."""
     yield
@@ -50,17 +64,41 @@ def _no_simulation_lives_on() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="the tests marked long as well (make test-long)")
+    parser.addoption(
+        "--tier",
+        choices=("quick", "rest", "all", "long"),
+        default="quick",
+        help="quick: `make test`; rest: what `make test-all` adds; all: both; long: `make test-long`",
+    )
+
+
+def is_long(config: pytest.Config) -> bool:
+    """Whether tests that judge a part of their cases by Spark judge all of them."""
+    return config.getoption("--tier") == "long"
+
+
+def tiers_of(item: pytest.Item) -> set[str]:
+    """The values of `--tier` with which the test runs. A test that starts processes or a browser is slow
+    unless it is marked as the one of its kind that everybody runs."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if "long" in marks:
+        return {"long"}
+    if marks & {"process", "browser", "slow"} and "smoke" not in marks:
+        return {"rest", "all", "long"}
+    return {"quick", "all", "long"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """They are deselected and counted as such: to say that they were skipped would hide those that were."""
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    """Deselect the tests of other tiers. To call them skipped would hide those that were. If all arguments
+    name files, as one does at work, the slow tests in them run as well."""
+    tiers = {config.getoption("--tier")}
+    if all(Path(argument.split("::")[0]).is_file() for argument in config.args):
+        tiers.add("all")
+    others = [item for item in items if not tiers & tiers_of(item)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        kept = set(items) - set(others)
+        items[:] = [item for item in items if item in kept]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -62,9 +62,27 @@ def faults_of(page: str) -> list[str]:
     return found
 
 
+def test_every_method_in_the_diagrams_of_the_architecture_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = {name for block in blocks_of(text) for name in re.findall(r"\b[A-Z]\w+\.\w+", block.text)}
+    defined = set[str]()
+    for package in ("broker_adapter", "dledger"):
+        for path in (ROOT / package).rglob("*.py"):
+            defined |= defined_in(path)
+    assert named > {"Dispatch.answer", "Replica.flush"}
+    assert named - defined == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     assert faults_of(page) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_every_path_of_this_repository_that_a_page_names_exists(page: str) -> None:
+    """The change log names what there was. Paths with a placeholder (TARGET, *) name a kind of files."""
+    paths = re.findall(r"`((?:broker_adapter|dledger|chaos|tests)/[a-z_0-9/.]*)`", (ROOT / page).read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_every_page_is_in_the_index() -> None:

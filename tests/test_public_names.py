@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -12,37 +13,96 @@ from typing import Any
 
 import pytest
 
+import broker_adapter.client
 import dledger
-import dledger.platform
+import dledger.testing
+from dledger.infra.logs import get_logger
 from tests.node.local import running_nodes, until
 from tests.node.test_bad_days import read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize(
-    ("face", "name"), [(face, name) for face in (dledger, dledger.platform) for name in face.__all__]
-)
-def test_every_name_can_be_had(face: ModuleType, name: str) -> None:
-    assert getattr(face, name) is not None
+@pytest.mark.parametrize("name", dledger.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    assert getattr(dledger, name) is not None
 
 
-def test_no_name_has_two_homes() -> None:
-    assert set(dledger.__all__).isdisjoint(dledger.platform.__all__)
+#: Methods of the asyncio classes that only they need.
+ASYNC_ONLY = {"has_room", "room", "submit_to", "submit_parts"}
+PAIRS = [
+    (dledger.AsyncClient, dledger.Client),
+    (dledger.Session, dledger.BlockingSession),
+    (dledger.Appender, dledger.BlockingAppender),
+    *(
+        (getattr(broker_adapter.client, name), getattr(broker_adapter.client, f"Blocking{name}"))
+        for name in ("Producer", "TransactionProducer", "PullConsumer", "PushConsumer", "Admin")
+    ),
+]
+
+
+def public_members(cls: type) -> dict[str, object]:
+    return {name: member for name, member in inspect.getmembers(cls) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("asyncio_class", "blocking"), PAIRS, ids=lambda cls: cls.__name__)
+def test_a_blocking_class_has_all_methods_with_the_same_parameters(
+    asyncio_class: type, blocking: type
+) -> None:
+    wanted, found = public_members(asyncio_class), public_members(blocking)
+    missing = wanted.keys() - found.keys() - ASYNC_ONLY
+    if asyncio_class in (dledger.AsyncClient, dledger.Appender):
+        missing -= {"appender", "close"}  # a client is its own appender, and closes it
+    assert not missing
+    for name in wanted.keys() & found.keys():
+        if callable(member := wanted[name]):
+            other = found[name]
+            assert callable(other)
+            names = [list(inspect.signature(one).parameters) for one in (member, other)]
+            assert names[0] == names[1], name
+    if asyncio_class not in (dledger.Session, dledger.Appender):  # clients create these
+        names = [list(inspect.signature(one).parameters) for one in (asyncio_class, blocking)]
+        assert names[0] == names[1]
+
+
+def test_a_node_is_made_and_run_with_exported_names_and_logs_nothing(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, dledger
+from tests.process.cluster import free_ports
+
+class Nothing:
+    def apply(self, entries): pass
+    def save(self): return []
+    def load(self, chunks): pass
+
+async def main():
+    address = f"127.0.0.1:{{free_ports(1)[0]}}"
+    place = {{"directory": {str(tmp_path / "n1")!r}, "members": {{"n1": address}}}}
+    config = dledger.parse_config({{**place, "node_id": "n1", "cluster_id": "c"}})
+    dledger.init_directory(config, data_file_size=1 << 20)
+    node = dledger.NodeServer(config, Nothing())
+    await node.start()
+    async with dledger.AsyncClient(address) as client:
+        await client.append(b"x")
+    await node.stop()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_public_face_stays_small() -> None:
-    assert len(dledger.__all__) <= 40
+    assert len(dledger.__all__) <= 45
 
 
-@pytest.mark.parametrize("face", [dledger, dledger.platform])
-def test_other_names_are_not_there(face: ModuleType) -> None:
+def test_other_names_are_not_there() -> None:
     with pytest.raises(AttributeError, match="Raft"):
-        face.Raft  # noqa: B018
+        dledger.Raft  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_importing_the_packages_alone_loads_no_grpc() -> None:
-    code = "import sys, dledger.platform; sys.exit(bool({'grpc', 'dledger.node.server'} & {*sys.modules}))"
+def test_importing_the_package_alone_loads_no_grpc() -> None:
+    code = "import sys, dledger; sys.exit(bool({'grpc', 'dledger.node.server'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -96,3 +156,17 @@ async def test_the_example_of_an_owner_in_the_documentation_works(tmp_path: Path
         await owner.append([b"a", b"b"])
         await owner.append([b"c"])
         assert await read_all(node) == [b"00000000a", b"00000001b", b"00000002c"]
+
+
+@pytest.mark.parametrize("module", [dledger, dledger.testing, broker_adapter.client])
+def test_the_page_of_the_python_api_lists_the_public_names(module: ModuleType) -> None:
+    page = (ROOT / "docs" / "python-api.md").read_text()
+    section = page.split(f"\n## {module.__name__}\n")[1].split("\n## ")[0]
+    first_cells = "".join(re.findall(r"^\| ([^|]*)\|", section, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(module.__all__)
+
+
+def test_a_line_for_logging_can_be_encoded(caplog: pytest.LogCaptureFixture) -> None:
+    """The handlers of a program may write files of strict UTF-8."""
+    get_logger("part").warning("not opened", path="\udcff")
+    assert "udcff" in caplog.text.encode("utf-8").decode("utf-8")

@@ -15,15 +15,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("dledger", "broker_adapter", "chaos", "tools")
+PRODUCT = ("dledger", "broker_adapter", "chaos")
 GENERATED = (
     ROOT / "dledger" / "v1",
     ROOT / "broker_adapter" / "v1",
-    ROOT / "broker_adapter" / "proxy" / "v2",
+    ROOT / "broker_adapter" / "v2",
 )
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 650
 LEAST_ELECTION_MAX_MS = 2000
+READ_THE_WALL_CLOCK = {
+    "broker_adapter/log/classic/node/node.py",
+    "broker_adapter/cli/connect/options.py",
+    "broker_adapter/client/instance.py",
+    "broker_adapter/namesrv/registration.py",
+    "broker_adapter/namesrv/server.py",
+    "broker_adapter/endpoints/v4/pops.py",
+    "broker_adapter/endpoints/access/guard.py",
+    "broker_adapter/endpoints/v4/node_queries.py",
+    "broker_adapter/role/role_change.py",
+    "dledger/cli/local/certificates.py",
+    "dledger/infra/loops/wall_clock.py",
+    "dledger/node/status_view.py",
+    "dledger/infra/transport/tls.py",
+    "dledger/status/cluster.py",
+}
 # Spelled in pieces, so that this file does not find itself.
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
 
@@ -149,6 +165,24 @@ def documents_elsewhere(source: str) -> list[str]:
     return [f"line {number}: {found[0]}" for number, line in lines if (found := _ELSEWHERE.search(line))]
 
 
+_WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
+
+
+def wall_clocks(source: str) -> list[str]:
+    """Reads of the wall clock. Stored data age by cluster time, which is passed in: a clock that jumps would
+    delete messages, or end what waits."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = {(node.value.id, node.attr)}
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module or "", alias.name) for alias in node.names}
+        else:
+            continue
+        found += [f"line {node.lineno}: {module}.{name}" for module, name in sorted(names & _WALL_CLOCKS)]
+    return found
+
+
 ON_PRODUCT: list[Rule] = [
     long_functions,
     long_file,
@@ -165,6 +199,7 @@ def report(rule: Rule, files: list[Path]) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ON_PRODUCT)
 def test_product(rule: Rule) -> None:
     files = python_files(*PRODUCT)
@@ -172,10 +207,22 @@ def test_product(rule: Rule) -> None:
     assert not (findings := report(rule, files)), findings
 
 
+def test_the_wall_clock_is_read_in_few_modules() -> None:
+    """They pass it on, show it, or compare it with other clocks."""
+    files = [path for path in python_files("dledger", "broker_adapter") if "testing" not in path.parts]
+    reads = {str(path.relative_to(ROOT)) for path in files if wall_clocks(path.read_text())}
+    assert reads == READ_THE_WALL_CLOCK
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ON_TESTS)
 def test_tests(rule: Rule) -> None:
     files = python_files("tests")
     assert Path(__file__).resolve() in files
+    if rule is sleeps:
+        # Time is virtual in the parts of the simulator, which run on its event loop only.
+        simulator = ROOT / "tests" / "broker_adapter" / "simulator"
+        files = [path for path in files if path.parent != simulator or path.name.startswith("test_")]
     assert not (findings := report(rule, files)), findings
 
 
@@ -190,6 +237,8 @@ def test_references_lead_to_documents_of_this_repository() -> None:
 
 
 PLANTED: list[tuple[Rule, str, str]] = [
+    (wall_clocks, "import time\nnow = time.time\n", "import time\nnow = time.monotonic\n"),
+    (wall_clocks, "from time import time_ns\n", "from time import monotonic_ns\n"),
     (
         long_functions,
         "def f() -> None:\n" + "    x = 1\n" * MAX_FUNCTION_LINES,

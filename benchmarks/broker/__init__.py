@@ -1,1 +1,1 @@
-"""Figures of the broker."""
+"""Benchmarks of the broker."""

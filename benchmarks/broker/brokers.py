@@ -1,4 +1,4 @@
-"""A cluster with a broker on every node and a NameServer as the system under test, and its clients."""
+"""The system under test: a cluster with a broker on every node, a NameServer and clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import BODY, BenchError, Operation, cpu_seconds
 from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
-from broker_adapter.cli.local_broker import BROKER_KIND
+from broker_adapter.cli.main import BROKER_KIND
 from broker_adapter.client import (
     Admin,
     ClientOptions,
@@ -30,23 +30,26 @@ TAG = "TagA"
 QUEUES = BATCHES_IN_FLIGHT
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 60.0
-#: Name of the one broker that all nodes are together.
+#: Name of the broker group that the nodes form.
 BROKER = "broker-a"
 OPTIONS = ClientOptions(timeout_s=30.0, request_timeout_s=30.0, poll_name_server_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How far the derived files of one node are, as it says itself."""
+    """Dispatch progress of one node, from its own status."""
 
-    index: int  # the last entry that readers see the effects of; -1: the node does not say
+    index: int  # the last entry visible to readers; -1: unknown
     behind_bytes: int
     index_pending: int  # messages that the IndexFile lags behind
 
 
 class Brokers:
-    """Produces through one client of the remoting protocol. Batches of one queue follow each other, so that
-    as many queues are written to as batches are in flight."""
+    """Produces through one client of the remoting protocol.
+
+    Each queue has at most one batch in flight, so that messages of a queue keep their order. The number of
+    queues therefore equals the number of batches in flight.
+    """
 
     def __init__(self, cluster: LocalCluster, producer: Producer, master_id: str) -> None:
         self.cluster = cluster
@@ -58,17 +61,17 @@ class Brokers:
 
     @property
     def bulk(self) -> Operation:
-        """One batch with a tag and a UNIQ_KEY for each message, and no key."""
+        """Operation: send a batch whose messages have a tag and a UNIQ_KEY, but no key."""
         return self._send_batch
 
     @property
     def keyed_bulk(self) -> Operation:
-        """One batch with a tag, a UNIQ_KEY for each message and one key."""
+        """Operation: send a batch whose messages have a tag, a UNIQ_KEY and one key."""
         return self._send_keyed_batch
 
     @property
     def single(self) -> Operation:
-        """One message with a tag and a UNIQ_KEY, in the next queue at the next node."""
+        """Operation: send a message with a tag and a UNIQ_KEY to the next queue through the next node."""
         return self._send_one
 
     async def _send_one(self) -> int:
@@ -89,22 +92,23 @@ class Brokers:
         return len(messages)
 
     def node_cpu_seconds(self) -> dict[str, float]:
-        """What each node that runs has used so far."""
+        """Return the CPU seconds that each running node has used so far."""
         pids = {node: self.cluster.process(node).pid for node in self.cluster.node_ids}
         return {node: cpu_seconds(pid) for node, pid in pids.items() if pid is not None}
 
     def shown(self, node_id: str) -> Mapping[str, Any]:
-        """What the broker of a node says of itself; nothing if it does not answer. Blocks."""
+        """Return the broker status of a node; empty if the node does not respond. Blocks."""
         status = self.cluster.node_status(node_id)
         return {} if status is None else status.owner
 
     def dispatch(self) -> dict[str, Dispatch]:
-        """Of all nodes. Blocks."""
+        """Return the dispatch progress of all nodes. Blocks."""
         return {node: _dispatch_of(self.shown(node)) for node in self.cluster.node_ids}
 
     def wait_in_step(self) -> float:
-        """Seconds until every node has dispatched all that the master has committed now, the index too, and
-        the master is writable. Blocks."""
+        """Wait until the master is writable and every node has dispatched and indexed all entries committed
+        at the call. Return the seconds that this took. Blocks.
+        """
         began = time.perf_counter()
         target = -1
         while time.perf_counter() - began < _SETTLE_SECONDS:
@@ -117,11 +121,11 @@ class Brokers:
             if target >= 0 and writable and all(_is_level(one, target) for one in found.values()):
                 return time.perf_counter() - began
             time.sleep(_POLL_SECONDS)
-        raise BenchError(f"the brokers are not in step after {_SETTLE_SECONDS:g} s")
+        raise BenchError(f"the brokers have not dispatched all entries after {_SETTLE_SECONDS:g} s")
 
 
 class DispatchWatch:
-    """The greatest lag of any node by the load whose turn it is, looked at twice a second."""
+    """Samples the greatest dispatch lag of any node twice a second, and records it under the current load."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -163,18 +167,20 @@ def _wait_for_master(cluster: LocalCluster) -> str:
 
 
 def names_of(cluster: LocalCluster) -> list[str]:
-    """Addresses of the NameServers, for clients."""
-    return [companion.remoting_address for companion in cluster.plan.companions]
+    """Return the addresses of the NameServers."""
+    return [companion.address for companion in cluster.plan.companions]
 
 
 def queue_of(queue_id: int) -> MessageQueue:
-    """To read."""
+    """Return the queue of the benchmark topic with this id."""
     return MessageQueue(TOPIC, BROKER, queue_id)
 
 
 @asynccontextmanager
 async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Brokers]:
-    """Start three nodes with brokers and a NameServer in `folder`, with one topic; all ends with it."""
+    """Start three nodes with brokers and a NameServer in `folder`, and create one topic. The context stops
+    all processes.
+    """
     additions = BROKER_KIND.prepare(0, {})
     with LocalCluster.create(
         folder / "brokers",
@@ -193,6 +199,6 @@ async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> Asyn
             Producer("bench", names, options=OPTIONS) as producer,
         ):
             await admin.create_topic(TOPIC, queues=QUEUES)
-            for _ in range(3 * QUEUES):  # each node is connected with
+            for _ in range(3 * QUEUES):  # connects the producer to each node
                 await producer.send(Message(TOPIC, BODY))
             yield Brokers(cluster, producer, master)

@@ -1,8 +1,9 @@
-"""What one client of RocketMQ 5 gets through in one process: 64 sends of 1 KiB at a time, one gRPC call for
-each, and receive with an ack for each message; next to a unary echo, and with where the CPU time went.
+"""Measure the throughput of one RocketMQ 5 client process, relative to a unary echo.
 
-The calls are what released clients send, and they come to where routes lead these: to all nodes in turn, or
-all to one, which may be the master or not. The client's own code is not measured: it is a gRPC channel.
+The client either keeps 64 sends of 1 KiB in flight, one gRPC call each, or receives messages and acknowledges
+each of them. The rows include the CPU time per process. The calls are the ones that released clients make,
+and they use the nodes as routes direct clients: all nodes in turn, only the master, or only one follower. The
+client is a bare gRPC channel, so the code of a client library is not measured.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from benchmarks import ours, yardsticks
 from benchmarks.broker import brokers
 from benchmarks.broker.produce import Cpu
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
-from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger.rpc.transport.channels import open_channel
+from broker_adapter.endpoints.v5.messages.methods import METHODS, SERVICE_NAME
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
+from dledger.infra.transport.channels import open_channel
 
 LEAST_RATE = 3000
-#: Messages a second that are there to be received.
+#: Upper bound for received messages per second; determines how many messages are produced first.
 _MOST_RECEIVED = 6000
-#: Where calls come to.
+#: Nodes that receive the calls.
 _MASTER, _SPREAD, _FOLLOWER = "all at the master", "in turn at all nodes", "all at one follower"
-#: By our client of the remoting protocol, whose own code is measured too.
+#: The load of this project's client of the remoting protocol, whose own code is included in the measurement.
 _REMOTING = "by the remoting client, in turn at all nodes"
 _WAYS = 3
 _ECHO = "echo"
-#: What released clients ask for at most, unless told otherwise; so many acks of one consumer are under way at
-#: once, as its listeners' threads make them.
+#: Default batch size of released clients. A consumer sends the acks of a batch concurrently, as the listener
+#: threads of released clients do.
 _RECEIVE_BATCH = 32
 _CONSUMERS = 4
 _GROUP = "BenchGroup"
@@ -51,13 +52,13 @@ _HEADERS = (
     ("x-mq-date-time", "20260101T000000Z"),
 )
 _TIMEOUT_S = 30.0
-#: The methods at one node, by name.
+#: Methods of one node, by name.
 Calls = dict[str, Any]
 _APPENDS = re.compile(r"^broker_delivery_appends_total (\S+)$", re.MULTILINE)
 
 
 class Spent(Cpu):
-    """CPU, and the appends to the log that the master made for its clients."""
+    """Measures CPU time, and the log appends that the master made for client calls."""
 
     def __init__(self, system: brokers.Brokers) -> None:
         super().__init__(system)
@@ -77,12 +78,14 @@ class Spent(Cpu):
         with urllib.request.urlopen(self._url) as answer:
             found = _APPENDS.search(answer.read().decode())
         if found is None:
-            raise BenchError(f"{self._url} does not say how many appends there were")
+            raise BenchError(f"{self._url} has no metric broker_delivery_appends_total")
         return float(found[1])
 
 
 class Client:
-    """`channels`: to the nodes that it uses in turn. A message is acknowledged where it came from."""
+    """Client that uses the nodes of `channels` in turn. It acknowledges a message at the node
+    that sent it.
+    """
 
     def __init__(self, channels: Sequence[Any]) -> None:
         self._nodes = cycle([_calls_of(channel) for channel in channels])
@@ -108,7 +111,7 @@ class Client:
         return len(answer.entries)
 
     async def receive_and_ack(self) -> int:
-        """A batch, and each of it acknowledged in a call of its own, all at once."""
+        """Receive a batch, and acknowledge its messages concurrently, one call each."""
         request = calls.ReceiveMessageRequest(
             group=self._group,
             message_queue=pb.MessageQueue(topic=self._topic),
@@ -144,7 +147,7 @@ def _calls_of(channel: Any) -> Calls:
 async def _answered(node: Calls, method: str, request: Message) -> Any:
     answer = await node[method](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
     if answer.status.code != pb.OK:
-        raise BenchError(f"{method} was answered with {answer.status.code} {answer.status.message}")
+        raise BenchError(f"{method} failed with {answer.status.code} {answer.status.message}")
     return answer
 
 
@@ -163,7 +166,7 @@ async def send(seconds: float) -> list[Row]:
 
 async def receive(seconds: float) -> list[Row]:
     async def ready(system: brokers.Brokers, client: Client) -> None:
-        """More than is received meanwhile, with a tag and an id each as clients send them."""
+        """Produce more messages than the benchmark can receive, with tags and ids as clients set them."""
         for _ in range(int(_MOST_RECEIVED * _WAYS * seconds) // (ours.BATCH * brokers.QUEUES)):
             await asyncio.gather(*[system.keyed_bulk() for _ in range(brokers.QUEUES)])
         await asyncio.to_thread(system.wait_in_step)
@@ -188,7 +191,9 @@ async def _rows(
     load_of: Callable[[Client], tuple[Operation, int]],
     others: Mapping[str, tuple[Callable[[brokers.Brokers], Operation], int]] = MappingProxyType({}),
 ) -> list[Row]:
-    """One for each way, in turns with each other and the echo. `others`: further ways, not by gRPC."""
+    """Measure one row per choice of nodes, interleaved with each other and the echo. `others`: loads that do
+    not use gRPC.
+    """
     with scratch(folder_name) as folder:
         async with (
             brokers.running(folder) as system,
@@ -217,7 +222,8 @@ def _row(figure: str, way: str, loads: Mapping[str, Load], spent: Mapping[str, S
     load, bare = loads[way], loads[_ECHO]
     used = {who: 1e6 * seconds / load.entries for who, seconds in spent[way].used.items()}
     busiest = max(seconds / load.seconds for seconds in spent[way].used.values())
-    # While the echo has its turn, the nodes do what they always do: at a low rate that is much per message.
+    # The nodes are idle while the echo is measured. This share of the CPU is independent of the load, so at a
+    # low rate it dominates the CPU time per message.
     idle = max(seconds / bare.seconds for who, seconds in spent[_ECHO].used.items() if who != "client")
     per_append = load.entries / max(1.0, spent[way].appends)
     parts = ", ".join(f"{who} {us:.0f}" for who, us in used.items())

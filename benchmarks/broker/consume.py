@@ -1,4 +1,7 @@
-"""Consuming one range of one queue, in turns with reading the log: messages checked and decoded."""
+"""Measure consumption of one range of a queue, interleaved with reads of the log.
+
+The client checks and decodes all messages.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ LEAST_RATE = 100_000
 _MESSAGES = 200_000
 _QUEUE = 0
 _FILLERS = 4
-#: Messages of one pull, up to a frame's size.
+#: Maximum messages per pull; the frame size may limit a pull further.
 _BATCH = 1024
 
 
 async def run(seconds: float) -> list[Row]:
-    """The same range again and again, page cache warm, as consumers that keep up read it."""
+    """Consume the same range repeatedly. The page cache is warm, as it is for consumers without a lag."""
     rates: list[float] = []
     log_rates: list[float] = []
     master_us: list[float] = []
@@ -81,7 +84,7 @@ async def _fill(system: brokers.Brokers) -> None:
 
 
 async def _consume(consumer: PullConsumer) -> tuple[int, float]:
-    """(messages, seconds) from the first offset to the present end."""
+    """Consume from the first offset to the current end. Return (messages, seconds)."""
     messages = at = 0
     queue = brokers.queue_of(_QUEUE)
     end = await consumer.max_offset(queue)
@@ -90,5 +93,5 @@ async def _consume(consumer: PullConsumer) -> tuple[int, float]:
         result = await consumer.pull(queue, at, max_messages=_BATCH)
         messages, at = messages + len(result.messages), result.next_offset
     took = time.perf_counter() - began
-    assert messages >= _MESSAGES, f"{messages} messages came back"
+    assert messages >= _MESSAGES, f"consumed only {messages} messages"
     return messages, took

@@ -1,4 +1,4 @@
-"""SIGKILL of the master under load: how long until the next message is acknowledged."""
+"""Kill the master under load, and measure the time until the next message is acknowledged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA_FILE_SIZE = 64 << 20
 
 
 class _Watch:
-    """Sends all the time, and notes when a broker other than the killed one has acknowledged a message."""
+    """Sends continuously, and records when a broker other than the killed one acknowledges a message."""
 
     def __init__(self, system: brokers.Brokers) -> None:
         self._producer = system.producer
@@ -31,7 +31,7 @@ class _Watch:
         self._acknowledged: asyncio.Future[float] | None = None
 
     def next_master(self, killed: str) -> asyncio.Future[float]:
-        """When the first message was acknowledged that another node than the killed one has stored."""
+        """Return the future time at which a node other than `killed` first acknowledges a message."""
         self._killed = killed
         self._acknowledged = asyncio.get_running_loop().create_future()
         return self._acknowledged
@@ -41,19 +41,21 @@ class _Watch:
             try:
                 result = await self._producer.send(Message(brokers.TOPIC, BODY, tags=brokers.TAG))
             except BrokerError:
-                self.unknown += 1  # what was under way as the master died
+                self.unknown += 1  # in flight when the master was killed
                 continue
             self.acknowledged += 1
             waited = self._acknowledged
             if waited is None or waited.done():
                 continue
-            # Answers of the dead may still lie in our socket; one to a duplicate names nobody.
+            # Responses of the killed node may still be in the socket buffer. The response to a duplicate has
+            # no
+            # node id.
             if result.node_id not in ("", self._killed):
                 waited.set_result(time.perf_counter())
 
 
 async def run(seconds: float) -> list[Row]:
-    """`seconds` means nothing here: the number of kills is fixed."""
+    """Run the benchmark. `seconds` is ignored, because the number of kills is fixed."""
     gaps: list[float] = []
     writable: list[float] = []
     with scratch("broker-failover") as folder:
@@ -78,7 +80,7 @@ async def run(seconds: float) -> list[Row]:
             f"p50 <= {MOST_P50_MS:.0f}, max <= {MOST_MS:.0f} ms",
             p50 <= MOST_P50_MS and worst <= MOST_MS,
             f"p90 {percentile(gaps, 0.9):.0f} ms; {watch.acknowledged:,} messages acknowledged meanwhile, "
-            f"{watch.unknown} of unknown fate",
+            f"{watch.unknown} with unknown outcome",
             {"p50_ms": p50, "max_ms": worst, "gaps_ms": gaps},
         ),
         Row(
@@ -86,14 +88,17 @@ async def run(seconds: float) -> list[Row]:
             f"p50 {writable_p50:.0f} ms, max {max(writable):.0f} ms",
             f"p50 <= {MOST_WRITABLE_P50_MS:.0f} ms",
             writable_p50 <= MOST_WRITABLE_P50_MS,
-            "as the new masters' status says",
+            "from the status of the new masters",
             {"p50_ms": writable_p50, "took_ms": writable},
         ),
     ]
 
 
 async def _kill_once(system: brokers.Brokers, watch: _Watch) -> tuple[float, float]:
-    """(ms to the next acknowledgement, ms from elected to writable); all three are in step again after it."""
+    """Kill the master once; return (ms to the next acknowledgement, ms from elected to writable).
+
+    Restarts the node, and waits until all three nodes have dispatched all entries.
+    """
     cluster = system.cluster
     leader = await asyncio.to_thread(cluster.wait_for_leader)
     acknowledged = watch.next_master(leader.node_id)
@@ -111,4 +116,4 @@ def _elected_to_writable_ms(system: brokers.Brokers, killed: str) -> float:
         shown = system.shown(node) if node != killed else {}
         if shown.get("writable"):
             return float(shown["role_change"]["elected_to_writable_ms"])
-    raise TimeoutError("no broker says that it is writable")
+    raise TimeoutError("no broker reports that it is writable")

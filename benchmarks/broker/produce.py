@@ -1,4 +1,7 @@
-"""Producing in batches, in turns with the log's own batches: what a message costs more than an entry."""
+"""Measure producing in batches, interleaved with batches of plain log entries.
+
+The difference is the cost of a message beyond that of an entry.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from benchmarks.broker import brokers
 from benchmarks.common import Load, Operation, Row, interleaved, rounds_for, scratch
 
 LEAST_SHARE = 0.6
-#: In step: what is not dispatched yet is no more than what is in flight.
+#: Maximum dispatch lag: the size of all batches in flight.
 MOST_BEHIND_BYTES = ours.BATCHES_IN_FLIGHT * (ours.BATCH + 1) * 1300
 _LOG, _TAG, _KEYED = "log", "tag", "keyed"
 
 
 class Cpu:
-    """CPU seconds of client and nodes, added up over the turns of one load."""
+    """Sums the CPU seconds of client and nodes over all rounds of one load."""
 
     def __init__(self, system: Any, on_turn: Callable[[], None] = lambda: None) -> None:
         self._system = system
@@ -30,18 +33,18 @@ class Cpu:
 
     def begin(self) -> None:
         self._on_turn()
-        self._before = self._look()
+        self._before = self._read()
 
     def end(self) -> None:
-        for who, now in self._look().items():
+        for who, now in self._read().items():
             self.used[who] = self.used.get(who, 0.0) + now - self._before.get(who, now)
 
-    def _look(self) -> dict[str, float]:
+    def _read(self) -> dict[str, float]:
         return {**self._system.node_cpu_seconds(), "client": time.process_time()}
 
 
 async def run(seconds: float) -> list[Row]:
-    """Both clusters run all the time; the one whose turn it is not is idle."""
+    """Run the benchmark. Both clusters run throughout; only one of them is loaded at a time."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(scratch("broker-produce"))
         log = await stack.enter_async_context(ours.running(folder))
@@ -87,11 +90,11 @@ def _row(
     return Row(
         f"{figure}: {ours.BATCH}, {ours.BATCHES_IN_FLIGHT} in flight",
         f"{load.rate:,.0f} messages/s, {100 * share:.0f} % of the log's batches",
-        f">= {100 * LEAST_SHARE:.0f} %, in step" if judged else "the index lags a bounded amount",
+        f">= {100 * LEAST_SHARE:.0f} %, bounded dispatch lag" if judged else "bounded index lag",
         (share >= LEAST_SHARE and behind <= MOST_BEHIND_BYTES) if judged else None,
         f"log {log.rate:,.0f} entries/s; p50 {load.latency_ms(0.5):.1f} ms; µs of CPU per message: {parts}, "
-        f"{sum(used.values()):.0f} in all, log {log_us:.0f}; no node had more than "
-        f"{behind / 1e6:.2f} MB to dispatch and {pending:,} messages to index, all level {level:.2f} s after",
+        f"{sum(used.values()):.0f} in all, log {log_us:.0f}; maximum dispatch lag of a node "
+        f"{behind / 1e6:.2f} MB, index lag {pending:,} messages; no lag {level:.2f} s after the load",
         {
             "rate": load.rate,
             "log_rate": log.rate,

@@ -1,9 +1,11 @@
-"""What dispatching costs: microseconds per message in `Dispatcher.apply`, and the start after it.
+"""Measure the cost of dispatching: microseconds per message in `Dispatcher.apply`, and the next start.
 
     python -m benchmarks.broker.reput [messages]
 
-Batches of 1 KiB messages as a node hands them over, on a real disk: with a tag alone, and with a tag, a
-unique key and one key. The index is a job queue of its own; the second figure has waited for it.
+Dispatches batches of 1 KiB messages, as a node passes them, on a real disk: first with a tag only, then with
+a
+tag, a unique key and one key. The IndexFiles are written by a separate job queue, and the second measurement
+includes the wait for it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, thread_time
 
-from broker_adapter.format.message import Message, encode, patch_offsets
-from broker_adapter.format.properties import join_properties
 from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.wire.message import MessageRecord, encode, patch_offsets
+from broker_adapter.wire.properties import join_properties
 from dledger import EntryRun
 from dledger.core.values import Tail
 from dledger.store.format.batch import encode_batch
@@ -54,7 +56,7 @@ def batches(messages: int, *, keyed: bool) -> Iterator[EntryRun]:
     for number in range(messages):
         if keyed:
             properties = join_properties({"UNIQ_KEY": f"{number:032X}", "TAGS": "TagA", "KEYS": f"k{number}"})
-        message = Message(
+        message = MessageRecord(
             "TopicTest", bytes(1000), properties, number // BATCH % QUEUES, store_timestamp=1 << 40
         )
         record = encode(message)
@@ -84,7 +86,7 @@ def run(messages: int, *, keyed: bool) -> None:
         begin = perf_counter()
         applied = again.recover()
         starting = perf_counter() - begin
-        assert applied is not None, "nothing was recovered"
+        assert applied is not None, "recovery found no checkpoint"
         again.close()
     name = "tag and two keys" if keyed else "tag"
     print(

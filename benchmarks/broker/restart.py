@@ -1,4 +1,4 @@
-"""All nodes killed and started again with millions of messages: how long until one is acknowledged."""
+"""Kill and restart all nodes with millions of messages, and measure the time to the next acknowledgement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from broker_adapter.errors import BrokerError
 MESSAGES = 5_000_000
 MOST_SECONDS = 5.0
 SMALL_BODY = b"0123456789abcdef"
-_BATCH = 1024  # the largest that brokers take
+_BATCH = 1024  # the maximum that brokers accept
 _TIMES = 3
 _GIVE_UP_SECONDS = 60.0
 
 
 async def run(seconds: float, *, body: bytes = SMALL_BODY) -> list[Row]:
-    """`seconds` means nothing here. Each message has a UNIQ_KEY, and the IndexFile an item of it."""
+    """Run the benchmark. Each message has a UNIQ_KEY and an IndexFile item. `seconds` is ignored."""
     times: list[float] = []
     cpu: list[float] = []
     with scratch("broker-restart") as folder:
@@ -54,17 +54,19 @@ async def _fill(producer: Producer, body: bytes) -> None:
     messages = [Message(brokers.TOPIC, body, tags=brokers.TAG)] * max(
         1, min(_BATCH, (700 << 10) // (len(body) + 256))
     )
-    left = count(0, len(messages))
+    numbers = count(0, len(messages))
 
     async def loop(queue_id: int) -> None:
-        while next(left) < MESSAGES:
+        while next(numbers) < MESSAGES:
             await producer.send_batch(messages, selector=QueueNumber(queue_id), timeout_s=60)
 
     await asyncio.gather(*(loop(queue_id) for queue_id in range(brokers.QUEUES)))
 
 
 async def _restart_once(system: brokers.Brokers) -> tuple[float, float]:
-    """(seconds from the start of the processes to the first acknowledged message, their CPU seconds)."""
+    """Kill and restart all nodes. Return (seconds to the first acknowledged message, CPU
+    seconds of nodes).
+    """
     cluster = system.cluster
     await asyncio.gather(*(asyncio.to_thread(cluster.kill, node) for node in cluster.node_ids))
     began = time.perf_counter()

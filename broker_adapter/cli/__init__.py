@@ -1,1 +1,1 @@
-"""Commands."""
+"""Commands of the broker and the NameServer."""

@@ -1,6 +1,6 @@
-"""`python -m broker_adapter.cli`: the same as the `dledger` command."""
+"""`python -m broker_adapter.cli`, which is equivalent to the `dledger` command."""
 
-from broker_adapter.cli.main import main
+from dledger.cli.start import run
 
 if __name__ == "__main__":
-    main()
+    run("broker_adapter.cli.main", "main")

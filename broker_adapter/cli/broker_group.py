@@ -1,4 +1,4 @@
-"""`dledger broker`: the root of the broker's commands, and what becomes of their errors."""
+"""`dledger broker`: root of the broker's commands, and their error handling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from broker_adapter.errors import BrokerError
 
 
 class _Group(click.Group):
-    """Turns the broker's errors into one line and an exit code, as the root does with those of the log."""
+    """Prints a broker error on one line and exits with the code of the error.
+
+    The root command handles errors of the log.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -35,7 +38,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def broker() -> None:
-    """Use and watch the message broker on the log: topics, messages, groups.
+    """Use and monitor the message broker: topics, messages, groups.
 
     \b
     Try it on this machine, with three nodes and a NameServer:

@@ -1,4 +1,4 @@
-"""`dledger explain`: what an error number means, what causes it, and what to do."""
+"""`dledger explain`: meaning, cause and fix of an error number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import click
 
-from broker_adapter.error_advice import BROKER_ADVICE
-from dledger.platform import LOG_ADVICE, Advice
+from broker_adapter.errors import Status
+from dledger import Code
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<up>\.\./)?(?P<target>[^)#]*)[^)]*\)")
 
@@ -15,7 +15,7 @@ _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<up>\.\./)?(?P<target>[^)#]*)[^)]*
 @click.command()
 @click.argument("number", type=int)
 def explain(number: int) -> None:
-    """Explain error NUMBER: its meaning, its cause, and what to do.
+    """Explain error NUMBER: its meaning, its cause, and its fix.
 
     \b
     Examples:
@@ -25,24 +25,24 @@ def explain(number: int) -> None:
     \b
     Exit codes:
       0  done
-      2  there is no such number
+      2  unknown number
     """
-    name, advice = _look_up(number)
-    click.echo(f"{number} {name}")
-    for label, text in (("meaning", advice.meaning), ("cause", advice.cause), ("fix", advice.fix)):
+    error = _look_up(number)
+    click.echo(f"{number} {error.name}")
+    for label, text in (("meaning", error.meaning), ("cause", error.cause), ("fix", error.fix)):
         click.echo(f"{label + ':':<9}{_plain(text)}")
 
 
-def _look_up(number: int) -> tuple[str, Advice]:
-    for table in (LOG_ADVICE, BROKER_ADVICE):
-        for known, advice in table.items():
-            if known == number:
-                return known.name, advice
-    raise click.UsageError(f"there is no error {number}; docs/reference/troubleshooting.md has all of them")
+def _look_up(number: int) -> Code | Status:
+    errors: tuple[Code | Status, ...] = (*Code, *Status)
+    for error in errors:
+        if error == number:
+            return error
+    raise click.UsageError(f"there is no error {number}; docs/reference/troubleshooting.md lists all errors")
 
 
 def _plain(text: str) -> str:
-    """Without the marks of Markdown; links as the files of docs/ that they lead to."""
+    """Remove Markdown markup; links become the paths of files in docs/."""
 
     def shown(link: re.Match[str]) -> str:
         return f"{link['text']} (docs/{'' if link['up'] else 'reference/'}{link['target']})"

@@ -1,20 +1,22 @@
-"""`dledger broker group`: create, delete, list."""
+"""`dledger broker group`: create, delete and list consumer groups."""
 
 from __future__ import annotations
 
 import click
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.cli.connect.options import ask_broker, json_option, target_options
+from broker_adapter.cli.connect.options import call_broker, json_option, target_options
 from broker_adapter.cli.connect.target import Target
-from dledger.platform import print_json, print_table
+from dledger.cli.output import print_json, print_table
 
 _YES = {True: "yes", False: "no"}
 
 
 @click.group()
 def group() -> None:
-    """Create, delete and list consumer groups. Consumers create theirs on first use, unless that is off.
+    """Create, delete and list consumer groups.
+
+    Consumers create theirs on first use, unless automatic creation is off.
 
     \b
     Examples:
@@ -28,41 +30,49 @@ def group() -> None:
 @click.argument("name")
 @target_options
 @click.option(
-    "--orderly",
-    is_flag=True,
-    help="Give nothing more of a queue while something of it is held (clients that receive and acknowledge).",
+    "--orderly/--not-orderly",
+    default=None,
+    help="Deliver one message of a queue at a time (clients that receive and acknowledge).  "
+    "[default of a new group: not]",
 )
 @click.option(
     "--retries",
     type=click.IntRange(-1),
-    default=GroupConfig("").retry_max_times,
-    show_default=True,
-    help="How often a message is given again before it goes to the dead letters; -1: for ever.",
+    default=None,
+    help="Number of redeliveries before a message becomes a dead letter; -1: no limit.  "
+    f"[default of a new group: {GroupConfig('').retry_max_times}]",
 )
-def create(name: str, target: Target, orderly: bool, retries: int) -> None:
-    """Create group NAME, or change the one of that name.
+def create(name: str, target: Target, orderly: bool | None, retries: int | None) -> None:
+    """Create group NAME, or change the given settings of an existing one.
 
     \b
     Examples:
       dledger broker group create billing
       dledger broker group create billing --orderly --retries 3
     """
-    config = GroupConfig(name, retry_max_times=retries, consume_orderly=orderly)
-    ask_broker(target, lambda admin: admin.put_group(config))
-    click.echo(f"{name} is there")
+    call_broker(
+        target,
+        lambda admin: admin.create_group(name, retry_max_times=retries, consume_orderly=orderly),
+    )
+    click.echo(f"{name} exists")
 
 
 @group.command()
 @click.argument("name")
 @target_options
-def delete(name: str, target: Target) -> None:
-    """Delete group NAME and its offsets. Refused while it has members.
+@click.option("--force", is_flag=True, help="Delete the group even if it has connected members.")
+def delete(name: str, target: Target, force: bool) -> None:
+    """Delete group NAME and its offsets.
+
+    Stop its members first: they would recreate it with default settings, and are therefore an error without
+    --force. A later group of the same name
+    starts without offsets. `mqadmin deleteSubGroup` keeps them unless -r is true.
 
     \b
     Example:
       dledger broker group delete billing
     """
-    ask_broker(target, lambda admin: admin.delete_group(name))
+    call_broker(target, lambda admin: admin.delete_group(name, is_forced=force))
     click.echo(f"{name} is deleted")
 
 
@@ -76,11 +86,11 @@ def list_(target: Target, as_json: bool) -> None:
     Example:
       dledger broker group list
     """
-    found = ask_broker(target, lambda admin: admin.groups())
+    groups = call_broker(target, lambda admin: admin.groups())
     if as_json:
-        print_json([config.told() for config in found])
+        print_json([config.to_fields() for config in groups])
         return
     print_table(
         ("group", "may consume", "retries", "orderly"),
-        [(c.name, _YES[c.consume_enable], c.retry_max_times, _YES[c.consume_orderly]) for c in found],
+        [(c.name, _YES[c.consume_enable], c.retry_max_times, _YES[c.consume_orderly]) for c in groups],
     )

@@ -1,28 +1,28 @@
-"""`dledger broker mirror`: a group of ours follows a live master of RocketMQ, and takes over from it."""
+"""`dledger broker mirror`: replicate a live RocketMQ master to a replicated group, and take over from it."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine
 from typing import Any
 
 import click
 
-from broker_adapter.moving.master import Master
-from broker_adapter.moving.mirror import Mirror, MirrorSettings
-from broker_adapter.moving.takeover import Takeover, TakeoverSettings
-from broker_adapter.moving.target import ImportTarget
-from dledger.platform import parse_servers
+from broker_adapter.migration.master import Master
+from broker_adapter.migration.mirror import Mirror, MirrorSettings
+from broker_adapter.migration.takeover import Takeover, TakeoverSettings
+from broker_adapter.migration.target import ImportTarget
+from dledger.cli.client_options import parse_servers
+from dledger.infra.loops.signals import calling_at_stop
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """One of host and port; "" if none is given."""
+    """Parse one host:port. Return "" if the option is absent."""
     if not value:
         return ""
     found = parse_servers(ctx, param, value)
     if len(found) != 1:
-        raise click.BadParameter("one HOST:PORT")
+        raise click.BadParameter("exactly one HOST:PORT is required")
     return found[0]
 
 
@@ -40,44 +40,49 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     required=True,
     metavar="HOST:PORT,...",
     callback=parse_servers,
-    help="NameServers that know the group of ours: their port for clients of RocketMQ (9876 there, "
-    "remoting_listen of ours).",
+    help="NameServers of the target group: their port for RocketMQ clients (9876 for RocketMQ's, "
+    "`listen` for those of this project).",
 )
-@click.option("--broker", "broker_name", default="", help="Name of the group of ours, if there are several.")
+@click.option(
+    "--broker", "broker_name", default="", help="Broker name of the target group, if there are several."
+)
 @click.option(
     "--master",
     "master_address",
     default="",
     metavar="HOST:PORT",
     callback=_address,
-    help="The master's port for clients (listenPort), if these NameServers do not know it.",
+    help="The master's port for clients (listenPort), if these NameServers do not know the master.",
 )
 @click.option(
-    "--timeout", default=30.0, show_default=True, help="Seconds for a step, changes of our master included."
+    "--timeout",
+    default=30.0,
+    show_default=True,
+    help="Timeout per step in seconds, including changes of the target's master.",
 )
-@click.option("--takeover", is_flag=True, help="Take over from the master as soon as all of it is here.")
+@click.option("--takeover", is_flag=True, help="Take over from the master once everything is copied.")
 @click.option(
     "--drain",
     default=30.0,
     show_default=True,
-    help="With --takeover: seconds for which producers may be refused.",
+    help="With --takeover: maximum time in seconds for which producers are refused.",
 )
 @click.option(
     "--consume-within",
     default=60.0,
     show_default=True,
-    help="With --takeover: seconds for groups to consume what the master has.",
+    help="With --takeover: time in seconds for groups to consume the master's messages.",
 )
 @click.option(
     "--linger",
     default=35.0,
     show_default=True,
-    help="With --takeover: seconds until all clients have asked for routes again.",
+    help="With --takeover: time in seconds for all clients to refresh their routes.",
 )
 @click.option(
     "--leave-pending",
     is_flag=True,
-    help="With --takeover: leave open transactions, and timers that are not due, behind.",
+    help="With --takeover: abandon open transactions and pending timers.",
 )
 def mirror(
     ha_address: str,
@@ -91,26 +96,28 @@ def mirror(
     linger: float,
     leave_pending: bool,
 ) -> None:
-    """Follow a live master of RocketMQ as its slave, until Ctrl-C or SIGTERM, or take over from it.
+    """Replicate a live RocketMQ master as its slave until Ctrl-C or SIGTERM, or take over from it.
 
-    Every message gets its own queue offset in the group. Topics, groups and their offsets are copied every
-    few seconds. The topics have no permissions in the group, so that clients stay at the master. Run it
-    again after any interruption: it goes on where the group's log ends. docs/moving-in.md has more.
+    Messages keep their queue offsets in the target group. Topics, groups and their offsets are copied every
+    few seconds. The topics have no permissions in the target group, so that clients continue to use the
+    master. After an interruption, run the command again: it continues at the end of the group's log. For
+    details see docs/moving-in.md.
 
-    With --takeover, once all is here: the master refuses producers, the rest is stored, and producers find
-    the group at the NameServer. When groups have consumed what the master has, or time is over, consumers
-    find the group, too, at the offsets that they had. Then stop the master.
+    With --takeover, the master refuses producers once the copy is complete. The command then copies the
+    remaining messages, and the NameServer directs producers to the target group. When the groups have
+    consumed the master's messages, or the time is over, the NameServer also directs consumers to the target
+    group, where they continue at their offsets. Then stop the master.
 
     \b
     Examples:
       dledger broker mirror --from 10.0.0.5:10912 --namesrv 10.0.0.1:9876 --broker broker-1
-      dledger broker mirror --from 10.0.0.5:10912 --master 10.0.0.5:10911 --namesrv 10.0.0.9:21112
+      dledger broker mirror --from 10.0.0.5:10912 --master 10.0.0.5:10911 --namesrv 10.0.0.9:21111
       dledger broker mirror --from 10.0.0.5:10912 --namesrv 10.0.0.1:9876 --broker broker-1 --takeover
 
     \b
     Exit codes:
-      0    it was told to end, or has taken over
-      1    it cannot go on, or cannot take over; the message says why
+      0    stopped on request, or takeover complete
+      1    cannot continue, or cannot take over; the message gives the reason
       2    wrong option or argument
     """
 
@@ -124,18 +131,18 @@ def mirror(
             mirror = Mirror(master, target, ha_address, click.echo, MirrorSettings(step_s=timeout))
             if takeover:
                 settings = TakeoverSettings(drain, consume_within, linger, leave_pending)
-                moving = Takeover(mirror, master, target, click.echo, settings)
-                await _until_told(_take_over(mirror, moving))
+                handover = Takeover(mirror, master, target, click.echo, settings)
+                await run_until_signal(take_over_while_following(mirror, handover))
             else:
-                await _until_told(mirror.follow())
+                await run_until_signal(mirror.follow())
             _sum_up(mirror)
 
     asyncio.run(run())
 
 
-async def _take_over(mirror: Mirror, takeover: Takeover) -> None:
+async def take_over_while_following(mirror: Mirror, takeover: Takeover) -> None:
     if await takeover.was_interrupted():
-        click.echo("a takeover was interrupted; it goes on")
+        click.echo("resuming an interrupted takeover")
         await takeover.finish()
         return
     following = asyncio.ensure_future(mirror.follow())
@@ -151,18 +158,11 @@ async def _take_over(mirror: Mirror, takeover: Takeover) -> None:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Until it ends, or a signal comes."""
-    loop = asyncio.get_running_loop()
+async def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run until the work ends or a signal arrives. Further signals do not interrupt the end of the work."""
     task = asyncio.ensure_future(work)
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, task.cancel)
-    try:
+    with calling_at_stop(lambda: task.cancelling() or task.cancel()):
         await asyncio.wait([task])
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
     if not task.cancelled():
         task.result()
 

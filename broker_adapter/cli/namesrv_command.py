@@ -1,9 +1,10 @@
-"""`dledger-namesrv`: run a NameServer, and ask running ones."""
+"""`dledger-namesrv`: run a NameServer, and query running ones."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,21 +13,22 @@ import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
 from dledger import Code, ConfigError, DLedgerError
-from dledger.cli.client_options import TIMEOUT, tls_options
-from dledger.cli.exits import show_exit_codes
+from dledger.cli.client_options import TIMEOUT, parse_servers, tls_files, tls_options
+from dledger.cli.exits import Exit, show_exit_codes
+from dledger.cli.output import print_json, print_table
 from dledger.cli.overrides import overrides_of
-from dledger.platform import Exit, parse_servers, print_json, print_table, silence_grpc, tls_files
 
 if TYPE_CHECKING:
+    from broker_adapter.client import TopicRoute
     from broker_adapter.namesrv.client import NameServerClient
-    from broker_adapter.namesrv.values import ClusterInfo, Route
+    from broker_adapter.namesrv.values import ClusterInfo
     from dledger import TlsFiles
 
 T = TypeVar("T")
 
 SERVERS_VARIABLE = "DLEDGER_NAMESRV"
 _FIXES = {
-    Status.NAMESRV_UNREACHABLE: f"check --servers ({SERVERS_VARIABLE}), and that a NameServer runs there",
+    Status.NAMESRV_UNREACHABLE: f"check --servers ({SERVERS_VARIABLE}), and that it is a NameServer",
     Status.TOPIC_UNKNOWN: "see `dledger-namesrv topics`",
     Status.NAMESRV_BROKER_UNKNOWN: "see `dledger-namesrv cluster`",
 }
@@ -35,13 +37,13 @@ Exit codes:
   0    done
   1    something failed; nothing is in doubt
   2    wrong option, argument or configuration
-  3    in doubt: no answer came to something that changes a setting
+  3    in doubt: a change got no response
   130  interrupted (Ctrl-C)
 """
 
 
-class _Root(click.Group):
-    """Turns errors into one line and an exit code."""
+class _NameServerCli(click.Group):
+    """Prints an error on one line and exits with its code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -55,7 +57,7 @@ class _Root(click.Group):
             click.echo(f"error {error}", err=True)
             ctx.exit(Exit.USAGE if isinstance(error, ConfigError) else Exit.FAILED)
         except BrokenPipeError:
-            raise  # whoever read has seen enough, as `head` does: click ends without a word
+            raise  # the reader, such as `head`, has closed stdout: click exits without a message
         except OSError as error:
             click.echo(f"error {DLedgerError(str(error), code=Code.DISK_ERROR)}", err=True)
             ctx.exit(Exit.FAILED)
@@ -65,15 +67,15 @@ class _Root(click.Group):
 
 
 @click.group(
-    cls=_Root,
+    cls=_NameServerCli,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXITS,
 )
 def cli() -> None:
-    """Run a NameServer, and ask it where topics are and which brokers live.
+    """Run a NameServer, or query routes and brokers.
 
     \b
-    Run one, and ask it:
+    Run one, and query it:
       dledger-namesrv run --directory /tmp/namesrv --http-listen 127.0.0.1:9880
       export DLEDGER_NAMESRV=127.0.0.1:9876
       dledger-namesrv status
@@ -81,7 +83,7 @@ def cli() -> None:
       dledger-namesrv route orders
       dledger-namesrv kv put ORDER_TOPIC_CONFIG orders broker-a:4
 
-    Several NameServers do not know of each other: brokers register with all of them, name all in --servers.
+    NameServers do not replicate to each other: brokers register with all of them, so list all in --servers.
     """
 
 
@@ -90,37 +92,37 @@ def cli() -> None:
     "--config",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file. Options given here override it.",
+    help="Configuration file (TOML). Options on the command line override it.",
 )
-@click.option(
-    "--directory", type=click.Path(file_okay=False, path_type=Path), help="Where settings are kept."
-)
+@click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="Directory for settings.")
 @click.option("--listen", help="host:port to serve on.  [default: 127.0.0.1:9876]")
-@click.option("--remoting-listen", help="host:port for RocketMQ's 4.x protocol; empty: not spoken.")
-@click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
+@click.option("--http-listen", help="host:port of the status page and metrics; empty: disabled.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least level that is written.  [default: info]",
+    help="Lowest level to write.  [default: info]",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="json for machines.  [default: text]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Log format.  [default: text]")
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. expiry.default_ms=60000."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set any key, for example expiry.default_ms=60000.",
 )
 def run(
     path: Path | None,
     directory: Path | None,
     listen: str | None,
-    remoting_listen: str | None,
     http_listen: str | None,
     log_level: str | None,
     log_format: str | None,
     settings: Sequence[str],
 ) -> None:
-    """Run a NameServer until SIGTERM or Ctrl-C. It logs to stderr.
+    """Run a NameServer until SIGTERM or Ctrl-C. Logs to stderr.
 
     \b
-    A file may have:
+    Example configuration:
       directory = "/var/lib/namesrv"
       listen = "10.0.0.1:9876"
       http_listen = "10.0.0.1:9880"
@@ -129,13 +131,12 @@ def run(
       key = "namesrv.key"
       ca = "ca.pem"
 
-    Without [tls] it serves on loopback only, unless allow_plaintext = true.
+    Without [tls] it serves only on loopback, unless allow_plaintext = true.
 
     \b
     Examples:
       dledger-namesrv run --config namesrv.toml
       dledger-namesrv run --directory /tmp/namesrv --listen 127.0.0.1:9876
-      dledger-namesrv run --directory /tmp/namesrv --listen 127.0.0.1:9877 --remoting-listen 127.0.0.1:9876
     """
     from broker_adapter.namesrv.config import load_config
     from broker_adapter.namesrv.server import run_name_server
@@ -143,19 +144,20 @@ def run(
     options = {
         "directory": None if directory is None else str(directory),
         "listen": listen,
-        "remoting_listen": remoting_listen,
         "http_listen": http_listen,
     }
     overrides = overrides_of(settings, options, {"level": log_level, "format": log_format})
     raise click.exceptions.Exit(run_name_server(load_config(path, overrides)))
 
 
-# -- questions --------------------------------------------------------------------------------------------
+# -- queries ----------------------------------------------------------------------------------------------
 
 
-def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--servers, --tls-ca, --tls-cert, --tls-key and --timeout, as the one argument `ask`: it runs an async
-    function of a client."""
+def _client_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --servers, --tls-ca, --tls-cert, --tls-key and --timeout.
+
+    The command receives the argument `run_client`, which calls an async function with a client.
+    """
 
     @wraps(command)
     def with_client(
@@ -169,13 +171,13 @@ def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         tls = tls_files(tls_ca, tls_cert, tls_key)
 
-        def ask(question: Callable[[NameServerClient], Awaitable[T]]) -> T:
-            return asyncio.run(_ask(question, servers, tls, timeout))
+        def run_client(call: Callable[[NameServerClient], Awaitable[T]]) -> T:
+            return asyncio.run(_run_client(call, servers, tls, timeout))
 
-        return command(*arguments, ask=ask, **options)
+        return command(*arguments, run_client=run_client, **options)
 
     with_timeout = click.option(
-        "--timeout", type=TIMEOUT, default=3.0, show_default=True, help="Seconds for a server."
+        "--timeout", type=TIMEOUT, default=3.0, show_default=True, help="Timeout per server in seconds."
     )(with_client)
     with_options: Callable[..., Any] = tls_options(with_timeout, "servers")
     return click.option(
@@ -184,12 +186,12 @@ def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar=SERVERS_VARIABLE,
         required=True,
         metavar="HOST:PORT,...",
-        help=f"The NameServers; also from the variable {SERVERS_VARIABLE}.",
+        help=f"Addresses of NameServers.  [env: {SERVERS_VARIABLE}]",
     )(with_options)
 
 
-async def _ask(
-    question: Callable[[NameServerClient], Awaitable[T]],
+async def _run_client(
+    call: Callable[[NameServerClient], Awaitable[T]],
     servers: Sequence[str],
     tls: TlsFiles | None,
     timeout: float,
@@ -197,23 +199,23 @@ async def _ask(
     from broker_adapter.namesrv.client import NameServerClient
 
     async with NameServerClient(servers, tls, timeout_s=timeout) as client:
-        return await question(client)
+        return await call(client)
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="All facts, as JSON.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print all values as JSON.")
 
 
 @cli.command()
-@_asking
+@_client_command
 @_json_option
-def status(ask: Callable[..., Any], as_json: bool) -> None:
-    """Show how every NameServer is. Exits with 1 if one does not answer.
+def status(run_client: Callable[..., Any], as_json: bool) -> None:
+    """Show the state of every NameServer. Exits with 1 if one does not respond.
 
     \b
     Example:
       dledger-namesrv status --servers 127.0.0.1:9876,127.0.0.1:9877
     """
-    answers: dict[str, ClusterInfo | BrokerError] = ask(lambda client: client.cluster_infos())
+    answers: dict[str, ClusterInfo | BrokerError] = run_client(lambda client: client.cluster_infos())
     if as_json:
         print_json({server: _info_json(answer) for server, answer in answers.items()})
     else:
@@ -225,7 +227,7 @@ def status(ask: Callable[..., Any], as_json: bool) -> None:
 
 def _status_row(server: str, answer: ClusterInfo | BrokerError) -> tuple[object, ...]:
     if isinstance(answer, BrokerError):
-        # gRPC tells the story from outside in; what a person wants stands at its end.
+        # the cause is at the end of the message
         return (server, *[""] * 6, f"{answer.status.name}: {answer.message.rpartition(': ')[2]}")
     uptime = f"{answer.uptime_ms // 1000} s"
     counts = (len(answer.brokers), answer.topics, answer.sessions, answer.watchers, answer.config_entries)
@@ -239,20 +241,31 @@ def _info_json(answer: ClusterInfo | BrokerError) -> dict[str, Any]:
 
 
 @cli.command()
-@_asking
+@_client_command
 @_json_option
-def cluster(ask: Callable[..., Any], as_json: bool) -> None:
-    """Show all registered brokers. Id 0 is the master, -1 one that is not published.
+def cluster(run_client: Callable[..., Any], as_json: bool) -> None:
+    """Show all registered brokers. Id 0 is the master; -1 marks a broker that is not published.
 
     \b
     Example:
       dledger-namesrv cluster
     """
-    info: ClusterInfo = ask(lambda client: client.cluster_info())
+    info: ClusterInfo = run_client(lambda client: client.cluster_info())
     if as_json:
         print_json(_info_json(info))
         return
-    columns = ("cluster", "broker", "node", "id", "role", "address", "term", "role epoch", "heard of", "note")
+    columns = (
+        "cluster",
+        "broker",
+        "node",
+        "id",
+        "role",
+        "address",
+        "term",
+        "role epoch",
+        "last seen",
+        "note",
+    )
     wiped = set(info.write_wiped)
     rows = [
         (
@@ -274,38 +287,42 @@ def cluster(ask: Callable[..., Any], as_json: bool) -> None:
 
 @cli.command()
 @click.argument("topic")
-@_asking
+@_client_command
 @_json_option
-def route(topic: str, ask: Callable[..., Any], as_json: bool) -> None:
-    """Show where a TOPIC is.
+def route(topic: str, run_client: Callable[..., Any], as_json: bool) -> None:
+    """Show the route of TOPIC.
 
     \b
     Example:
       dledger-namesrv route orders
     """
-    found: Route = ask(lambda client: client.route(topic))
+    found: TopicRoute = run_client(lambda client: client.route(topic))
     if as_json:
-        print_json({**found._asdict(), "queues": {n: q._asdict() for n, q in found.queues.items()}})
+        queues = {one.broker_name: asdict(one) for one in found.queues}
+        brokers = {name: dict(broker.addresses) for name, broker in found.brokers.items()}
+        print_json(
+            {"topic": topic, "queues": queues, "brokers": brokers, "master_terms": dict(found.master_terms)}
+        )
         return
     rows = [
-        (name, queues.read_queues, queues.write_queues, queues.perm, broker_id, address)
-        for name, queues in found.queues.items()
-        for broker_id, address in found.brokers[name].items()
+        (one.broker_name, one.read_queues, one.write_queues, one.permission, broker_id, address)
+        for one in found.queues
+        for broker_id, address in sorted(found.brokers[one.broker_name].addresses.items())
     ]
     print_table(("broker", "read queues", "write queues", "perm", "id", "address"), rows)
 
 
 @cli.command()
-@_asking
+@_client_command
 @_json_option
-def topics(ask: Callable[..., Any], as_json: bool) -> None:
-    """Show the names of all topics, one a line.
+def topics(run_client: Callable[..., Any], as_json: bool) -> None:
+    """Show the names of all topics, one per line.
 
     \b
     Example:
       dledger-namesrv topics
     """
-    names: list[str] = ask(lambda client: client.list_topics())
+    names: list[str] = run_client(lambda client: client.list_topics())
     if as_json:
         print_json(names)
         return
@@ -316,12 +333,12 @@ def topics(ask: Callable[..., Any], as_json: bool) -> None:
 @cli.command()
 @click.argument("broker")
 @click.option("--give-back", is_flag=True, help="Make it writable again.")
-@_asking
+@_client_command
 @click.pass_context
-def wipe(ctx: click.Context, broker: str, give_back: bool, ask: Callable[..., Any]) -> None:
-    """Wipe the write permission of a BROKER name, so that producers go elsewhere before it is stopped.
+def wipe(ctx: click.Context, broker: str, give_back: bool, run_client: Callable[..., Any]) -> None:
+    """Wipe the write permission of a BROKER name, so that producers leave the broker before it is stopped.
 
-    On every server in --servers.
+    Applies to every server in --servers.
 
     \b
     Examples:
@@ -329,7 +346,7 @@ def wipe(ctx: click.Context, broker: str, give_back: bool, ask: Callable[..., An
       dledger-namesrv wipe broker-a --give-back
     """
     ctx.meta["changes"] = True
-    count = ask(lambda client: client.wipe_write_permission(broker, give_back=give_back))
+    count = run_client(lambda client: client.wipe_write_permission(broker, give_back=give_back))
     click.echo(f"{broker} is {'writable' if give_back else 'not writable'} now ({count} topics)")
 
 
@@ -349,9 +366,9 @@ def kv() -> None:
 @click.argument("namespace")
 @click.argument("key")
 @click.argument("value")
-@_asking
+@_client_command
 @click.pass_context
-def put(ctx: click.Context, namespace: str, key: str, value: str, ask: Callable[..., Any]) -> None:
+def put(ctx: click.Context, namespace: str, key: str, value: str, run_client: Callable[..., Any]) -> None:
     """Set KEY of NAMESPACE to VALUE.
 
     \b
@@ -359,29 +376,29 @@ def put(ctx: click.Context, namespace: str, key: str, value: str, ask: Callable[
       dledger-namesrv kv put ORDER_TOPIC_CONFIG orders broker-a:4
     """
     ctx.meta["changes"] = True
-    ask(lambda client: client.kv_put(namespace, key, value))
+    run_client(lambda client: client.kv_put(namespace, key, value))
 
 
 @kv.command()
 @click.argument("namespace")
 @click.argument("key")
-@_asking
-def get(namespace: str, key: str, ask: Callable[..., Any]) -> None:
+@_client_command
+def get(namespace: str, key: str, run_client: Callable[..., Any]) -> None:
     """Print the value of KEY of NAMESPACE.
 
     \b
     Example:
       dledger-namesrv kv get ORDER_TOPIC_CONFIG orders
     """
-    click.echo(ask(lambda client: client.kv_get(namespace, key)))
+    click.echo(run_client(lambda client: client.kv_get(namespace, key)))
 
 
 @kv.command()
 @click.argument("namespace")
 @click.argument("key")
-@_asking
+@_client_command
 @click.pass_context
-def delete(ctx: click.Context, namespace: str, key: str, ask: Callable[..., Any]) -> None:
+def delete(ctx: click.Context, namespace: str, key: str, run_client: Callable[..., Any]) -> None:
     """Delete KEY of NAMESPACE.
 
     \b
@@ -389,22 +406,22 @@ def delete(ctx: click.Context, namespace: str, key: str, ask: Callable[..., Any]
       dledger-namesrv kv delete ORDER_TOPIC_CONFIG orders
     """
     ctx.meta["changes"] = True
-    ask(lambda client: client.kv_delete(namespace, key))
+    run_client(lambda client: client.kv_delete(namespace, key))
 
 
 @kv.command(name="list")
 @click.argument("namespace", default="")
-@_asking
+@_client_command
 @_json_option
-def list_(namespace: str, ask: Callable[..., Any], as_json: bool) -> None:
-    """Show all keys and values of NAMESPACE; without one, the namespaces.
+def list_(namespace: str, run_client: Callable[..., Any], as_json: bool) -> None:
+    """Show all keys and values of NAMESPACE. Without NAMESPACE, show the namespaces.
 
     \b
     Examples:
       dledger-namesrv kv list
       dledger-namesrv kv list ORDER_TOPIC_CONFIG
     """
-    values: dict[str, str] = ask(lambda client: client.kv_list(namespace))
+    values: dict[str, str] = run_client(lambda client: client.kv_list(namespace))
     if as_json:
         print_json(values if namespace else sorted(values))
     elif namespace:
@@ -418,7 +435,6 @@ show_exit_codes(cli, _EXITS)
 
 
 def main() -> None:
-    silence_grpc()
     cli(prog_name="dledger-namesrv")
 
 

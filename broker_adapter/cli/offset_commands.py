@@ -1,4 +1,4 @@
-"""`dledger broker offsets`: how far a group is, and setting it elsewhere."""
+"""`dledger broker offsets`: show and reset consumer offsets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import NamedTuple
 import click
 
 from broker_adapter.api import QueueStats
-from broker_adapter.cli.connect.options import ask_broker, json_option, moment, target_options
+from broker_adapter.cli.connect.options import call_broker, json_option, moment, target_options
 from broker_adapter.cli.connect.target import Target
+from broker_adapter.cli.messages.queue_choice import choose_queues
 from broker_adapter.client import Admin, MessageQueue
-from dledger.platform import print_json, print_table
+from broker_adapter.errors import Status, error_for
+from dledger.cli.output import print_json, print_table
 
 
 class _Progress(NamedTuple):
-    """Of a group in one queue. `offset`: 0 if nothing is committed."""
+    """The progress of a group in one queue. `offset` is 0 if the group has no committed offset."""
 
     topic: str
     queue_id: int
@@ -29,7 +31,7 @@ class _Progress(NamedTuple):
 
 @click.group()
 def offsets() -> None:
-    """Show and reset how far a group has consumed.
+    """Show and reset the offsets of consumer groups.
 
     \b
     Examples:
@@ -44,16 +46,16 @@ def offsets() -> None:
 @target_options
 @json_option
 def show(group: str, target: Target, as_json: bool) -> None:
-    """Show the offsets of GROUP, and the lag: messages that it has not committed as consumed yet.
+    """Show the offsets of GROUP and its lag, the number of messages not yet committed as consumed.
 
-    Offsets are in the log; what is shown here was committed, and survives every failover.
+    Offsets are stored in the log. The offsets shown are committed and survive failovers.
 
     \b
     Example:
       dledger broker offsets show billing
     """
 
-    found = ask_broker(target, lambda admin: _progress(admin, group))
+    found = call_broker(target, lambda admin: _progress(admin, group))
     if as_json:
         queues = [{**one._asdict(), "lag": one.lag} for one in found]
         print_json({"group": group, "queues": queues})
@@ -64,7 +66,7 @@ def show(group: str, target: Target, as_json: bool) -> None:
 
 
 async def _progress(admin: Admin, group: str) -> list[_Progress]:
-    """Every queue of the topics in which the group has committed something."""
+    """Return the group's progress in all queues of each topic in which it has an offset."""
     committed = await admin.group_offsets(group)
     return [
         _Progress(topic, queue.queue_id, committed.get(queue, 0), stats.min_offset, stats.max_offset)
@@ -76,17 +78,22 @@ async def _progress(admin: Admin, group: str) -> list[_Progress]:
 @offsets.command()
 @click.argument("group")
 @target_options
-@click.option("--topic", "topics", multiple=True, help="Only this topic.  [default: all that it consumes]")
-@click.option("--queue", type=click.IntRange(0), help="Only this queue, of one --topic.")
-@click.option("--to-earliest", is_flag=True, help="To the oldest message that is there.")
-@click.option("--to-latest", is_flag=True, help="Behind the newest: what is there now is skipped.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Only this topic. Repeatable.  [default: all topics of the group]",
+)
+@click.option("--queue", type=click.IntRange(0), help="Only this queue; requires exactly one --topic.")
+@click.option("--to-earliest", is_flag=True, help="Reset to the oldest available message.")
+@click.option("--to-latest", is_flag=True, help="Reset to the end: existing messages are skipped.")
 @click.option(
     "--to-time",
     callback=moment,
     metavar="TIME",
-    help="To the first message since: 2025-01-31T12:00, 10m (ago), ms since 1970.",
+    help="Reset to the first message since: 2025-01-31T12:00, 10m (ago), ms since 1970.",
 )
-@click.option("--to", "to_offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
+@click.option("--to", "to_offset", type=click.IntRange(0), metavar="OFFSET", help="Reset to this offset.")
 def reset(
     group: str,
     target: Target,
@@ -97,9 +104,9 @@ def reset(
     to_time: int | None,
     to_offset: int | None,
 ) -> None:
-    """Set the offsets of GROUP, backwards too.
+    """Set the offsets of GROUP, forward or backward.
 
-    Its running consumers are told, and go on from there.
+    Running consumers continue at these offsets with their next pull.
 
     \b
     Examples:
@@ -108,9 +115,9 @@ def reset(
       dledger broker offsets reset billing --topic orders --queue 2 --to 1500
     """
     if sum((to_earliest, to_latest, to_time is not None, to_offset is not None)) != 1:
-        raise click.UsageError("give one of --to-earliest, --to-latest, --to-time and --to")
+        raise click.UsageError("exactly one of --to-earliest, --to-latest, --to-time and --to is required")
     if queue is not None and len(topics) != 1:
-        raise click.UsageError("--queue is a queue of one topic: give one --topic")
+        raise click.UsageError("--queue requires exactly one --topic")
 
     async def goal(admin: Admin, queue_name: MessageQueue, stats: QueueStats) -> int:
         if to_time is not None:
@@ -119,20 +126,24 @@ def reset(
             return to_offset
         return stats.min_offset if to_earliest else stats.max_offset
 
-    async def ask(admin: Admin) -> list[tuple[str, int, int]]:
+    async def reset_offsets(admin: Admin) -> list[tuple[str, int, int]]:
         named = topics or sorted({one.topic for one in await admin.group_offsets(group)})
         if not named:
-            raise click.UsageError(f"{group} has committed nothing yet: name its topics with --topic")
+            raise click.UsageError(f"group {group} has no committed offsets: pass its topics with --topic")
         found = [one for topic in named for one in (await admin.topic_stats(topic)).items()]
-        wanted = [one for one in found if queue is None or one[0].queue_id == queue]
-        if not wanted:
-            raise click.UsageError(f"{named[0]} has no queue {queue}: it has {len(found)}")
-        goals = []
-        for name, stats in wanted:
-            goals.append((name.topic, name.queue_id, await goal(admin, name, stats)))
-            await admin.reset_offset(group, name, goals[-1][2])
-        return goals
+        if queue is not None:
+            chosen = choose_queues(named[0], [name for name, _ in found], queue)
+            found = [one for one in found if one[0] in chosen]
+        goals = [(name, await goal(admin, name, stats), stats.max_offset) for name, stats in found]
+        for name, offset, end in goals:  # check all before changing one
+            if offset > end:
+                queue_name = f"{name.topic}-{name.queue_id}"
+                text = f"{offset} is beyond the end {end} of {queue_name}; nothing was reset"
+                raise error_for(Status.OFFSET_OUT_OF_RANGE, text)
+        for name, offset, _ in goals:
+            await admin.reset_offset(group, name, offset)
+        return [(name.topic, name.queue_id, offset) for name, offset, _ in goals]
 
-    goals = ask_broker(target, ask)
+    goals = call_broker(target, reset_offsets)
     print_table(("topic", "queue", "offset"), goals)
-    click.echo(f"{group} goes on from there")
+    click.echo(f"{group} continues at these offsets")

@@ -1,4 +1,4 @@
-"""`dledger broker status`: what the brokers say of themselves."""
+"""`dledger broker status`: the status of all brokers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 
 import click
 
+from broker_adapter.cli.connect.errors import error_line
 from broker_adapter.cli.connect.options import json_option, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.client import Admin
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import BrokerEntry, ClusterInfo
+from broker_adapter.wire.broker_ids import MASTER_ID
 from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds
-from dledger.cli.output import human_bytes, is_terminal
-from dledger.platform import Exit, print_json, print_table
+from dledger.cli.exits import Exit
+from dledger.cli.output import human_bytes, is_terminal, print_json, print_table
 
 
 class RemotingBroker(NamedTuple):
-    """A broker that NameServers know by its port for clients of RocketMQ alone, as classic brokers and
-    RocketMQ's own are, and what it says there."""
+    """A classic broker, or a broker of RocketMQ. NameServers know only its port for RocketMQ clients."""
 
     broker_id: int
-    known_to: str  # how many NameServers
+    known_to: str  # number of NameServers that list it
     is_writable: bool
     runtime: Mapping[str, str]
 
@@ -53,15 +53,20 @@ _NODE_SECONDS = 2.0
 @click.command()
 @target_options
 @click.option("--log-group", default="default", show_default=True, help="Name of the log.")
-@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
-@click.option("--interval", type=Seconds(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=Seconds(0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between refreshes, for --watch.",
+)
 @json_option
 def status(target: Target, log_group: str, watch: bool, interval: float, as_json: bool) -> None:
-    """Show every broker: role, term, when it last changed, how far its dispatch is behind the log.
+    """Show every broker: role, term, last switch between master and slave, dispatch lag.
 
-    `dispatch lag` is what is committed and not yet visible to consumers of that node. `state` says what a
-    broker waits for that is neither master nor slave yet. Exits with 0 if a master takes messages, else
-    with 1.
+    `dispatch lag` is the amount of committed data that is not yet visible to consumers of the node. `state`
+    shows the progress of a role change. Exits with 0 if a master accepts messages, otherwise with 1.
 
     \b
     Examples:
@@ -72,7 +77,14 @@ def status(target: Target, log_group: str, watch: bool, interval: float, as_json
 
     async def run() -> bool:
         while True:
-            answers = await ask_nodes(target, log_group)
+            try:
+                answers = await query_nodes(target, log_group)
+            except BrokerError as error:
+                if not watch:
+                    raise
+                click.echo(error_line(error), err=True)
+                await asyncio.sleep(interval)
+                continue
             if watch and is_terminal() and not as_json:
                 click.clear()
                 click.echo(time.strftime("%H:%M:%S"))
@@ -85,25 +97,31 @@ def status(target: Target, log_group: str, watch: bool, interval: float, as_json
         raise click.exceptions.Exit(Exit.FAILED)
 
 
-async def ask_nodes(target: Target, log_group: str) -> Answers:
-    """What each node says. Nodes that a NameServer does not know any more are known to the other nodes."""
+async def query_nodes(target: Target, log_group: str) -> Answers:
+    """Query the status of all nodes.
+
+    The result includes members that no NameServer knows but other nodes report. Raises PutRefused
+    (NOT_CONNECTED) if no NameServer responds.
+    """
     servers, remoting = list(target.servers), dict[str, Answer]()
     if not servers:
         infos = await target.cluster_infos()
         found = [info for info in infos.values() if isinstance(info, ClusterInfo)]
+        if not found:
+            raise await target.unreachable(infos)
+        for address, info in infos.items():
+            if isinstance(info, BrokerError):
+                click.echo(f"NameServer {address} did not respond: {info.message}", err=True)
         rows = [row for info in found for row in info.brokers]
-        remoting = await _ask_remoting(found, [row for row in rows if _is_remoting(row)], target)
-        servers = sorted({row.address for row in rows} - set(remoting))
-    answers = await _ask(servers, log_group, target) if servers else {}
+        remoting = await _ask_remoting(found, [row for row in rows if not row.node_address], target)
+        servers = sorted({row.node_address for row in rows if row.node_address})
+        if not rows:
+            click.echo(f"no broker is registered with {', '.join(infos)}", err=True)
+    answers = await _query_servers(servers, log_group, target) if servers else {}
     members = {m.address for a in answers.values() if isinstance(a, NodeStatus) for m in a.members}
     if missing := sorted(members - set(answers)):
-        answers = {**answers, **await _ask(missing, log_group, target)}
+        answers = {**answers, **await _query_servers(missing, log_group, target)}
     return dict(sorted({**answers, **remoting}.items(), key=_by_node_id))
-
-
-def _is_remoting(row: BrokerEntry) -> bool:
-    """Whether it has registered as RocketMQ's brokers do: it has no other name then than its address."""
-    return row.node_id == row.address
 
 
 async def _ask_remoting(
@@ -126,7 +144,7 @@ async def _ask_remoting(
     return answers
 
 
-async def _ask(servers: Sequence[str], log_group: str, target: Target) -> Mapping[str, Answer]:
+async def _query_servers(servers: Sequence[str], log_group: str, target: Target) -> Mapping[str, Answer]:
     async with AsyncClient(servers, group=log_group, session=False, tls=target.tls) as client:
         return await client.status(timeout=min(target.timeout, _NODE_SECONDS))
 
@@ -167,7 +185,7 @@ def to_json(answers: Answers) -> dict[str, Any]:
 
 
 def _role(broker: RemotingBroker) -> str:
-    """By its id, which is all that a NameServer knows."""
+    """Derive the role from the broker id, which is all that NameServers know about it."""
     return "MASTER" if broker.broker_id == MASTER_ID else "SLAVE"
 
 
@@ -184,8 +202,7 @@ def table_row(address: str, answer: Answer) -> tuple[object, ...]:
     if isinstance(answer, BrokerError):
         return ("", address, "down", *[""] * 6, str(answer))
     if isinstance(answer, DLedgerError):
-        # gRPC tells the story from outside in; what a person wants stands at its end.
-        cause = answer.message.rpartition(": ")[2]
+        cause = answer.message.removeprefix(f"{address}: ")
         return ("", address, "down", *[""] * 6, f"{answer.code.name}: {cause}")
     owner = answer.owner
     if not owner:

@@ -1,14 +1,16 @@
-"""`dledger broker topic`: create, delete, list, stats."""
+"""`dledger broker topic`: create, delete and list topics, and show their statistics."""
 
 from __future__ import annotations
 
 import click
 
 from broker_adapter.api import MESSAGE_TYPES, PERM_READ, PERM_WRITE
-from broker_adapter.cli.connect.options import ask_broker, json_option, shown_time, target_options
+from broker_adapter.cli.connect.options import call_broker, json_option, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
-from dledger.cli.output import counted
-from dledger.platform import print_json, print_table
+from broker_adapter.errors import Status, error_for
+from broker_adapter.wire.attributes import MESSAGE_TYPE, UNSPECIFIED
+from broker_adapter.wire.topic_names import UNSENDABLE_TOPICS
+from dledger.cli.output import counted, print_json, print_table
 
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 _MAX_QUEUES = 1024
@@ -16,7 +18,7 @@ _MAX_QUEUES = 1024
 
 @click.group()
 def topic() -> None:
-    """Create, delete, list and measure topics.
+    """Create, delete and list topics, and show their statistics.
 
     \b
     Examples:
@@ -33,26 +35,30 @@ def topic() -> None:
 @click.option(
     "--queues",
     type=click.IntRange(1, _MAX_QUEUES),
-    default=4,
-    show_default=True,
-    help="How many queues: at most so many consumers of a group share the topic.",
+    default=None,
+    help="Number of queues: the maximum number of consumers of a group.  [default of a new topic: 4]",
 )
 @click.option(
     "--perm",
     type=click.Choice(list(_PERMS)),
-    default="rw",
-    show_default=True,
-    help="Readable, writable, both or nothing.",
+    default=None,
+    help="Permission: readable, writable, both or none.  [default of a new topic: rw]",
 )
 @click.option(
     "--type",
     "message_type",
-    type=click.Choice(MESSAGE_TYPES[1:], case_sensitive=False),
+    type=click.Choice((*MESSAGE_TYPES[1:], UNSPECIFIED), case_sensitive=False),
     default=None,
-    help="Which messages it takes of clients that say what theirs are. All, if not given.",
+    help="Type of the messages of clients that declare one.  [default of a new topic: UNSPECIFIED, any]",
 )
-def create(name: str, target: Target, queues: int, perm: str, message_type: str | None) -> None:
-    """Create topic NAME, or change the one of that name.
+@click.option("--force", is_flag=True, help="Remove queues even if they contain messages.")
+def create(
+    name: str, target: Target, queues: int | None, perm: str | None, message_type: str | None, force: bool
+) -> None:
+    """Create topic NAME, or change the given settings of an existing one.
+
+    The removal of queues with messages requires --force, because consumers would never receive these
+    messages.
 
     \b
     Examples:
@@ -61,16 +67,21 @@ def create(name: str, target: Target, queues: int, perm: str, message_type: str 
       dledger broker topic create orders --perm r        (no new messages)
       dledger broker topic create orders --type FIFO
     """
-    ask_broker(
+    if name in UNSENDABLE_TOPICS:
+        raise error_for(
+            Status.TOPIC_RESERVED, f"topic {name} is reserved for the broker: choose another name"
+        )
+    config = call_broker(
         target,
         lambda admin: admin.create_topic(
             name,
             queues=queues,
-            permission=_PERMS[perm],
-            attributes={"+message.type": message_type} if message_type else {},
+            permission=None if perm is None else _PERMS[perm],
+            attributes={f"+{MESSAGE_TYPE}": message_type} if message_type else {},
+            is_forced=force,
         ),
     )
-    click.echo(f"{name}: {counted(queues, 'queue')}, {perm}")
+    click.echo(f"{name}: {counted(config.write_queues, 'queue')}, {_perm_name(config.perm)}")
 
 
 @topic.command()
@@ -83,7 +94,7 @@ def delete(name: str, target: Target) -> None:
     Example:
       dledger broker topic delete orders
     """
-    ask_broker(target, lambda admin: admin.delete_topic(name))
+    call_broker(target, lambda admin: admin.delete_topic(name))
     click.echo(f"{name} is deleted")
 
 
@@ -97,9 +108,9 @@ def list_(target: Target, as_json: bool) -> None:
     Example:
       dledger broker topic list
     """
-    found = ask_broker(target, lambda admin: admin.topics())
+    topics = call_broker(target, lambda admin: admin.topics())
     if as_json:
-        print_json([config.told() for config in found])
+        print_json([config.to_fields() for config in topics])
         return
     print_table(
         ("topic", "read queues", "write queues", "perm", "type"),
@@ -111,7 +122,7 @@ def list_(target: Target, as_json: bool) -> None:
                 _perm_name(c.perm),
                 c.message_type or "all",
             )
-            for c in found
+            for c in topics
         ],
     )
 
@@ -121,17 +132,17 @@ def list_(target: Target, as_json: bool) -> None:
 @target_options
 @json_option
 def stats(name: str, target: Target, as_json: bool) -> None:
-    """Show every queue of topic NAME: offsets, messages, time of the newest one.
+    """Show the queues of topic NAME: offsets, number of messages, time of the newest message.
 
-    `end` is one behind the last message.
+    `end` is the offset after the last message.
 
     \b
     Example:
       dledger broker topic stats orders
     """
-    found = list(ask_broker(target, lambda admin: admin.topic_stats(name)).values())
+    found = list(call_broker(target, lambda admin: admin.topic_stats(name)).values())
     if as_json:
-        print_json([queue._asdict() for queue in found])
+        print_json([queue.to_fields() for queue in found])
         return
     print_table(
         ("queue", "begin", "end", "messages", "newest"),

@@ -1,4 +1,4 @@
-"""What consumers of both kinds ask brokers: pulls and offsets of a group."""
+"""Broker calls shared by the pull and the push consumer: pulls and group offsets."""
 
 from __future__ import annotations
 
@@ -10,43 +10,52 @@ from broker_adapter.client.core.pulling import PullResult, pull_request, pull_re
 from broker_adapter.client.core.subscription import Subscription
 from broker_adapter.client.core.values import MessageQueue
 from broker_adapter.client.instance import ClientInstance, is_absent
-from broker_adapter.errors import AnswerMissing, BrokerError, PutRefused, ReadFailed, Status, TopicRefused
-from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.client.steps import run_in_steps
+from broker_adapter.errors import AnswerMissing, BrokerError, PutRefused, ReadFailed, Status, error_for
+from broker_adapter.remoting.codes import OFFSET_WAS_RESET, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group begins that has no offset of a queue yet."""
+    """Where a group starts in a queue for which it has no committed offset."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
-class ConsumerCalls:
-    """Of one group. On one event loop."""
+class ConsumerRequests:
+    """Broker calls of one group. Not thread-safe: use the object on one event loop."""
 
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        self._suggested: dict[MessageQueue, int] = {}  # ids of brokers
+        self._suggested: dict[MessageQueue, int] = {}  # broker ids
 
     async def pull(
-        self, queue: MessageQueue, offset: int, subscription: Subscription, *, most: int, wait_s: float
+        self,
+        queue: MessageQueue,
+        offset: int,
+        subscription: Subscription,
+        *,
+        max_messages: int,
+        wait_s: float,
     ) -> PullResult:
-        """From the broker that the one before has suggested. Errors are BrokerError's."""
+        """Pull from the broker that the previous response suggested. Raises BrokerError."""
         route = await self._client.routes.get(queue.topic)
         address = route.reader(queue.broker_name, self._suggested.get(queue, 0))
         if address is None:
             address = await self._client.master_of(queue.topic, queue.broker_name)
-        request = pull_request(self._group, queue, offset, subscription, most=most, wait_s=wait_s)
+        request = pull_request(
+            self._group, queue, offset, subscription, max_messages=max_messages, wait_s=wait_s
+        )
         timeout_s = self._client.options.request_timeout_s + wait_s
         try:
             answer = await self._client.connections.invoke_long(address, request, timeout_s)
         except (AnswerMissing, PutRefused):
-            await self._look_again(queue)
+            await self._refresh_route(queue)
             raise
-        result = pull_result(answer, queue, subscription)
+        result = await run_in_steps(pull_result(answer, queue, subscription, max_messages))
         self._suggested[queue] = result.suggested_broker
         return result
 
@@ -54,23 +63,21 @@ class ConsumerCalls:
         self._suggested.pop(queue, None)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset; None: it has none."""
-        # Brokers of RocketMQ 5, and ours, would say 0 of a queue that is new.
-        request = requests.of_queue(
-            RequestCode.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self._group, setZeroIfNotFound="false"
-        )
-        try:
-            return await self._offset(queue, request)
-        except ReadFailed as error:
-            if is_absent(error):
-                return None
-            raise
+        """Return the group's offset, or None if it has none."""
+        return await self._group_offset(queue, zero_if_absent=False)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Commit an offset.
+
+        Raises GroupRefused (GENERATION_STALE) if a reset of the group has invalidated it.
+        """
         request = requests.of_queue(
             RequestCode.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=self._group, commitOffset=str(offset)
         )
-        await self._ask(queue, request)
+        answer = await self._call(queue, request)
+        if answer.remark == OFFSET_WAS_RESET:
+            text = f"offset {offset} of {queue} has no effect: group {self._group!r} was reset"
+            raise error_for(Status.GENERATION_STALE, text)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self._offset(queue, requests.of_queue(RequestCode.GET_MIN_OFFSET, queue))
@@ -83,12 +90,32 @@ class ConsumerCalls:
         return await self._offset(queue, requests.of_queue(code, queue, timestamp=str(timestamp_ms)))
 
     async def first_offset(self, queue: MessageQueue, where: ConsumeFromWhere, timestamp_ms: int = 0) -> int:
-        """Where to begin: the group's offset, or what `begin_of` says."""
-        offset = await self.committed(queue)
-        return await self.begin_of(queue, where, timestamp_ms) if offset is None else offset
+        """Return the start position: the group's offset, or the result of `start_of`.
 
-    async def begin_of(self, queue: MessageQueue, where: ConsumeFromWhere, timestamp_ms: int = 0) -> int:
-        """`timestamp_ms`: for CONSUME_FROM_TIMESTAMP."""
+        With CONSUME_FROM_LAST_OFFSET, the broker may return an offset for a group that has none: the start of
+        a queue that was never purged or was recreated. Consumers therefore do not skip messages in queues
+        that are added while they run. RocketMQ's clients behave the same.
+        """
+        zero_if_absent = where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        offset = await self._group_offset(queue, zero_if_absent=zero_if_absent)
+        return await self.start_of(queue, where, timestamp_ms) if offset is None else offset
+
+    async def _group_offset(self, queue: MessageQueue, *, zero_if_absent: bool) -> int | None:
+        request = requests.of_queue(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            queue,
+            consumerGroup=self._group,
+            setZeroIfNotFound=str(zero_if_absent).lower(),
+        )
+        try:
+            return await self._offset(queue, request)
+        except ReadFailed as error:
+            if is_absent(error):
+                return None
+            raise
+
+    async def start_of(self, queue: MessageQueue, where: ConsumeFromWhere, timestamp_ms: int = 0) -> int:
+        """Return the start position according to `where`. `timestamp_ms`: for CONSUME_FROM_TIMESTAMP."""
         if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
             return await self.search_offset(queue, timestamp_ms)
         if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
@@ -96,28 +123,19 @@ class ConsumerCalls:
         return await self.min_offset(queue)
 
     async def _offset(self, queue: MessageQueue, request: RemotingCommand) -> int:
-        return requests.number(await self._ask(queue, request), "offset")
+        return requests.number(await self._call(queue, request), "offset")
 
-    async def _ask(self, queue: MessageQueue, request: RemotingCommand) -> RemotingCommand:
+    async def _call(self, queue: MessageQueue, request: RemotingCommand) -> RemotingCommand:
         try:
-            return await self._client.call(await self._address(queue), request)
+            # While its master is down, a slave keeps offsets for it.
+            address = await self._client.reader_of(queue.topic, queue.broker_name)
+            return await self._client.call(address, request)
         except (AnswerMissing, PutRefused):
-            await self._look_again(queue)
+            await self._refresh_route(queue)
             raise
 
-    async def _look_again(self, queue: MessageQueue) -> None:
-        """Whom a route named did not answer: another one may be master by now."""
+    async def _refresh_route(self, queue: MessageQueue) -> None:
+        """Refresh the route after a failed call: another broker may have become master."""
         self._suggested.pop(queue, None)
         with suppress(BrokerError):
             await self._client.routes.renewed(queue.topic)
-
-    async def _address(self, queue: MessageQueue) -> str:
-        """The master; without one a slave, which keeps offsets for it."""
-        try:
-            return await self._client.master_of(queue.topic, queue.broker_name)
-        except TopicRefused as error:
-            route = await self._client.routes.get(queue.topic)
-            slave = route.reader(queue.broker_name, 1)
-            if error.status is not Status.QUEUE_UNKNOWN or slave is None:
-                raise
-            return slave

@@ -1,4 +1,4 @@
-"""Requests of members of a consumer group, and what their answers say. Pure."""
+"""Requests of consumer group members, and the decoding of responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from broker_adapter.client.core.values import RETRY_TOPIC, MessageExt, MessageQu
 from broker_adapter.errors import FrameRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.json_bodies import check_limits
+
+#: Lists of members and queues are parsed on the event loop, in up to 40 ms.
+_MAX_BODY_BYTES, _MAX_BODY_VALUES = 4 << 20, 1 << 18
 
 
 class MessageModel(Enum):
-    """Each message goes to one member of the group, or to all."""
+    """How a message is delivered: to one member of the group, or to all members."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -31,7 +35,7 @@ def heartbeat(
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
     subscriptions: Iterable[Subscription] = (),
 ) -> RemotingCommand:
-    """HEART_BEAT of producer groups and at most one consumer group."""
+    """Build HEART_BEAT for any number of producer groups and at most one consumer group."""
     consumer = {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY",
@@ -62,14 +66,14 @@ def members_of(group: str) -> RemotingCommand:
 
 
 def parse_members(body: bytes) -> list[str]:
-    """FrameRefused (FRAME_INVALID)."""
+    """Decode the ids of members. Raises FrameRefused (FRAME_INVALID)."""
     return [str(one) for one in _list(body, "consumerIdList")]
 
 
 def lock(
     group: str, client_id: str, queues: Iterable[MessageQueue], *, unlock: bool = False
 ) -> RemotingCommand:
-    """LOCK_BATCH_MQ or UNLOCK_BATCH_MQ."""
+    """Build LOCK_BATCH_MQ or UNLOCK_BATCH_MQ."""
     body = {
         "consumerGroup": group,
         "clientId": client_id,
@@ -82,19 +86,22 @@ def lock(
 
 
 def parse_locked(body: bytes) -> set[MessageQueue]:
-    """Queues whose lock this client has. FrameRefused (FRAME_INVALID)."""
+    """Decode the queues locked by this client. Raises FrameRefused (FRAME_INVALID)."""
     try:
         return {
             MessageQueue(str(one["topic"]), str(one["brokerName"]), int(one["queueId"]))
             for one in _list(body, "lockOKMQSet")
         }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FrameRefused(f"an answer to a lock: {error!r}") from None
+        raise FrameRefused(f"the response to a lock request is invalid: {error!r}") from None
 
 
-def send_back(group: str, message: MessageExt, *, delay_level: int, most: int) -> RemotingCommand:
-    """CONSUMER_SEND_MSG_BACK: the broker stores it in the group's retry topic, or as a dead letter after
-    `most` attempts. `delay_level` 0: longer with each attempt; -1: a dead letter now."""
+def send_back(group: str, message: MessageExt, *, delay_level: int, max_attempts: int) -> RemotingCommand:
+    """Build CONSUMER_SEND_MSG_BACK.
+
+    The broker stores the message in the group's retry topic, or as a dead letter after `max_attempts`.
+    `delay_level` 0: the delay grows with each attempt; -1: the message becomes a dead letter immediately.
+    """
     fields = {
         "group": group,
         "offset": str(message.physical_offset),
@@ -102,7 +109,7 @@ def send_back(group: str, message: MessageExt, *, delay_level: int, most: int) -
         "originMsgId": message.offset_message_id,
         "originTopic": message.properties.get(RETRY_TOPIC, message.topic),
         "unitMode": "false",
-        "maxReconsumeTimes": str(most),
+        "maxReconsumeTimes": str(max_attempts),
         "brokerName": message.queue.broker_name,
     }
     return RemotingCommand(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
@@ -110,12 +117,13 @@ def send_back(group: str, message: MessageExt, *, delay_level: int, most: int) -
 
 def _list(body: bytes, name: str) -> Sequence[Any]:
     try:
-        found: Mapping[str, Any] = json.loads(body)
-        listed = found.get(name) or []
+        check_limits(body, _MAX_BODY_BYTES, _MAX_BODY_VALUES)
+        value: Mapping[str, Any] = json.loads(body)
+        listed = value.get(name) or []
     except (ValueError, RecursionError, AttributeError) as error:
-        raise FrameRefused(f"an answer of a group: {str(error)[:100]}") from None
+        raise FrameRefused(f"the response for a consumer group is invalid: {str(error)[:100]}") from None
     if not isinstance(listed, list):
-        raise FrameRefused(f"an answer of a group: {name} is no list")
+        raise FrameRefused(f"the response for a consumer group is invalid: {name} is not a list")
     return listed
 
 

@@ -1,4 +1,4 @@
-"""Limits and times of a client, and who it is."""
+"""Limits, times and credentials of a client."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from broker_adapter.remoting.signing import Credentials
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Of one client. Names as in RocketMQ's ClientConfig where it has them; seconds, bytes, counts."""
+    """The options of one client.
 
-    timeout_s: float = 10.0  # of a call with all its attempts
-    request_timeout_s: float = 3.0  # of one attempt: the answer of one server
+    Names follow those of RocketMQ's ClientConfig if it has the option. Units are part of the names.
+    """
+
+    timeout_s: float = 10.0  # for a call, including all attempts
+    request_timeout_s: float = 3.0  # for one attempt: the response of one server
     connect_timeout_s: float = 3.0
-    poll_name_server_s: float = 30.0  # routes are asked for again
+    poll_name_server_s: float = 30.0  # interval of route refreshes
     heartbeat_broker_s: float = 30.0
-    avoid_broker_s: float = 5.0  # after it failed, as long as others have queues
+    avoid_broker_s: float = 5.0  # time to avoid a broker after a failure, if other brokers have queues
     max_connections: int = 256
-    max_topics: int = 4096  # whose routes are kept
-    max_in_flight: int = 1024  # requests; further ones wait
-    max_in_flight_bytes: int = 64 << 20  # of bodies of requests in flight
-    max_body_bytes: int = 4 << 20  # of a message, before compression; of a batch
-    least_body_bytes: int = 1  # brokers of RocketMQ fail at empty bodies
+    max_topics: int = 4096  # maximum number of cached routes
+    max_in_flight: int = 1024  # maximum number of requests in flight; further ones wait
+    max_in_flight_bytes: int = 64 << 20  # of the bodies of all requests in flight
+    max_body_bytes: int = 4 << 20  # of a message before compression, or of a batch
+    least_body_bytes: int = 1  # RocketMQ's brokers cannot handle empty bodies
     compress_above_bytes: int = 4096  # RocketMQ's compressMsgBodyOverHowmuch
-    default_topic_queues: int = 4  # of a topic that is created by use
-    credentials: Credentials | None = None  # every request is signed with them
+    default_topic_queues: int = 4  # of an automatically created topic
+    credentials: Credentials | None = None  # sign every request

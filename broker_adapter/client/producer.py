@@ -1,4 +1,4 @@
-"""Producer: sends messages and says what became of them."""
+"""The producer, which sends messages and reports the outcome of each send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dataclasses import replace
 from broker_adapter.client import group_requests
 from broker_adapter.client.core import outcomes, requests
 from broker_adapter.client.core.queue_choice import QueueChoice
-from broker_adapter.client.core.requests import OutgoingMessage
+from broker_adapter.client.core.requests import EncodedMessage
+from broker_adapter.client.core.send_attempts import TOPICS_WITHOUT_IDS, SendAttempts
 from broker_adapter.client.core.values import (
     Message,
     MessageExt,
@@ -40,25 +41,24 @@ from broker_adapter.errors import (
     Status,
     TopicRefused,
 )
-from broker_adapter.format.properties import UNIQ_KEY, join_properties
-from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB
-from broker_adapter.format.topic_names import check_topic_name
-from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.codes import DUPLICATE_FILTER, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Executor
+from broker_adapter.wire.properties import UNIQ_KEY, join_properties
+from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_ZLIB
+from broker_adapter.wire.topic_names import check_group_name, check_topic_name
 
 _log = logging.getLogger(__name__)
 
-#: Chooses the queue of a message: queues of the topic, the message, the argument of `send`.
+#: Chooses a queue, given the queues of the topic, the message, and the argument `arg` of `send`.
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
-#: Told before each attempt: the messages, and the number of the attempt, from 1 on.
+#: Called before each attempt with the messages and the number of the attempt, which starts at 1.
 OnAttempt = Callable[[Sequence[Message], int], None]
 
-#: Larger bodies are compressed on a thread: they would hold up the event loop.
+#: Larger bodies are compressed on a thread, because they would block the event loop.
 _THREAD_BYTES = 64 << 10
 _COMPRESS_LEVEL = 5  # RocketMQ's
 _LEAST_S = 0.001
-_ATTEMPTS = 3  # RocketMQ's retryTimesWhenSendFailed, and one
 
 
 class Producer(RemotingClient):
@@ -74,26 +74,32 @@ class Producer(RemotingClient):
         create_topics: bool = True,
         on_attempt: OnAttempt | None = None,
     ) -> None:
-        """`create_topics`: messages of unknown topics go to brokers that create topics by use, if any do."""
+        """`create_topics`: send messages for unknown topics to brokers that create topics automatically.
+
+        Raises IllegalMessage if the group name is invalid.
+        """
+        check_group_name(group)
         self._on_attempt = on_attempt
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._options = self._client.options
         self._create_topics = create_topics
-        self._greeted: set[str] = set()  # addresses of brokers that know this producer
-        self._is_greeting = False
-        #: Topics whose brokers are greeted; the route of one whose brokers are away is not known meanwhile.
-        self._greeting: dict[str, None] = {}
+        self._registered_brokers: set[str] = set()  # addresses of brokers that know this producer
+        self._is_keeping_registered = False
+        #: Topics whose brokers receive heartbeats, including topics without a route because their brokers are
+        #: down.
+        self._registered_topics: dict[str, None] = {}
         self._requests = PendingRequests()
         replies = Executor("replies", running=64, waiting=1000)
         push = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         self._client.dispatch.register([push], self._requests.answered, replies)
         self._choice = QueueChoice(self._options.avoid_broker_s, random.randrange(1 << 16))
+        self._filters: dict[str, str] = {}  # duplicate filters, by broker name
 
     # -- sending
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that take messages (fetchPublishMessageQueues). TopicRefused (TOPIC_UNKNOWN)."""
+        """Return the writable queues (fetchPublishMessageQueues). Raises TopicRefused (TOPIC_UNKNOWN)."""
         check_topic_name(topic)
         return (await self._client.routes.get(topic)).publish_queues(topic)
 
@@ -106,15 +112,18 @@ class Producer(RemotingClient):
         arg: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send one message; a broker has stored it on return.
+        """Send a message. When the call returns, a broker has stored the message.
 
-        Without `queue` and `selector` a failed attempt is repeated at another broker, up to three in all:
-        the message may then be stored twice (`SendResult.may_be_duplicate`). With one of them the order
-        matters: an attempt is repeated only if nothing was stored, at that queue, or at the one that
-        `selector` chooses of the queues that there are by then.
+        A failed attempt is repeated, up to three attempts in total: without `queue` and `selector` on another
+        broker, with them on the same queue, or the queue that `selector` chooses from the current queues.
 
-        PutIndeterminate (OUTCOME_UNKNOWN): no attempt has succeeded, and one may have been stored.
-        PutRefused, TopicRefused, IllegalMessage: nothing was stored.
+        An attempt with an unknown outcome may have stored the message. If the broker stores repeated sends
+        once, as this project's brokers do, the send is repeated in the same log until the timeout, for at
+        most 25 s. For brokers of RocketMQ, a send with `queue` or `selector`, which preserve order, is not
+        repeated, and a send without them may be stored twice (`SendResult.may_be_duplicate`).
+
+        Raises PutIndeterminate (OUTCOME_UNKNOWN) if no attempt succeeded but one may have stored the message.
+        PutRefused, TopicRefused and IllegalMessage mean that nothing was stored.
         """
         outgoing = await self._encoded(message)
         return await self._send([message], outgoing, queue, selector, arg, timeout_s)
@@ -128,10 +137,10 @@ class Producer(RemotingClient):
         arg: object = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send messages of one topic into one queue, all or none. Errors as those of `send`.
+        """Send messages of one topic to one queue, all or none. Raises the errors of `send`.
 
-        `selector` is asked with the first message. IllegalMessage for none, for delays, and for several
-        topics.
+        `selector` receives the first message. Raises IllegalMessage if the batch is empty, contains delayed
+        messages, or has more than one topic.
         """
         outgoing = self._encoded_batch(messages)
         return await self._send(messages, outgoing, queue, selector, arg, timeout_s)
@@ -144,13 +153,14 @@ class Producer(RemotingClient):
         selector: Selector | None = None,
         arg: object = None,
     ) -> None:
-        """Send one message without an answer: whether it is stored is not known. PutRefused: it is not.
+        """Send a message without waiting for a response. Raises PutRefused if it was not sent.
 
-        Brokers of RocketMQ drop what they have not begun when the connection ends: do not close at once.
+        Do not close the producer immediately afterwards: when a connection ends, RocketMQ's brokers drop its
+        requests that they have not started to process.
         """
         outgoing = await self._encoded(message)
         chosen = queue or self._choose(await self._write_queues(message.topic), message, selector, arg)
-        request = self._request(chosen, outgoing)
+        request = self._request(chosen, outgoing, now_ms())
         request.flag = RemotingCommand.oneway(request.code).flag
         await self._client.connections.notify(await self._address(chosen), request)
 
@@ -163,132 +173,155 @@ class Producer(RemotingClient):
         arg: object = None,
         timeout_s: float = 3.0,
     ) -> MessageExt:
-        """Send one message and wait for the answer of whoever consumes it (`reply_to`).
+        """Send a message and wait for the reply of its consumer (`reply_to`).
 
-        AnswerMissing (ANSWER_MISSING): none came in time, and the message may have been consumed. Errors of
-        `send`.
+        Raises AnswerMissing (ANSWER_MISSING) if no reply arrives in time; the message may have been consumed.
+        Also raises the errors of `send`.
         """
-        with self._requests.one() as (correlation_id, answer):
+        with self._requests.new_request() as (correlation_id, answer):
             own = {
                 CORRELATION_ID: correlation_id,
                 REPLY_TO_CLIENT: self._client.client_id,
                 TTL: str(int(timeout_s * 1000)),
             }
-            asked = replace(message, properties={**message.properties, **own})
+            request = replace(message, properties={**message.properties, **own})
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_s
-            with suppress(TimeoutError):  # of a broker that is away; the answer may come through another one
+            # a broker may be down, but the reply may arrive through another broker
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s / 2):
-                    await self._greet(message.topic)
-            left = max(deadline - loop.time(), _LEAST_S)
-            await self.send(asked, queue=queue, selector=selector, arg=arg, timeout_s=left)
+                    await self._register(message.topic)
+            remaining = max(deadline - loop.time(), _LEAST_S)
+            await self.send(request, queue=queue, selector=selector, arg=arg, timeout_s=remaining)
             try:
                 async with asyncio.timeout_at(deadline):
                     return await answer
             except TimeoutError:
-                text = f"{message.topic}: no answer within {timeout_s:g} s"
+                text = f"{message.topic}: no reply within {timeout_s:g} s"
                 raise AnswerMissing(Status.ANSWER_MISSING, text) from None
 
-    # -- inside
+    # -- internal
 
-    async def _keep_greeting(self) -> None:
+    async def _keep_registered(self) -> None:
         while True:
             await asyncio.sleep(self._options.heartbeat_broker_s)
-            self._greeted.clear()
-            for topic in list(self._greeting):
+            self._registered_brokers.clear()
+            for topic in list(self._registered_topics):
                 try:
-                    await self._greet(topic)
+                    await self._register(topic)
                 except BrokerError as error:
-                    _log.info("brokers were not greeted: topic %s, %s", topic, error)
+                    _log.info("heartbeats failed: topic %s, %s", topic, error)
 
-    async def _greet(self, topic: str) -> None:
-        """Brokers ask the producers that they know, and pass answers on to them."""
-        if not self._is_greeting:
-            self._is_greeting = True
-            self._client.run(self._keep_greeting())
-        if len(self._greeting) >= self._options.max_topics and topic not in self._greeting:
-            del self._greeting[next(iter(self._greeting))]
-        self._greeting[topic] = None
+    async def _register(self, topic: str) -> None:
+        """Register with the brokers of a topic.
+
+        Brokers send transaction checks and replies only to registered producers.
+        """
+        if not self._is_keeping_registered:
+            self._is_keeping_registered = True
+            self._client.run(self._keep_registered())
+        if len(self._registered_topics) >= self._options.max_topics and topic not in self._registered_topics:
+            del self._registered_topics[next(iter(self._registered_topics))]
+        self._registered_topics[topic] = None
         route = self._client.routes.known.get(topic)
         if route is None:
             await self._write_queues(topic)
             route = self._client.routes.known.get(topic)
         masters = {broker.master for broker in route.brokers.values()} if route is not None else set()
-        new = [address for address in masters - self._greeted if address is not None]
-        await asyncio.gather(*map(self._greet_one, new))
+        new = [address for address in masters - self._registered_brokers if address is not None]
+        await asyncio.gather(*map(self._register_with, new))
 
-    async def _greet_one(self, address: str) -> None:
+    async def _register_with(self, address: str) -> None:
         request = group_requests.heartbeat(self._client.client_id, producers=[self.group])
         try:
             await self._client.call(address, request)
-            self._greeted.add(address)
+            self._registered_brokers.add(address)
         except BrokerError as error:
-            _log.info("a broker was not greeted: address %s, %s", address, error)
+            _log.info("a heartbeat failed: address %s, %s", address, error)
 
     async def _send(
         self,
         messages: Sequence[Message],
-        outgoing: OutgoingMessage,
+        outgoing: EncodedMessage,
         wanted: MessageQueue | None,
         selector: Selector | None,
         arg: object,
         timeout_s: float | None,
     ) -> SendResult:
-        message = messages[0]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._options.timeout_s)
         is_ordered = wanted is not None or selector is not None
-        tried: frozenset[str] = frozenset()
-        unknown: PutIndeterminate | None = None
-        last: BrokerError | None = None
-        for attempt in range(_ATTEMPTS):
-            if loop.time() >= deadline:
-                break
-            queue = wanted
-            if queue is None:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        queues = await self._write_queues(message.topic, renew=attempt > 0)
-                except TimeoutError:  # no NameServer answers
-                    break
-                queue = (
-                    selector(queues, message, arg)
-                    if selector is not None
-                    else self._choice.pick(queues, loop.time(), tried=tried)
-                )
-            if self._on_attempt is not None:
-                self._on_attempt(messages, attempt + 1)
+        born_ms = now_ms()  # the same in all attempts, because brokers use it to detect duplicates
+        attempts = SendAttempts(messages[0].topic, self._filters, deadline, wanted, is_ordered=is_ordered)
+        while attempts.may_continue(loop.time()):
             try:
-                result = await self._attempt(queue, outgoing, deadline)
+                async with asyncio.timeout_at(attempts.deadline):
+                    await asyncio.sleep(attempts.pause_s)
+                    queue = await self._next_queue(attempts, messages[0], selector, arg)
+            except TimeoutError:  # no NameServer responds
+                break
+            except BrokerError:
+                if attempts.unknown is None:
+                    raise
+                attempts.number += 1
+                continue  # an earlier attempt may have stored the message
+            attempts.number += 1
+            if self._on_attempt is not None:
+                self._on_attempt(messages, attempts.number)
+            started = loop.time()
+            try:
+                result = await self._attempt(queue, outgoing, born_ms, attempts.deadline)
             except BrokerError as error:
-                last = error
-                if isinstance(error, PutIndeterminate):
-                    unknown = error
-                if not outcomes.retries_elsewhere(error) or (unknown is not None and is_ordered):
+                if not attempts.failed(queue, error, started):
                     break
                 self._choice.failed(queue.broker_name, loop.time())
-                tried |= {queue.broker_name}
             else:
                 self._choice.succeeded(queue.broker_name)
-                return _with_duplicates(result) if unknown is not None else result
-        raise unknown or last or PutRefused(Status.NOT_CONNECTED, "no time was left for an attempt")
+                if queue is attempts.wanted or attempts.number == 1:
+                    return result
+                name = queue.broker_name if wanted is None else wanted.broker_name
+                is_safe = attempts.is_safe(queue) or result.is_duplicate
+                own_queue = result.queue._replace(broker_name=name)
+                return replace(result, queue=own_queue, may_be_duplicate=not is_safe)
+        raise attempts.error
 
-    async def _attempt(self, queue: MessageQueue, outgoing: OutgoingMessage, deadline: float) -> SendResult:
+    async def _next_queue(
+        self, attempts: SendAttempts, message: Message, selector: Selector | None, arg: object
+    ) -> MessageQueue:
+        is_repeated = attempts.number > 0
+        if attempts.wanted is not None:
+            queues: Sequence[MessageQueue] = ()
+            if is_repeated:
+                with suppress(BrokerError):  # the attempt reports the reason
+                    queues = await self._write_queues(message.topic, renew=True)
+            return attempts.same_queue(attempts.wanted, queues)
+        queues = await self._write_queues(message.topic, renew=is_repeated)
+        if selector is not None:
+            return selector(queues, message, arg)
+        now = asyncio.get_running_loop().time()
+        return self._choice.pick(attempts.allowed(queues), now, tried=attempts.tried)
+
+    async def _attempt(
+        self, queue: MessageQueue, outgoing: EncodedMessage, born_ms: int, deadline: float
+    ) -> SendResult:
         try:
             async with asyncio.timeout_at(deadline):
                 address = await self._address(queue)
         except TimeoutError:
-            raise PutRefused(Status.NOT_CONNECTED, f"{queue}: no route in time") from None
-        left = deadline - asyncio.get_running_loop().time()
-        timeout_s = min(left, self._options.request_timeout_s)
+            raise PutRefused(
+                Status.NOT_CONNECTED, f"{queue}: no route was found within the timeout"
+            ) from None
+        remaining = deadline - asyncio.get_running_loop().time()
+        timeout_s = min(remaining, self._options.request_timeout_s)
         try:
-            answer = await self._client.connections.invoke(address, self._request(queue, outgoing), timeout_s)
+            request = self._request(queue, outgoing, born_ms)
+            answer = await self._client.connections.invoke(address, request, timeout_s)
         except AnswerMissing as error:
             raise PutIndeterminate(Status.OUTCOME_UNKNOWN, error.message) from None
         if answer.code not in SendStatus.__members__.values():
             raise outcomes.send_error(answer, address)
         try:
-            return SendResult(
+            result = SendResult(
                 status=SendStatus(answer.code),
                 queue=queue._replace(queue_id=requests.number(answer, "queueId")),
                 queue_offset=requests.number(answer, "queueOffset"),
@@ -298,9 +331,17 @@ class Producer(RemotingClient):
                 node_id=answer.fields.get("nodeId", ""),
                 term=requests.number(answer, "term", -1),
                 log_index=requests.number(answer, "logIndex", -1),
+                is_duplicate=answer.fields.get("duplicate") == "true",
             )
-        except FrameRefused as error:  # it says that something was stored
+        except FrameRefused as error:  # the code of the response means that the message was stored
             raise PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{address}: {error.message}") from None
+        if queue.topic.startswith(TOPICS_WITHOUT_IDS):
+            return result
+        if found := answer.fields.get(DUPLICATE_FILTER):
+            self._filters[queue.broker_name] = found
+        else:
+            self._filters.pop(queue.broker_name, None)
+        return result
 
     async def _address(self, queue: MessageQueue) -> str:
         routes = self._client.routes.known
@@ -309,13 +350,16 @@ class Producer(RemotingClient):
                 return address
         return await self._client.master_of(queue.topic, queue.broker_name)
 
-    def _request(self, queue: MessageQueue, outgoing: OutgoingMessage) -> RemotingCommand:
+    def _request(self, queue: MessageQueue, outgoing: EncodedMessage, born_ms: int) -> RemotingCommand:
         return requests.send_message(
-            self.group, queue, outgoing, now_ms(), default_topic_queues=self._options.default_topic_queues
+            self.group, queue, outgoing, born_ms, default_topic_queues=self._options.default_topic_queues
         )
 
     async def _write_queues(self, topic: str, *, renew: bool = False) -> tuple[MessageQueue, ...]:
-        """Of the topic, or of the one that stands for topics that are created by use."""
+        """Return the topic's queues.
+
+        If the topic is unknown and may be created automatically, return the default topic's queues.
+        """
         routes = self._client.routes
         try:
             route = await (routes.renewed(topic) if renew else routes.get(topic))
@@ -326,13 +370,13 @@ class Producer(RemotingClient):
                 default = await routes.get(requests.DEFAULT_TOPIC)
             except TopicRefused:
                 raise error from None
-            most = self._options.default_topic_queues
-            return tuple(one for one in default.publish_queues(topic) if one.queue_id < most)
+            limit = self._options.default_topic_queues
+            return tuple(queue for queue in default.publish_queues(topic) if queue.queue_id < limit)
         queues = route.publish_queues(topic)
-        if not queues and not renew:  # another broker may take them by now
+        if not queues and not renew:  # another broker may have writable queues by now
             queues = (await routes.renewed(topic)).publish_queues(topic)
         if not queues:
-            raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"no broker takes messages of {topic} now")
+            raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"no broker accepts messages of {topic} at present")
         return queues
 
     def _choose(
@@ -342,7 +386,7 @@ class Producer(RemotingClient):
             return selector(queues, message, arg)
         return self._choice.pick(queues, asyncio.get_running_loop().time())
 
-    async def _encoded(self, message: Message) -> OutgoingMessage:
+    async def _encoded(self, message: Message) -> EncodedMessage:
         check_topic_name(message.topic)
         requests.check_body(len(message.body), self._options.max_body_bytes, self._options.least_body_bytes)
         key = self._client.keys.next()
@@ -355,25 +399,21 @@ class Producer(RemotingClient):
             if len(packed) < len(body):
                 body, sys_flag = packed, COMPRESSED | COMPRESSION_ZLIB
         properties = join_properties(message.wire_properties(key))
-        return OutgoingMessage(body, properties, message.flag, sys_flag, (key,))
+        return EncodedMessage(body, properties, message.flag, sys_flag, (key,))
 
-    def _encoded_batch(self, messages: Sequence[Message]) -> OutgoingMessage:
+    def _encoded_batch(self, messages: Sequence[Message]) -> EncodedMessage:
         if not messages:
-            raise IllegalMessage(Status.REQUEST_MALFORMED, "a batch without messages")
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "the batch is empty")
         if len({message.topic for message in messages}) > 1:
-            raise IllegalMessage(Status.REQUEST_MALFORMED, "a batch has messages of one topic only")
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "all messages of a batch must have the same topic")
         if any(message.delay_level for message in messages):
-            raise IllegalMessage(Status.REQUEST_MALFORMED, "messages of a batch have no delay")
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "messages of a batch cannot have a delay")
         check_topic_name(messages[0].topic)
-        keys = self._client.keys.take(len(messages))
+        keys = self._client.keys.next_keys(len(messages))
         body = requests.batch_body(
             (one.body, one.wire_properties(key), one.flag) for one, key in zip(messages, keys, strict=True)
         )
         requests.check_body(len(body), self._options.max_body_bytes)
-        # A batch has properties of its own, which brokers want: RocketMQ joins the ids.
-        properties = join_properties({UNIQ_KEY: ",".join(keys), "WAIT": "true"})
-        return OutgoingMessage(body, properties, 0, 0, tuple(keys), is_batch=True)
-
-
-def _with_duplicates(result: SendResult) -> SendResult:
-    return replace(result, may_be_duplicate=True)
+        # The batch has its own id, so that brokers of this project store it once.
+        properties = join_properties({UNIQ_KEY: self._client.keys.next(), "WAIT": "true"})
+        return EncodedMessage(body, properties, 0, 0, tuple(keys), is_batch=True)

@@ -1,4 +1,4 @@
-"""PullConsumer: a program takes messages at its own pace, and says where it reads."""
+"""The pull consumer, with which a program reads messages from positions that it controls."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import logging
 import ssl
 from collections.abc import Iterable, Sequence
 
-from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests
 from broker_adapter.client.core.pulling import PullResult
-from broker_adapter.client.core.subscription import ALL, Subscription
+from broker_adapter.client.core.subscription import ALL, Expression, Subscription
 from broker_adapter.client.core.values import MessageExt, MessageQueue
 from broker_adapter.client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.client.options import ClientOptions
 from broker_adapter.errors import BrokerError
+from broker_adapter.wire.topic_names import check_group_name
 
 _log = logging.getLogger(__name__)
 
-_WAIT_S = 15.0  # a broker waits so long for a message; RocketMQ's brokerSuspendMaxTimeMillis
-_RETRY_S = 1.0  # after a pull has failed
+_WAIT_S = 15.0  # maximum wait of the broker for a message; RocketMQ's brokerSuspendMaxTimeMillis
+_RETRY_S = 1.0  # after a failed pull
 
 
 class PullConsumer(RemotingClient):
     """RocketMQ's DefaultMQPullConsumer (`pull`) and DefaultLitePullConsumer (`assign`, `seek`, `poll`) for
-    asyncio. Use it with `async with`, or `start` and `close`. Only calls commit offsets."""
+    asyncio.
+
+    Use `async with`, or `start` and `close`. Offsets are committed only by explicit calls.
+    """
 
     def __init__(
         self,
@@ -31,16 +35,21 @@ class PullConsumer(RemotingClient):
         name_servers: Sequence[str] | str,
         *,
         consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        expression: str = ALL,
+        expression: Expression = ALL,
         batch: int = 32,
         options: ClientOptions | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`consume_from`: of assigned queues that the group has no offset of. `batch`: messages of one pull;
-        each assigned queue keeps so many in memory. `expression`: of assigned queues."""
+        """`consume_from`: start position in assigned queues for which the group has no committed offset.
+        `batch`: maximum number of messages per pull, and in memory per assigned queue. `expression`: filter
+        for assigned queues.
+
+        Raises IllegalMessage if the group name is invalid.
+        """
+        check_group_name(group)
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
-        self._calls = ConsumerCalls(self._client, group)
+        self._calls = ConsumerRequests(self._client, group)
         self._consume_from = consume_from
         self._expression = expression
         self._batch = batch
@@ -49,12 +58,12 @@ class PullConsumer(RemotingClient):
         self._pulls: dict[MessageQueue, asyncio.Task[PullResult | None]] = {}
 
     async def close(self) -> None:
-        """Disconnect. Positions are not committed."""
+        """Disconnect without committing positions."""
         self.assign(())
         await self._client.close()
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that can be read (fetchSubscribeMessageQueues). TopicRefused (TOPIC_UNKNOWN)."""
+        """Return the readable queues (fetchSubscribeMessageQueues). Raises TopicRefused (TOPIC_UNKNOWN)."""
         return (await self._client.routes.get(topic)).subscribe_queues(topic)
 
     async def pull(
@@ -62,59 +71,65 @@ class PullConsumer(RemotingClient):
         queue: MessageQueue,
         offset: int,
         *,
-        expression: str = ALL,
+        expression: Expression = ALL,
         max_messages: int = 32,
         wait_s: float = 0.0,
     ) -> PullResult:
-        """Messages from `offset` on. `wait_s`: how long the broker waits if there is none.
+        """Pull messages starting at `offset`. `wait_s`: how long the broker waits if none is available.
 
-        Raises BrokerError: AnswerMissing (ANSWER_MISSING), TopicRefused, ...
+        Raises BrokerErrors, for example AnswerMissing (ANSWER_MISSING) or TopicRefused.
         """
         subscription = Subscription(queue.topic, expression, self._version)
-        return await self._calls.pull(queue, offset, subscription, most=max_messages, wait_s=wait_s)
+        return await self._calls.pull(queue, offset, subscription, max_messages=max_messages, wait_s=wait_s)
 
     # -- the group's offsets
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset; None: it has none."""
+        """Return the group's offset, or None if it has none."""
         return await self._calls.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Store the group's offset: the next message to read."""
+        """Store the group's offset, which is the offset of the next message to read.
+
+        A lower offset than the stored one has no effect; only a reset (`Admin.reset_offset`) lowers it. This
+        consumer is not a member of the group, so a reset does not change its positions, and a later commit
+        may replace the reset offset. Raises GroupRefused (GENERATION_STALE) if a reset took effect while this
+        commit was in progress.
+        """
         await self._calls.commit(queue, offset)
 
     async def commit_positions(self) -> None:
-        """Store the positions of all assigned queues: behind what `poll` has returned."""
+        """Commit the positions of all assigned queues, after the messages that `poll` has returned."""
         for queue, position in list(self._positions.items()):
             if position is not None:
                 await self._calls.commit(queue, position)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Of the first message that is still there."""
+        """Return the offset of the oldest available message."""
         return await self._calls.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The one after the last message."""
+        """Return the offset after the last message."""
         return await self._calls.max_offset(queue)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Of the first message that was stored then or later (ms since 1970)."""
+        """Return the offset of the first message stored at or after a time (ms since 1970)."""
         return await self._calls.search_offset(queue, timestamp_ms)
 
     # -- assign, seek, poll
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues with `poll`, and no others. Positions of queues that stay are kept."""
-        wanted = dict.fromkeys(queues)
+        """Replace the queues that `poll` reads. Queues that remain assigned keep their positions."""
+        assigned = dict.fromkeys(queues)
         for queue in list(self._positions):
-            if queue not in wanted:
+            if queue not in assigned:
                 self._stop(queue)
                 del self._positions[queue]
-        for queue in wanted:
+        for queue in assigned:
             self._positions.setdefault(queue, None)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on there. KeyError if the queue is not assigned."""
+        """Continue at an offset. Raises KeyError if the queue is not assigned."""
         self._positions[queue]
         self._stop(queue)
         self._positions[queue] = offset
@@ -126,13 +141,17 @@ class PullConsumer(RemotingClient):
         self.seek(queue, await self.max_offset(queue))
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Of the next message of `poll`; None: not known before the first one. KeyError."""
+        """Return the offset of the next message that `poll` returns; None before the first pull.
+
+        Raises KeyError if the queue is not assigned.
+        """
         return self._positions[queue]
 
     async def poll(self, timeout_s: float = 5.0) -> list[MessageExt]:
-        """Messages of assigned queues, of at most one pull of each; empty if none came in time.
+        """Return messages from assigned queues, or an empty list after the timeout. The messages are from at
+        most one pull per queue.
 
-        Pulls that fail are repeated, and the log says so.
+        Failed pulls are logged and retried.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -140,25 +159,25 @@ class PullConsumer(RemotingClient):
             for queue in self._positions:
                 if queue not in self._pulls:
                     self._pulls[queue] = loop.create_task(self._fetch(queue))
-            left = deadline - loop.time()
+            remaining = deadline - loop.time()
             if not self._pulls:
-                await asyncio.sleep(0)  # a program may ask again at once
+                await asyncio.sleep(0)  # the program may poll again immediately
                 return []
             await asyncio.wait(
-                self._pulls.values(), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+                self._pulls.values(), timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED
             )
-            found: list[MessageExt] = []
+            messages: list[MessageExt] = []
             for queue, pull in list(self._pulls.items()):
                 if pull.done():
                     del self._pulls[queue]
                     if (result := pull.result()) is not None:
                         self._positions[queue] = result.next_offset
-                        found += result.messages
-            if found or left <= 0:
-                return found
+                        messages += result.messages
+            if messages or remaining <= 0:
+                return messages
 
     async def _fetch(self, queue: MessageQueue) -> PullResult | None:
-        """None: it failed, and some time has passed."""
+        """Pull once. After a failure, pause and return None."""
         try:
             position = self._positions[queue]
             if position is None:
@@ -172,7 +191,7 @@ class PullConsumer(RemotingClient):
             return None
 
     def _stop(self, queue: MessageQueue) -> None:
-        """What is being pulled there is not wanted any more."""
+        """Cancel the pull of a queue."""
         pull = self._pulls.pop(queue, None)
         if pull is not None:
             pull.cancel()

@@ -1,4 +1,7 @@
-"""PushConsumer: members of a group share the queues of its topics, and a listener gets the messages."""
+"""The push consumer.
+
+The members of a group share the queues of its topics, and a listener receives the messages.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from types import TracebackType
 
 from broker_adapter.client import group_requests
-from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests
 from broker_adapter.client.core.admin_bodies import parse_offset_table
 from broker_adapter.client.core.member_bodies import QueueInfo, consumed_directly, running_info
 from broker_adapter.client.core.rebalance import AllocateStrategy, allocate_averagely
-from broker_adapter.client.core.subscription import ALL, Subscription
-from broker_adapter.client.core.values import MessageExt, MessageQueue, decode_messages
+from broker_adapter.client.core.subscription import ALL, Expression, Subscription
+from broker_adapter.client.core.values import MessageExt, MessageQueue, decode_one
 from broker_adapter.client.group_requests import MessageModel
 from broker_adapter.client.instance import ClientInstance, RemotingClient, now_ms
-from broker_adapter.client.listening import QueueListener
+from broker_adapter.client.listening import GuardedListener, QueueListener
 from broker_adapter.client.options import ClientOptions
+from broker_adapter.client.program_calls import call_program
 from broker_adapter.client.queue_worker import (
     NOT_LOCKED,
     ConsumeSettings,
@@ -30,30 +35,32 @@ from broker_adapter.client.queue_worker import (
     with_own_topic,
 )
 from broker_adapter.errors import BrokerError, PutRefused, ResponseCode, Status, TopicRefused
-from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Executor
+from broker_adapter.wire.topic_names import RETRY_PREFIX, check_group_name, check_topic_name
 
 _log = logging.getLogger(__name__)
 
-#: A function, or a coroutine function; functions run on threads. The result is a ConsumeStatus or None.
+#: A function (which runs on a thread) or a coroutine function. Returns a ConsumeStatus or None.
 Listener = Callable[[Sequence[MessageExt]], object]
 
 _REBALANCE_S = 20.0
-#: Characters of what others have said, in answers.
+#: Maximum length of quoted remarks in responses.
 _REMARK = 255
-#: All that an offset may be.
+#: Limits of a notice to reset offsets, which is parsed on the event loop.
+_MAX_RESET_VALUES = 1 << 16
+#: Valid offsets.
 _OFFSETS = range(1 << 63)
-_REBALANCE_AGAIN_S = 1.0  # after something was missing
+_REBALANCE_AGAIN_S = 1.0  # after an incomplete rebalance
 
 
 class PushConsumer(RemotingClient):
     """RocketMQ's DefaultMQPushConsumer for asyncio. `subscribe`, then `async with`, or `start` and `close`.
 
-    Each message is given to the listener at least once: after a failure, a change of members or a crash some
-    come again.
+    The listener receives each message at least once. Messages may be redelivered after a failure, a change of
+    members or a crash.
     """
 
     def __init__(
@@ -72,16 +79,19 @@ class PushConsumer(RemotingClient):
         tls: ssl.SSLContext | None = None,
         queue_listener: QueueListener | None = None,
     ) -> None:
-        """`consume_timestamp_ms`: since 1970, for CONSUME_FROM_TIMESTAMP. `max_reconsume_times`: then a
-        message is a dead letter; those of ordered consumption never are.
+        """`consume_timestamp_ms`: ms since 1970, for CONSUME_FROM_TIMESTAMP. `max_reconsume_times`: maximum
+        number of redeliveries before a message becomes a dead letter. With ordered consumption, a message
+        never becomes a dead letter.
 
-        A broadcasting consumer keeps its offsets in memory: it begins at `consume_from` after each start.
+        A broadcasting consumer keeps its offsets only in memory. It starts at `consume_from`; in queues that
+        are added later, it starts at the first message. Raises IllegalMessage if the group name is invalid.
         """
+        check_group_name(group)
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
-        self._calls = ConsumerCalls(self._client, group)
+        self._calls = ConsumerRequests(self._client, group)
         self._listener = listener
-        self._queue_listener = queue_listener or QueueListener()
+        self._queue_listener = GuardedListener(queue_listener or QueueListener())
         self._is_clustering = model is MessageModel.CLUSTERING
         self._model = model
         self._consume_from = consume_from
@@ -93,14 +103,21 @@ class PushConsumer(RemotingClient):
         self._threads = ThreadPoolExecutor(self._settings.threads, "consume")
         self._subscriptions: dict[str, Subscription] = {}
         self._workers: dict[MessageQueue, QueueWorker] = {}
-        #: Calls of the listener that go on though their ordered queues were left: nothing ends a thread.
-        self._going_on: dict[MessageQueue, asyncio.Future[ConsumeStatus]] = {}
+        #: Listener calls that still run for ordered queues that this member no longer has. A thread cannot be
+        #: stopped.
+        self._running_calls: dict[MessageQueue, asyncio.Future[ConsumeStatus]] = {}
         self._rebalance = asyncio.Event()
         self._is_balanced = False
-        self._balancing = asyncio.Lock()  # who changes which queues there are
+        self._was_balanced = False  # a rebalance has completed since the start
+        self._balancing = asyncio.Lock()  # guards changes of the assigned queues
         self._retry_topic = RETRY_PREFIX + group
         self._is_running = False
         self._started_ms = 0
+        #: Queues whose last commit failed. A successful commit removes a queue from this set.
+        self._commit_errors: dict[MessageQueue, BrokerError] = {}
+        #: Number of resets of this member's queues. A reset replaces offsets that the member would have
+        #: committed.
+        self.reset_count = 0
 
     @property
     def client_id(self) -> str:
@@ -108,26 +125,29 @@ class PushConsumer(RemotingClient):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """Queues that this member has now, sorted."""
+        """The queues assigned to this member, sorted."""
         return sorted(self._workers)
 
     @property
     def is_balanced(self) -> bool:
-        """Whether this member has all of its share of the subscribed topics, as it was last found."""
+        """True if the last rebalance assigned this member its full share of the subscribed topics."""
         return self._is_balanced
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Of the queues that this member has: everything before is done."""
+        """The offsets of the assigned queues. All messages before them are consumed."""
         return {queue: worker.state.offset for queue, worker in self._workers.items()}
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Before `start`. `expression`: `*`, or tags with `||` between them. IllegalMessage."""
+    def subscribe(self, topic: str, expression: Expression = ALL) -> None:
+        """Subscribe to a topic, before `start`. `expression`: `*`, tags separated by `||`, or an `SqlFilter`.
+        Raises IllegalMessage.
+        """
         assert not self._is_running, "subscribe before start"
+        check_topic_name(topic)
         self._subscriptions[topic] = Subscription(topic, expression, now_ms())
 
     async def start(self) -> None:
-        """Join the group. TopicRefused, NameServerUnavailable if a subscribed topic has no route."""
+        """Join the group. Raises TopicRefused or NameServerUnavailable if a subscribed topic has no route."""
         self._is_running, self._started_ms = True, now_ms()
         for topic in self._subscriptions:
             await self._client.routes.get(topic)
@@ -139,10 +159,11 @@ class PushConsumer(RemotingClient):
         self._client.dispatch.register(
             [RequestCode.RESET_CONSUMER_CLIENT_OFFSET], self._offsets_reset, Executor("resets", 8, 64)
         )
-        asked = Executor("asked", 4, 16)
-        self._client.dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], self._running_info, asked)
-        self._client.dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], self._consume_directly, asked)
-        self._client.routes.on_change = lambda topic: self._rebalance.set()  # it may have other queues
+        admin = Executor("admin", 4, 16)
+        self._client.dispatch.register([RequestCode.GET_CONSUMER_RUNNING_INFO], self._running_info, admin)
+        self._client.dispatch.register([RequestCode.CONSUME_MESSAGE_DIRECTLY], self._consume_directly, admin)
+        # the topic's queues may have changed
+        self._client.routes.on_change = lambda topic: self._rebalance.set()
         self._client.start()
         await self._heartbeat()
         await self._balance()
@@ -153,20 +174,43 @@ class PushConsumer(RemotingClient):
             self._client.run(self._every(self._settings.lock_interval_s, self._renew_locks))
 
     async def close(self, grace_s: float = 10.0) -> None:
-        """Wait `grace_s` seconds for the listener, commit, leave the group, disconnect. Repeatable."""
+        """Wait up to `grace_s` seconds for the listener, commit, leave the group, and disconnect. May be
+        called again.
+
+        If a commit failed, in this call or when queues were released earlier, raises its BrokerError after
+        disconnecting. The group then receives some messages of this member again.
+        """
         was_running, self._is_running = self._is_running, False
-        async with self._balancing:  # a queue that is just being left is left to the end
+        async with self._balancing:  # finish a queue change in progress
             await self._client.stop_tasks()
         await self._drop(list(self._workers.values()), grace_s)
         if was_running:
             request = group_requests.unregister(self.client_id, consumer=self.group)
-            await self._tell_brokers(request)
+            await self._call_brokers(request)
         await self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        errors, self._commit_errors = self._commit_errors, {}
+        if errors:
+            raise next(iter(errors.values()))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the consumer.
+
+        If the block has raised an error, that error takes precedence over an error from `close`.
+        """
+        try:
+            await self.close()
+        except BrokerError as failure:
+            if error is None:
+                raise
+            _log.warning("offsets were not committed: %s", failure)
 
     async def abandon(self) -> None:
-        """Disconnect as a program that dies: nothing is committed, nobody is told. Repeatable."""
+        """Disconnect without committing or leaving the group, like a crash. May be called again."""
         self._is_running = False
+        self._commit_errors.clear()
         await self._client.connections.close()
         async with self._balancing:
             await self._client.stop_tasks()
@@ -193,10 +237,13 @@ class PushConsumer(RemotingClient):
             where=self._consume_from,
             subscriptions=self._subscriptions.values(),
         )
-        await self._tell_brokers(request)
+        await self._call_brokers(request)
 
-    async def _tell_brokers(self, request: RemotingCommand) -> None:
-        """All brokers of the subscribed topics; one that does not answer is told the next time."""
+    async def _call_brokers(self, request: RemotingCommand) -> None:
+        """Send the request to all brokers of the subscribed topics.
+
+        Failures are logged. The next heartbeat repeats the request.
+        """
         routes = self._client.routes.known
         addresses = {
             address
@@ -205,21 +252,23 @@ class PushConsumer(RemotingClient):
             for broker in routes[topic].brokers.values()
             for address in broker.addresses.values()
         }
-        await asyncio.gather(*(self._tell_broker(address, replace(request)) for address in sorted(addresses)))
+        await asyncio.gather(*(self._call_broker(address, replace(request)) for address in sorted(addresses)))
 
-    async def _tell_broker(self, address: str, request: RemotingCommand) -> None:
+    async def _call_broker(self, address: str, request: RemotingCommand) -> None:
         try:
             await self._client.call(address, request)
         except BrokerError as error:
-            _log.info("a broker was not told: address %s, %s", address, error)
+            _log.info("a request to a broker failed: address %s, %s", address, error)
 
     async def _members_changed(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         if request.fields.get("consumerGroup") == self.group:
             self._rebalance.set()
 
     async def _members(self, topic: str) -> list[str]:
-        """BrokerError if no broker of the topic says it, of those that are asked in the time of a call."""
-        last: BrokerError = PutRefused(Status.NOT_CONNECTED, f"{topic}: the route names no broker")
+        """Return the ids of the group's members. Raises BrokerError if no broker of the topic responds in
+        time.
+        """
+        last: BrokerError = PutRefused(Status.NOT_CONNECTED, f"{topic}: the route has no broker")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._client.options.timeout_s):
                 for broker in (await self._client.routes.get(topic)).brokers.values():
@@ -243,7 +292,10 @@ class PushConsumer(RemotingClient):
             is_complete = await self._balance()
 
     async def _balance(self) -> bool:
-        """Take and leave queues. False if something is missing: look again soon."""
+        """Acquire and release queues.
+
+        Return False if the result is incomplete and another attempt should follow soon.
+        """
         is_complete = True
         is_balanced = True
         for topic in list(self._subscriptions):
@@ -251,37 +303,38 @@ class PushConsumer(RemotingClient):
                 async with self._balancing:
                     is_complete &= await self._balance_topic(topic)
             except TopicRefused:
-                # A retry topic is there some time after the first heartbeat only.
+                # The broker creates the retry topic some time after the first heartbeat.
                 is_complete &= topic != self._retry_topic
             except BrokerError as error:
                 _log.info("not rebalanced: topic %s, %s", topic, error)
                 is_complete = False
-            except Exception:  # of a program's own strategy: the next round may fare better
+            except Exception:  # the program's allocation strategy failed; the next round may succeed
                 _log.exception("not rebalanced: topic %s", topic)
                 is_complete = False
             if topic != self._retry_topic:
                 is_balanced &= is_complete
         self._is_balanced = is_balanced
+        self._was_balanced |= is_balanced
         return is_complete
 
     async def _balance_topic(self, topic: str) -> bool:
         if not self._is_running:
             return True
         queues = (await self._client.routes.get(topic)).subscribe_queues(topic)
-        wanted = list(queues)
+        assigned = list(queues)
         if self._is_clustering:
             members = await self._members(topic)
             if self.client_id not in members:
-                return False  # the broker does not know us yet; what we have stays ours
-            wanted = self._allocate(queues, members, self.client_id)
+                return False  # the broker does not know this member yet; keep the current queues
+            assigned = self._allocate(queues, members, self.client_id)
         mine = {queue: worker for queue, worker in self._workers.items() if queue.topic == topic}
-        await self._drop([worker for queue, worker in mine.items() if queue not in wanted], grace_s=1.0)
-        new = [queue for queue in wanted if queue not in mine]
-        asked_at = asyncio.get_running_loop().time()
-        answers = await self._ask_locks(new, unlock=False) if self._is_ordered else dict.fromkeys(new, True)
+        await self._drop([worker for queue, worker in mine.items() if queue not in assigned], grace_s=1.0)
+        new = [queue for queue in assigned if queue not in mine]
+        requested_at = asyncio.get_running_loop().time()
+        answers = await self._lock_queues(new, unlock=False) if self._is_ordered else dict.fromkeys(new, True)
         locked = [queue for queue in new if answers.get(queue)]
         for queue in locked:
-            self._start_at(queue, await self._begin_at(queue), asked_at)
+            self._start_at(queue, await self._start_of(queue), requested_at)
         return len(locked) == len(new)
 
     def _start_at(self, queue: MessageQueue, begin: int, locked_at: float) -> None:
@@ -296,22 +349,40 @@ class PushConsumer(RemotingClient):
             self._slots,
             self._queue_listener,
         )
-        worker.locked_at, worker.after = locked_at, self._going_on.get(queue)
+        worker.locked_at, worker.after = locked_at, self._running_calls.get(queue)
         self._workers[queue] = worker
         self._queue_listener.assigned(queue, begin)
         worker.start()
 
-    async def _begin_at(self, queue: MessageQueue) -> int:
+    async def _start_of(self, queue: MessageQueue) -> int:
         where = self._consume_from
         if queue.topic == self._retry_topic:
             where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
         if self._is_clustering:
-            return await self._calls.first_offset(queue, where, self._consume_timestamp_ms)
-        return await self._calls.begin_of(queue, where, self._consume_timestamp_ms)
+            return await self._group_start(queue, where)
+        if self._was_balanced and where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        return await self._calls.start_of(queue, where, self._consume_timestamp_ms)
+
+    async def _group_start(self, queue: MessageQueue, where: ConsumeFromWhere) -> int:
+        """Return the start position, and commit it if it depends on the current time.
+
+        Suppose that a member starts at the end of a queue and leaves, and then a message arrives. Without the
+        commit, the next member would start after the message.
+        """
+        offset = await self._calls.committed(queue)
+        if offset is None:
+            offset = await self._calls.first_offset(queue, where, self._consume_timestamp_ms)
+            if where is not ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+                await self._calls.commit(queue, offset)
+        return offset
 
     async def _drop(self, workers: list[QueueWorker], grace_s: float) -> None:
-        """Leave queues: what was done is committed before another member takes them. Who still consumes an
-        ordered one keeps its lock, until that is over or nobody renews it."""
+        """Release queues. Their offsets are committed before another member gets the queues.
+
+        If a listener call for an ordered queue is running, the queue remains locked until the call ends or
+        the lock expires.
+        """
         for worker in workers:
             self._workers.pop(worker.queue, None)
         await asyncio.gather(*(worker.stop(grace_s) for worker in workers))
@@ -320,21 +391,25 @@ class PushConsumer(RemotingClient):
         for worker in workers:
             worker.state.is_dropped = True
             self._queue_listener.revoked(worker.queue)
-        left = [worker.queue for worker in workers if worker.queue not in self._going_on]
-        if self._is_ordered and left:
-            await self._ask_locks(left, unlock=True)
+        unlocked = [worker.queue for worker in workers if worker.queue not in self._running_calls]
+        if self._is_ordered and unlocked:
+            await self._lock_queues(unlocked, unlock=True)
 
     async def _offsets_reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        """Somebody has set the group's offsets: go on there. What was being consumed is not committed."""
+        """Handle a reset of the group's offsets.
+
+        Consumption continues at the new offsets, and messages in memory are not committed.
+        """
         if request.fields.get("group") != self.group:
             return
-        offsets = parse_offset_table(request.body)
+        offsets = parse_offset_table(request.body, _MAX_RESET_VALUES)
         async with self._balancing:
             for queue, offset in offsets.items():
                 if type(offset) is not int or offset not in _OFFSETS or queue not in self._workers:
                     continue
                 worker = self._workers.pop(queue)
                 worker.state.is_dropped = True
+                self._note_reset(queue)
                 await worker.stop(grace_s=1.0)
                 self._queue_listener.revoked(queue)
                 if self._is_running:
@@ -350,30 +425,49 @@ class PushConsumer(RemotingClient):
         try:
             await worker.commit()
         except BrokerError as error:
-            _log.info("an offset was not committed: queue %s, %s", worker.queue, error)
+            if error.status is Status.GENERATION_STALE:
+                self._note_reset(worker.queue)
+                return
+            self._commit_errors[worker.queue] = error
+            _log.warning("an offset was not committed: queue %s, %s", worker.queue, error)
+        else:
+            self._commit_errors.pop(worker.queue, None)
+
+    def _note_reset(self, queue: MessageQueue) -> None:
+        """Record that a reset has replaced an offset that this member was going to commit."""
+        self._commit_errors.pop(queue, None)
+        self.reset_count += 1
 
     # -- locks of ordered queues
 
     async def _renew_locks(self) -> None:
-        asked_at = asyncio.get_running_loop().time()
-        for queue, is_granted in (await self._ask_locks(list(self._workers), unlock=False)).items():
+        requested_at = asyncio.get_running_loop().time()
+        for queue, is_granted in (await self._lock_queues(list(self._workers), unlock=False)).items():
             worker = self._workers.get(queue)
-            if worker is None and is_granted:  # it was left meanwhile: nobody else would get it
+            # the queue was released in the meantime, and another member must be able to lock it
+            if worker is None and is_granted:
                 self._client.run(self._unlock(queue))
-            elif worker is not None and worker.locked_at <= asked_at:  # it was not taken again meanwhile
-                worker.locked_at = asked_at if is_granted else NOT_LOCKED
+            elif worker is not None and worker.locked_at <= requested_at:  # not locked again meanwhile
+                worker.locked_at = requested_at if is_granted else NOT_LOCKED
 
-    async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
-        """Each broker for its queues: whether they are locked for this member. Those of brokers that do not
-        answer are left out: a lock that is believed in is believed in on."""
+    async def _lock_queues(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
+        """Lock or unlock queues at their brokers. Return a dict that maps each queue to True if this member
+        holds its lock.
+
+        The dict omits the queues of brokers that do not respond. Their locks remain valid until they expire.
+        """
         of_brokers: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             of_brokers.setdefault(queue.broker_name, []).append(queue)
-        told = await asyncio.gather(*(self._ask_lock(its, unlock=unlock) for its in of_brokers.values()))
-        return {queue: is_granted for answers in told for queue, is_granted in answers.items()}
+        responses = await asyncio.gather(
+            *(self._lock_at_broker(group, unlock=unlock) for group in of_brokers.values())
+        )
+        return {queue: is_granted for answers in responses for queue, is_granted in answers.items()}
 
-    async def _ask_lock(self, queues: Sequence[MessageQueue], *, unlock: bool) -> dict[MessageQueue, bool]:
-        """Those of one broker."""
+    async def _lock_at_broker(
+        self, queues: Sequence[MessageQueue], *, unlock: bool
+    ) -> dict[MessageQueue, bool]:
+        """Lock or unlock the queues of one broker."""
         name, topic = queues[0].broker_name, queues[-1].topic
         request = group_requests.lock(self.group, self.client_id, queues, unlock=unlock)
         try:
@@ -388,27 +482,27 @@ class PushConsumer(RemotingClient):
 
     async def _consume(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
         if not self._is_ordered or inspect.iscoroutinefunction(self._listener):
-            return await self._told(messages)
-        call = asyncio.ensure_future(self._told(messages))
+            return await self._call_listener(messages)
+        call = asyncio.ensure_future(self._call_listener(messages))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
             queue = messages[0].queue
-            self._going_on[queue] = call
-            call.add_done_callback(lambda _: self._call_is_over(queue))
+            self._running_calls[queue] = call
+            call.add_done_callback(lambda _: self._on_call_end(queue))
             raise
 
-    def _call_is_over(self, queue: MessageQueue) -> None:
-        del self._going_on[queue]
+    def _on_call_end(self, queue: MessageQueue) -> None:
+        del self._running_calls[queue]
         if self._is_running and queue not in self._workers:
             self._client.run(self._unlock(queue))
 
     async def _unlock(self, queue: MessageQueue) -> None:
         async with self._balancing:
-            if queue not in self._workers and queue not in self._going_on:
-                await self._ask_locks([queue], unlock=True)
+            if queue not in self._workers and queue not in self._running_calls:
+                await self._lock_queues([queue], unlock=True)
 
-    async def _told(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
+    async def _call_listener(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
         try:
             return await self._listen(messages)
         except Exception:
@@ -416,14 +510,11 @@ class PushConsumer(RemotingClient):
             return ConsumeStatus.RECONSUME_LATER
 
     async def _listen(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
-        """What the listener says, and raises."""
-        if inspect.iscoroutinefunction(self._listener):
-            status = await self._listener(messages)
-        else:
-            status = await asyncio.get_running_loop().run_in_executor(self._threads, self._listener, messages)
+        """Call the listener and return its status. Exceptions of the listener propagate."""
+        status = await call_program(self._listener, messages, self._threads)
         return ConsumeStatus.CONSUME_SUCCESS if status is None else ConsumeStatus(status)
 
-    # -- what administrators ask
+    # -- requests of administrators
 
     async def _running_info(
         self, connection: RemotingConnection, request: RemotingCommand
@@ -455,25 +546,25 @@ class PushConsumer(RemotingClient):
     async def _consume_directly(
         self, connection: RemotingConnection, request: RemotingCommand
     ) -> RemotingCommand:
-        """A message out of turn. The listener's answer changes nothing: an administrator reads it.
+        """Pass a message to the listener at an administrator's request. The result is reported but has no
+        effect.
 
-        StoredDataDamaged for a message that cannot be read."""
+        Raises StoredDataDamaged if the message cannot be decoded.
+        """
         if request.fields.get("consumerGroup") != self.group:
             return self._not_of_this_group(request)
-        found = decode_messages(request.body, request.fields.get("brokerName", ""))
-        if not found:
-            return request.answer(ResponseCode.SYSTEM_ERROR, "there is no message in the request")
+        message = decode_one(request.body, request.fields.get("brokerName", ""))
         remark = None
         async with self._slots:
-            begun_ms = now_ms()
+            started_ms = now_ms()
             try:
-                status = await self._listen([with_own_topic(message) for message in found])
+                status = await self._listen([with_own_topic(message)])
                 result = "CR_SUCCESS" if status is ConsumeStatus.CONSUME_SUCCESS else "CR_LATER"
             except Exception as error:
-                _log.exception("the listener failed: message id %s", found[0].message_id)
+                _log.exception("the listener failed: message id %s", message.message_id)
                 result, remark = "CR_THROW_EXCEPTION", repr(error)[:_REMARK]
         body = consumed_directly(
-            result, is_ordered=self._is_ordered, spent_ms=now_ms() - begun_ms, remark=remark
+            result, is_ordered=self._is_ordered, spent_ms=now_ms() - started_ms, remark=remark
         )
         return request.answer(ResponseCode.SUCCESS, body=body)
 
@@ -483,7 +574,9 @@ class PushConsumer(RemotingClient):
         return request.answer(ResponseCode.SYSTEM_ERROR, problem)
 
     async def _send_back(self, message: MessageExt) -> None:
-        request = group_requests.send_back(self.group, message, delay_level=0, most=self._max_reconsume_times)
+        request = group_requests.send_back(
+            self.group, message, delay_level=0, max_attempts=self._max_reconsume_times
+        )
         address = await self._client.master_of(message.queue.topic, message.queue.broker_name)
         await self._client.call(address, request)
 

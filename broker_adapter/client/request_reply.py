@@ -1,4 +1,4 @@
-"""Requests that wait for an answer: RocketMQ's request-reply."""
+"""RocketMQ's request-reply: messages whose producer waits for a reply."""
 
 from __future__ import annotations
 
@@ -18,24 +18,34 @@ _CLUSTER = "CLUSTER"
 
 
 def reply_to(request: MessageExt, body: bytes) -> Message:
-    """The answer to a message, to be sent by any producer (MessageUtil.createReplyMessage). IllegalMessage
-    (PROPERTIES_INVALID) if nobody waits for one."""
-    found = request.properties
-    if missing := {CORRELATION_ID, REPLY_TO_CLIENT, _CLUSTER} - found.keys():
-        raise IllegalMessage(Status.PROPERTIES_INVALID, f"no request: it lacks {sorted(missing)}")
-    properties = {name: found[name] for name in (CORRELATION_ID, REPLY_TO_CLIENT, TTL) if name in found}
-    return Message(f"{found[_CLUSTER]}_REPLY_TOPIC", body, properties={MESSAGE_TYPE: REPLY, **properties})
+    """Return the reply to a message, which any producer may send (MessageUtil.createReplyMessage).
+
+    Raises IllegalMessage (PROPERTIES_INVALID) if the message does not expect a reply.
+    """
+    properties_in = request.properties
+    if missing := {CORRELATION_ID, REPLY_TO_CLIENT, _CLUSTER} - properties_in.keys():
+        raise IllegalMessage(
+            Status.PROPERTIES_INVALID, f"the message is not a request: it lacks {sorted(missing)}"
+        )
+    properties = {
+        name: properties_in[name] for name in (CORRELATION_ID, REPLY_TO_CLIENT, TTL) if name in properties_in
+    }
+    return Message(
+        f"{properties_in[_CLUSTER]}_REPLY_TOPIC", body, properties={MESSAGE_TYPE: REPLY, **properties}
+    )
 
 
 class PendingRequests:
-    """Those of one producer. On one event loop."""
+    """The pending requests of one producer, for one event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[str, asyncio.Future[MessageExt]] = {}
 
     @contextmanager
-    def one(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
-        """Its correlation id, and its answer: waited for inside."""
+    def new_request(self) -> Iterator[tuple[str, asyncio.Future[MessageExt]]]:
+        """Register a request for the duration of the block. Yields its correlation id and the future of the
+        reply.
+        """
         correlation_id = secrets.token_hex(16)
         answer = asyncio.get_running_loop().create_future()
         self._pending[correlation_id] = answer
@@ -45,7 +55,10 @@ class PendingRequests:
             del self._pending[correlation_id]
 
     async def answered(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        """A broker passes an answer on. One that nobody waits for any more is dropped, as in Java."""
+        """Handle a reply that a broker has passed on.
+
+        Drops the reply if no request is pending for it, as the Java client does.
+        """
         reply = decode_reply(request)
         answer = self._pending.get(reply.properties.get(CORRELATION_ID, ""))
         if answer is not None and not answer.done():

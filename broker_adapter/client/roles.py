@@ -1,4 +1,4 @@
-"""The role of a broker with a classic log, as its operator decides it."""
+"""Role changes of brokers with a classic log, for operators."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ async def change_role(
     options: ClientOptions | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Of the broker at `address`, host:port. PutRefused (ROLE_CHANGE_BLOCKED) says what is in the way, which
-    `force` gives up; AnswerMissing; RemotingRefused (CODE_UNKNOWN) from a broker with another log."""
-    client = ClientInstance([address], options, tls)  # no NameServer is asked
+    """Change the role of the broker at `address`, host:port.
+
+    Raises PutRefused (ROLE_CHANGE_BLOCKED) with the reason, unless `force`; AnswerMissing if there is no
+    response; RemotingRefused (CODE_UNKNOWN) if the broker has another kind of log.
+    """
+    client = ClientInstance([address], options, tls)  # no NameServer is needed
     fields = {"role": "master" if to_master else "slave", "force": str(force).lower()}
     try:
         await client.call(address, RemotingCommand(RequestCode.CHANGE_BROKER_ROLE, fields))

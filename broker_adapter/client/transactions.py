@@ -1,10 +1,9 @@
-"""TransactionProducer: a message that is seen if, and only if, a local transaction has succeeded."""
+"""The producer for messages that become visible if and only if a local transaction succeeds."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,28 +14,30 @@ from broker_adapter.client.core.values import (
     MessageExt,
     SendResult,
     SendStatus,
-    decode_messages,
+    decode_one,
 )
-from broker_adapter.client.producer import Producer
+from broker_adapter.client.options import ClientOptions
+from broker_adapter.client.producer import OnAttempt, Producer
+from broker_adapter.client.program_calls import call_program
 from broker_adapter.errors import BrokerError, IllegalMessage, Status
-from broker_adapter.format.message_id import parse_offset_id
-from broker_adapter.format.properties import PropertiesText, with_property
-from broker_adapter.format.sys_flag import (
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Executor
+from broker_adapter.wire.message_id import parse_offset_id
+from broker_adapter.wire.properties import PropertiesText, with_property
+from broker_adapter.wire.sys_flag import (
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
 )
-from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.connection import RemotingConnection
-from broker_adapter.remoting.executors import Executor
 
 _log = logging.getLogger(__name__)
 
 
 class LocalTransactionState(IntEnum):
-    """How a local transaction ended. Of UNKNOWN the broker asks again later."""
+    """The outcome of a local transaction. After UNKNOWN, the broker checks again later."""
 
     UNKNOWN = TRANSACTION_NONE
     COMMIT_MESSAGE = TRANSACTION_COMMIT
@@ -45,56 +46,79 @@ class LocalTransactionState(IntEnum):
 
 #: Runs the local transaction of a message.
 Execute = Callable[[Message], LocalTransactionState | Awaitable[LocalTransactionState]]
-#: Says how the local transaction of a message ended; also of one that another producer of the group has sent.
+#: Returns the outcome of the local transaction of a message. The message may be from another producer of the
+#: group.
 Check = Callable[[MessageExt], LocalTransactionState | Awaitable[LocalTransactionState]]
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult:
-    """`is_ended`: the broker knows `state`. If not, it asks the group later."""
+    """The result of a transactional send.
+
+    `is_ended`: the broker has received `state`. Otherwise the broker checks the transaction later.
+    """
 
     sent: SendResult
     state: LocalTransactionState
     is_ended: bool
 
 
-class TransactionProducer(Producer):
-    """RocketMQ's TransactionMQProducer. `execute` and `check`: functions run on threads, coroutine functions
-    on the event loop; an exception counts as UNKNOWN."""
+#: Properties that delay a message. A half message cannot be delayed.
+_DELAYS = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
-    def __init__(self, group: str, name_servers: Sequence[str] | str, check: Check, **options: Any) -> None:
-        """`options`: those of `Producer`."""
-        super().__init__(group, name_servers, **options)
+
+class TransactionProducer(Producer):
+    """RocketMQ's TransactionMQProducer.
+
+    `execute` and `check` may be functions, which run on threads, or coroutine functions. An exception counts
+    as UNKNOWN.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: Sequence[str] | str,
+        check: Check,
+        *,
+        options: ClientOptions | None = None,
+        tls: ssl.SSLContext | None = None,
+        create_topics: bool = True,
+        on_attempt: OnAttempt | None = None,
+    ) -> None:
+        """Takes the options of `Producer`."""
+        super().__init__(
+            group, name_servers, options=options, tls=tls, create_topics=create_topics, on_attempt=on_attempt
+        )
         self._check = check
 
     async def start(self) -> None:
         await super().start()
         checks = Executor("transaction checks", running=8, waiting=1000)
-        self._client.dispatch.register([RequestCode.CHECK_TRANSACTION_STATE], self._checked, checks)
+        self._client.dispatch.register([RequestCode.CHECK_TRANSACTION_STATE], self._on_check, checks)
 
     async def send_in_transaction(self, message: Message, execute: Execute) -> TransactionSendResult:
-        """Send the message so that nobody sees it, run `execute`, and tell the broker how that ended.
+        """Send a half message, run `execute`, and send its outcome to the broker.
 
-        Errors as those of `send`; `execute` is not run then.
+        If the send fails, raises its error and does not run `execute`.
         """
-        if message.delay_level:
-            raise IllegalMessage(Status.REQUEST_MALFORMED, "a message of a transaction has no delay")
+        if message.delay_level or not _DELAYS.isdisjoint(message.properties):
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "a transactional message cannot have a delay")
         outgoing = await self._encoded(message)
         properties = with_property(PropertiesText(outgoing.properties), "TRAN_MSG", "true")
         properties = with_property(properties, "PGROUP", self.group)
         half = outgoing._replace(
             properties=properties.text, sys_flag=outgoing.sys_flag | TRANSACTION_PREPARED
         )
-        await self._greet(message.topic)
+        await self._register(message.topic)
         sent = await self._send([message], half, None, None, None, None)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
             state = await _state_of(execute, message)
-        return TransactionSendResult(sent, state, await self._ended(sent, state))
+        return TransactionSendResult(sent, state, await self._send_outcome(sent, state))
 
-    # -- inside
+    # -- internal
 
-    async def _ended(self, sent: SendResult, state: LocalTransactionState) -> bool:
+    async def _send_outcome(self, sent: SendResult, state: LocalTransactionState) -> bool:
         if state is LocalTransactionState.UNKNOWN:
             return False
         try:
@@ -109,13 +133,13 @@ class TransactionProducer(Producer):
             )
             await self._client.call(await self._address(sent.queue), request)
         except BrokerError as error:
-            _log.info("a transaction was not ended: message id %s, %s", sent.message_id, error)
+            _log.info("the outcome of a transaction was not sent: message id %s, %s", sent.message_id, error)
             return False
         return True
 
-    async def _checked(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        """A broker asks how a transaction ended."""
-        (message,) = decode_messages(request.body, "")
+    async def _on_check(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        """Handle a broker's transaction check."""
+        message = decode_one(request.body, "")
         state = await _state_of(self._check, message)
         if state is LocalTransactionState.UNKNOWN:
             return
@@ -134,9 +158,7 @@ class TransactionProducer(Producer):
 
 async def _state_of(function: Callable[[Any], Any], argument: Message | MessageExt) -> LocalTransactionState:
     try:
-        if inspect.iscoroutinefunction(function):
-            return LocalTransactionState(await function(argument))
-        return LocalTransactionState(await asyncio.to_thread(function, argument))
+        return LocalTransactionState(await call_program(function, argument))
     except Exception:
         _log.exception("a local transaction failed")
         return LocalTransactionState.UNKNOWN
@@ -152,7 +174,7 @@ def _end_transaction(
     message_id: str,
     transaction_id: str,
 ) -> RemotingCommand:
-    """`offset`, `physical_offset`: of the half message."""
+    """Build END_TRANSACTION. `offset` and `physical_offset` locate the half message."""
     fields = {
         "topic": topic,
         "producerGroup": group,

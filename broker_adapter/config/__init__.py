@@ -1,1 +1,1 @@
-"""`[program.settings]` of a node with a broker on it."""
+"""`[program.settings]` of a node that runs a broker."""

@@ -1,4 +1,4 @@
-"""`[program.settings]` of a node with a broker on it."""
+"""`[program.settings]` of a node that runs a broker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from broker_adapter.config.classic import ClassicSettings
-from broker_adapter.config.remoting import RemotingSettings
+from broker_adapter.config.remoting import Address, RemotingSettings
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import IllegalMessage
-from broker_adapter.format.message import MAX_BODY_BYTES
-from broker_adapter.format.topic_names import check_topic_name
+from broker_adapter.wire.message import MAX_BODY_BYTES
+from broker_adapter.wire.topic_names import check_topic_name
 from dledger import Code, ConfigError
 
 Positive = Annotated[int, Field(gt=0)]
@@ -21,97 +21,111 @@ _Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class DeliverySettings(BaseModel):
-    """`[program.settings.delivery]`: of consuming by receipt handles, delays and transactions."""
+    """`[program.settings.delivery]`: receipt handles, delays and transactions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     invisible_ms: Positive = 60_000
-    """How long a received message is invisible to others, if the receive names no time. Renewed while its
-    client is heard of."""
+    """Invisible time of a received message if the receive specifies none. Renewed while the
+    client is alive.
+    """
     max_renewed_ms: Positive = 10_800_000
-    """Longest time for which it is renewed in all."""
+    """Maximum total time of renewals."""
     heard_ms: Positive = 30_000
-    """A client that was not heard of for so long is gone."""
+    """Time after which a silent client is considered disconnected."""
     release_ms: Positive = 1_000
-    """Messages of a client that is gone become visible after this."""
+    """Delay after which the messages of a disconnected client become visible."""
     max_pending_per_queue: Positive = 20_000
-    """Messages of one queue that are received and not acknowledged. Past it nothing fresh is given."""
+    """Maximum number of received but unacknowledged messages of one queue. Beyond it no new messages are
+    delivered.
+    """
     max_pending: Positive = 200_000
-    """The same of all queues."""
+    """The same for all queues together."""
     abandoned_ms: Positive = 86_400_000
-    """A message that is visible again for so long, and that nobody wants, counts as never given."""
+    """Time after which a visible message that was not received again counts as never delivered."""
     upkeep_ms: Positive = 10_000
-    """How often the master looks for abandoned messages."""
+    """Interval at which the master searches for abandoned messages."""
     max_delay_ms: Positive = 40 * 86_400_000
-    """Longest delay of a message. Past it: 738."""
+    """Maximum delay of a message. Beyond it: 738."""
     max_held_bytes: Positive = 64 << 20
-    """Bytes of memory of half messages. Past it: 706."""
+    """Maximum memory for half messages, in bytes, shared by address. Beyond it: 706."""
     max_delayed: Positive = 2_000_000
-    """Delayed messages that wait, in the log and in an index on the disk. Past it: 706."""
+    """Maximum number of pending delayed messages, in the log and an index on disk, shared by address. Beyond
+    it: 706.
+    """
     check_first_ms: Positive = 6_000
-    """When the producer of a half message is first asked for its outcome."""
+    """Time until the first transaction check of a half message."""
     check_again_ms: Positive = 30_000
-    """Time until it is asked again."""
+    """Interval of further checks."""
     max_checks: Positive = 15
-    """After so many checks without an answer a half message is rolled back."""
+    """Number of unanswered checks after which a half message is rolled back."""
+    retry_span_ms: Annotated[int, Field(ge=0, le=60_000)] = 15_000
+    """A send with the topic, id and content of a stored message is a duplicate if both were created within
+    this time. 0: store every send, including sends that a node forwards again after a failover.
+    """
     max_waiting_bytes: Positive = 64 << 20
-    """Bytes of requests that wait for their append."""
+    """Maximum total size of requests waiting to be appended, in bytes, shared by address. Beyond it: 702."""
     max_given_bytes: Positive = 64 << 20
-    """Bytes of messages on their way from the log to consumers. Past it a receive waits for room."""
+    """Maximum total size of messages in flight from the log to consumers, in bytes, shared by address. Above
+    it, a receive returns up to 64 KiB and waits for larger messages.
+    """
 
 
 class BrokerSettings(BaseModel):
-    """One broker, wherever it is master. Sizes in bytes, times in ms."""
+    """Settings of one broker, equal on all nodes. Sizes in bytes, times in ms."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: _Text = "broker-a"
-    """Name of the broker, the same on all nodes of one log."""
+    """Name of the broker, equal on all nodes of one log."""
     store: Literal["replicated", "classic"] = "replicated"
-    """The log: that of the group of nodes, or a CommitLog of RocketMQ's own form with slaves of its own."""
+    """Kind of log: the nodes' replicated log, or a CommitLog in RocketMQ's format with slaves."""
     cluster: _Text = "DefaultCluster"
-    """Name of the cluster of brokers."""
+    """Name of the broker cluster."""
     directory: Path | None = None
-    """Directory of ConsumeQueues and indexes. Default: beside the log's."""
-    namesrv: tuple[_Text, ...] = ()
-    """host:port of all NameServers."""
+    """Directory of ConsumeQueues and indexes. Default: next to the log's directory."""
+    namesrv: tuple[Address, ...] = ()
+    """host:port of all NameServers, of this project or RocketMQ's."""
     auto_create_topics: bool = True
-    """The first message to a topic creates it. Asking for its route does not."""
+    """Create a topic with the first message sent to it. A route request does not create it."""
     auto_create_groups: bool = True
-    """The first use of a group creates it."""
+    """Create a group on its first use."""
     auto_create_up_to: Positive = 8_000
-    """With so many topics (or groups) none is created by use any more; admins still create them. Past it:
-    770, 771."""
+    """Number of topics (or groups) above which clients cannot create any automatically: 770, 771.
+    Administrators still can.
+    """
     auto_create_per_client: Positive = 1_000
-    """Topics (or groups) that one address may create by use, at one master. Past it: 770, 771."""
+    """Maximum number of topics (or groups) created automatically for one address, per master. Beyond it: 770,
+    771.
+    """
     auto_create_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
-    """A topic created by use is deleted when it is empty and unused for so long. 0: never."""
+    """Time after which an empty, unused, automatically created topic is deleted. 0: never."""
     auto_create_groups_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
-    """A group created by use is deleted, with its offsets, when it is unused for so long. 0: never."""
+    """Time after which an unused, automatically created group is deleted, with its offsets. 0: never."""
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Queues of a topic created by use."""
+    """Number of queues of an automatically created topic."""
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
-    """Largest body of a message. Past it: 734."""
+    """Maximum size of a message body. Beyond it: 734."""
     max_held_pulls: Positive = 10_000
-    """Pulls, and receives, that wait for messages. Past it: 743."""
+    """Maximum number of pulls and receives waiting for messages. Beyond it: 743."""
     max_wait_ms: Positive = 60_000
-    """How long a pull may wait for messages."""
+    """Maximum waiting time of a pull."""
     send_timeout_ms: Positive = 5000
-    """How long a send that names no time-out may take."""
+    """Timeout of a send that specifies none."""
     role_change_report_ms: Positive = 5000
-    """A master that is not writable for so long says so, and looks for a fitter one."""
+    """Time after which a master that is not writable yet logs this and offers leadership to a fitter node."""
     units_per_file: Positive = 300_000
-    """Messages of one ConsumeQueue file."""
+    """Messages per ConsumeQueue file."""
     index_slots: Positive = 5_000_000
-    """Hash slots of one IndexFile."""
+    """Hash slots per IndexFile."""
     index_items: Positive = 20_000_000
-    """Keys of one IndexFile."""
+    """Keys per IndexFile."""
     checkpoint_ms: Positive = 5000
-    """How often derived files are synced and their checkpoint is written."""
+    """Interval at which derived files are synced and their checkpoint is written."""
     delivery: DeliverySettings = DeliverySettings()
-    """Receiving by receipt handles, delays and transactions."""
+    """Receipt handles, delays and transactions."""
     rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
-    """The service for clients of RocketMQ 5."""
+    """The service for RocketMQ 5 clients."""
     classic: ClassicSettings = ClassicSettings()
     """The log with `store = "classic"`."""
     remoting: RemotingSettings = RemotingSettings()
@@ -133,21 +147,28 @@ class BrokerSettings(BaseModel):
             return self
         if not self.rocketmq_v2.enabled:
             raise ValueError(
-                "remoting.listen needs rocketmq_v2.enabled: nodes pass both kinds of calls on so"
+                "remoting.listen requires rocketmq_v2.enabled = true, because that service also forwards "
+                "remoting calls to the master"
             )
         return self
 
     @model_validator(mode="after")
+    def _registers_what_it_serves(self) -> BrokerSettings:
+        if self.namesrv and not self.remoting.listen:
+            raise ValueError("namesrv requires remoting.listen, because routes direct clients to it")
+        return self
+
+    @model_validator(mode="after")
     def _classic_speaks_remoting(self) -> BrokerSettings:
-        """Its slaves and NameServers know it by that."""
+        """Require the remoting port, which slaves and NameServers use."""
         if self.store != "classic":
             return self
         if not self.remoting.listen:
-            raise ValueError('store = "classic" needs remoting.listen')
-        if self.namesrv:
-            raise ValueError('store = "classic" registers by remoting.namesrv: name the NameServers there')
+            raise ValueError('store = "classic" requires remoting.listen')
         if self.directory is not None:
-            raise ValueError('store = "classic" has its derived files in the node\'s directory')
+            raise ValueError(
+                'store = "classic" does not support directory: derived files are in the node\'s directory'
+            )
         return self
 
     @field_validator("name", "cluster")
@@ -161,7 +182,7 @@ class BrokerSettings(BaseModel):
 
 
 def parse_settings(content: Mapping[str, Any], where: str = "program.settings") -> BrokerSettings:
-    """ConfigError (CONFIG_INVALID) names each wrong key and what is valid."""
+    """Parse the settings. Raises ConfigError (CONFIG_INVALID) with each invalid key and the valid values."""
     try:
         return BrokerSettings.model_validate(dict(content))
     except ValidationError as error:

@@ -1,1 +1,3 @@
-"""The CommitLog as all that is above it sees it: the protocols, and the replicated log as one of them."""
+"""Protocols of the CommitLog for the broker, and their implementations by the replicated and
+the classic log.
+"""

@@ -1,4 +1,4 @@
-"""A broker's node as the broker's program sees it, whichever log it has."""
+"""Interface of a node for the broker's program. Both kinds of logs implement it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dledger import NodeConfig, NodeStatus, RoleEvent
-from dledger.platform import GrpcService, NodeMetrics
+from dledger.infra.transport.host import GrpcService
+from dledger.metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
 class BrokerNode(Protocol):
-    """`dledger.NodeServer`, or what stands for it: meanings are those there."""
+    """The interface of `dledger.NodeServer`, with the semantics documented there."""
 
     max_batch_bytes: int
 

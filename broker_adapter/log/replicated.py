@@ -1,4 +1,4 @@
-"""The replicated log: a record is the body of an entry, so it lies behind the entry's header."""
+"""Broker interface of the replicated log, in which each record is the body of an entry."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from struct import Struct
 from typing import Protocol
 
 from broker_adapter.log.protocol import Fill, Piece, Places
+from broker_adapter.wire.message import MessageRecord
 from dledger import AppendOutcome, AppliedEntry, Assigned, EntryRun
-from dledger.platform import ENTRY_HEADER_SIZE
+from dledger.core.values import ENTRY_HEADER_SIZE
 
-#: Of the header of an entry: magic, size, index, term, position.
+# Header fields of an entry: magic, size, index, term, position.
 _unpack_entry = Struct(">iiqqq").unpack_from
 _position = Struct(">24xq").unpack_from
-_NORMAL_ENTRY = 1  # any other magic is the log's own business
+_NORMAL_ENTRY = 1  # other magics are internal to the log
 
 
 class AppendNode(Protocol):
-    """What of `dledger.NodeServer` appends need."""
+    """The part of `dledger.NodeServer` that appends need."""
 
     def append_batch(
         self,
@@ -31,9 +32,12 @@ class AppendNode(Protocol):
 
     def cluster_time_ms(self) -> int: ...
 
+    @property
+    def steps_ms(self) -> int: ...
+
 
 class BodyNode(Protocol):
-    """What of `dledger.NodeServer` reads need."""
+    """The part of `dledger.NodeServer` that reads need."""
 
     @property
     def begin_pos(self) -> int: ...
@@ -44,7 +48,7 @@ class BodyNode(Protocol):
 
 
 class ReplicatedAppends:
-    """Implements AppendLog."""
+    """The appending side of the replicated log. Implements AppendLog."""
 
     record_overhead = ENTRY_HEADER_SIZE
     command_sys_flag = 0
@@ -52,28 +56,33 @@ class ReplicatedAppends:
     def __init__(self, node: AppendNode) -> None:
         self._node = node
 
-    def shortfall(self, outcome: AppendOutcome) -> None:
-        """It is committed, or has failed."""
+    def put_status(self, outcome: AppendOutcome) -> None:
+        """Return None, because an append is either committed or has failed."""
 
-    async def shortfall_of_all(self, timeout_ms: int) -> None:
-        """Whoever knows of a message has it from an entry that is committed."""
+    async def put_status_of_all(self, timeout_ms: int) -> None:
+        """Return None, because the message is in a committed entry."""
 
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:
         def fill_bodies(assigned: Assigned) -> Sequence[bytes]:
-            first, term, positions, stamp_ms = assigned
+            first, term, positions, stamp_ms, steps_ms = assigned
             indexes = range(first, first + len(positions))
-            return fill(Places(indexes, term, [pos + ENTRY_HEADER_SIZE for pos in positions], stamp_ms))
+            offsets = [pos + ENTRY_HEADER_SIZE for pos in positions]
+            return fill(Places(indexes, term, offsets, stamp_ms, steps_ms))
 
         return self._node.append_batch(sizes, fill_bodies, expected=expected, timeout_ms=timeout_ms)
 
     def cluster_time_ms(self) -> int:
         return self._node.cluster_time_ms()
 
+    @property
+    def steps_ms(self) -> int:
+        return self._node.steps_ms
+
 
 class ReplicatedRecords:
-    """Implements RecordLog."""
+    """The reading side of the replicated log. Implements RecordLog."""
 
     def __init__(self, node: BodyNode) -> None:
         self._node = node
@@ -109,13 +118,20 @@ class EntryPiece:
 
 
 class EntryFormat:
-    """Implements RecordFormat. Where queues begin, state images say."""
+    """Record format of the replicated log.
+
+    Implements RecordFormat. State images contain the starts of queues.
+    """
 
     header_size = ENTRY_HEADER_SIZE
     begins_queues = False
 
     def pieces(self, entries: Sequence[AppliedEntry]) -> Sequence[Piece] | None:
         return [EntryPiece(piece) for piece in entries.pieces] if isinstance(entries, EntryRun) else None
+
+    def is_command(self, message: MessageRecord) -> bool:
+        """Return True, because only brokers write to the log, and they refuse messages to reserved topics."""
+        return True
 
 
 ENTRIES = EntryFormat()

@@ -1,6 +1,5 @@
-"""Topics, groups, consumer offsets and generations: commands in the log, and the state that they make.
+"""Replicated metadata: topics, consumer groups and consumer offsets.
 
-`commands` and `records` are what travels; `state` is what every node makes of it; `assignment` and
-`coordinator` give the queues to the members of a group, on the master; `proposals` and `membership` are the
-thin asynchronous shells.
+`commands` and `records` define the log entries. `state` is the state machine, which applies them on every
+node. `proposals` and `group_service` are the asynchronous layer on the master.
 """

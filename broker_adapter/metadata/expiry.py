@@ -1,8 +1,9 @@
-"""Expiry of what came into being by use, topics and groups: it goes when nobody uses it any more."""
+"""Expiry of automatically created topics and groups that are unused."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
@@ -12,24 +13,31 @@ from broker_adapter.errors import BrokerError
 
 _log = structlog.get_logger(part="expiry")
 
-_LOOK_MOST_MS = 60_000
-#: That one look deletes at most: each is an append.
-MOST_A_LOOK = 20
-#: Of names looked at in one turn of the loop.
-NAMES_A_TURN = 1_000
+_MAX_SWEEP_INTERVAL_MS = 60_000
+#: Maximum number of deletions per sweep; each one appends to the log.
+MAX_DELETIONS_PER_SWEEP = 20
+#: Maximum number of names to examine before yielding to the event loop.
+NAMES_PER_YIELD = 1_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class LastUse:
-    """When each topic, or group, was used last, as far as this master knows. On the event loop."""
+    """Times at which topics or groups were last used, as far as this master knows. Runs on the event loop."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        """`now_ms`: monotonic."""
+    def __init__(self, now_ms: Callable[[], int] = _monotonic_ms) -> None:
+        """`now_ms`: a monotonic clock."""
         self._now_ms = now_ms
         self._since_ms = now_ms()
         self._used_ms: dict[str, int] = {}
 
     def begin(self) -> None:
-        """A leadership begins: what was before, nobody here knows, so all count as used."""
+        """Start a term as leader.
+
+        This master does not know earlier uses, so every name counts as used now.
+        """
         self._since_ms = self._now_ms()
         self._used_ms.clear()
 
@@ -43,19 +51,21 @@ class LastUse:
         return self._now_ms() - self.used_ms(name)
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget those that there are not."""
+        """Forget all names except these."""
         for name in [name for name in self._used_ms if name not in names]:
             del self._used_ms[name]
 
 
 class Expiry(ABC):
-    """Looks again and again while this broker is master. Implements
-    `broker_adapter.role.broker_role.MasterService`. On the event loop."""
+    """Sweeps periodically while this broker is master. Runs on the event loop.
 
-    def __init__(self, what: str, use: LastUse, expire_ms: int) -> None:
-        """`what`: of which kind, in log lines. `expire_ms` 0: never."""
+    Implements `broker_adapter.role.broker_role.MasterService`.
+    """
+
+    def __init__(self, kind: str, use: LastUse, expire_ms: int) -> None:
+        """`kind`: the kind of object, for log lines. `expire_ms`: 0 to disable expiry."""
         self.expired = 0
-        self._what = what
+        self._kind = kind
         self._use = use
         self._expire_ms = expire_ms
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +73,7 @@ class Expiry(ABC):
     def start(self, term: int, role_epoch: int) -> None:
         self._use.begin()
         if self._expire_ms:
-            self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"{self._what}-expiry")
+            self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"{self._kind}-expiry")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -72,15 +82,15 @@ class Expiry(ABC):
             await asyncio.gather(task, return_exceptions=True)
 
     @abstractmethod
-    async def look(self) -> None:
-        """Delete some of those that nobody uses."""
+    async def sweep(self) -> None:
+        """Delete some of the unused names."""
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(min(_LOOK_MOST_MS, max(1, self._expire_ms // 4)) / 1000)
+            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_MS, max(1, self._expire_ms // 4)) / 1000)
             try:
-                await self.look()
+                await self.sweep()
             except BrokerError as error:
-                _log.info("what is unused stays for now", kind=self._what, reason=str(error))
-            except Exception as error:  # a mistake: they stay, and the next look may succeed
-                _log.error("what is unused could not be looked for", kind=self._what, exc_info=error)
+                _log.info("expiry postponed", kind=self._kind, reason=str(error))
+            except Exception as error:  # a defect: nothing is deleted, and the next sweep may succeed
+                _log.error("expiry failed", kind=self._kind, exc_info=error)

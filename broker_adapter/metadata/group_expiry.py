@@ -1,7 +1,8 @@
-"""Groups that came into being because clients used them go when nobody does any more.
+"""Expiry of automatically created groups that are no longer used.
 
-What the master knows of use is not in the log, so it only proposes: the command says how far the group had
-come, and the state deletes it if it still is there when the command is applied (`ExpireGroup`).
+The log does not record when groups are used, so the master can only propose a deletion. Its command
+(`ExpireGroup`) contains the group's progress. The state machine deletes the group only if its progress is
+still the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from broker_adapter.metadata.commands import ExpireGroup
-from broker_adapter.metadata.expiry import MOST_A_LOOK, NAMES_A_TURN, Expiry, LastUse
+from broker_adapter.metadata.expiry import MAX_DELETIONS_PER_SWEEP, NAMES_PER_YIELD, Expiry, LastUse
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Group
@@ -21,7 +22,7 @@ _log = structlog.get_logger(part="groups")
 
 
 class GroupExpiry(Expiry):
-    """Of groups."""
+    """Deletes unused groups."""
 
     def __init__(
         self,
@@ -32,40 +33,41 @@ class GroupExpiry(Expiry):
         expire_ms: int,
         has_pending: Callable[[str], bool],
     ) -> None:
-        """`has_pending`: whether consumers of a group were given messages that are not done."""
+        """`has_pending`: returns True if consumers of a group hold unacknowledged messages."""
         super().__init__("group", use, expire_ms)
         self._metadata = metadata
         self._proposals = proposals
         self._has_pending = has_pending
-        self._idle: dict[str, int] = {}  # generation of those that the last look found idle
+        self._idle: dict[str, int] = {}  # generation of each group that the last sweep found idle
 
     def start(self, term: int, role_epoch: int) -> None:
         self._idle.clear()
         super().start(term, role_epoch)
 
-    async def look(self) -> None:
-        """Delete some that were unused at the last look already: of one that came into being a moment ago,
-        its first use may not be told yet."""
+    async def sweep(self) -> None:
+        """Delete some of the groups that were already unused in the previous sweep.
+
+        They are not deleted on the first sweep, because the first use of a new group may not be recorded yet.
+        """
         groups = self._metadata.groups()
         self._use.keep({group.name for group in groups})
         idle: dict[str, int] = {}
-        for number, group in enumerate(groups, 1):
-            if self._is_idle(group):
-                idle[group.name] = group.generation
-            if number % NAMES_A_TURN == 0:
+        for number, candidate in enumerate(groups, 1):
+            if self._is_idle(candidate):
+                idle[candidate.name] = candidate.generation
+            if number % NAMES_PER_YIELD == 0:
                 await asyncio.sleep(0)
         before, self._idle = self._idle, idle
         again = [name for name, generation in idle.items() if before.get(name) == generation]
-        for name in again[:MOST_A_LOOK]:
-            found = self._metadata.group(name)
-            if found is not None and found.generation == idle[name] and self._is_idle(found):
-                # Nothing else runs on the loop between this and the append.
-                await self._delete(found)
+        for name in again[:MAX_DELETIONS_PER_SWEEP]:
+            group = self._metadata.group(name)
+            if group is not None and group.generation == idle[name] and self._is_idle(group):
+                # No other task runs between this check and the append.
+                await self._delete(group)
 
     def _is_idle(self, group: Group) -> bool:
         return (
             group.config.auto_created
-            and not group.members
             and self._use.idle_ms(group.name) >= self._expire_ms
             and not self._has_pending(group.name)
         )
@@ -75,7 +77,7 @@ class GroupExpiry(Expiry):
         command = ExpireGroup(name, group.generation, self._metadata.progress(group))
         outcome = await self._proposals.propose(command)
         if outcome.status is not None:
-            _log.info("a group is in use after all", group=name, reason=outcome.message)
+            _log.info("kept a group that is in use again", group=name, reason=outcome.message)
             return
         self.expired += 1
-        _log.info("a group that nobody uses is deleted", group=name, idle_s=idle_s)
+        _log.info("deleted an unused group", group=name, idle_s=idle_s)

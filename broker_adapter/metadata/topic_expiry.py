@@ -1,19 +1,19 @@
-"""Topics that came into being because clients used them go when nobody does any more.
+"""Expiry of automatically created topics that are no longer used.
 
-The master decides, in the step in which the log takes the deletion: whatever was sent before it is known by
-then, and what is sent after it is refused (`topic_gate`). So no message goes with its topic.
+No message is lost with its topic. The master decides in the same event-loop step in which the log accepts the
+deletion. It then knows all earlier messages, and `TopicGate` refuses later ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import structlog
 
 from broker_adapter.metadata.commands import DeleteTopic
-from broker_adapter.metadata.expiry import MOST_A_LOOK, NAMES_A_TURN, Expiry, LastUse
+from broker_adapter.metadata.expiry import MAX_DELETIONS_PER_SWEEP, NAMES_PER_YIELD, Expiry, LastUse
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 
@@ -21,28 +21,27 @@ _log = structlog.get_logger(part="topics")
 
 
 class Holdings(NamedTuple):
-    """What there is of a topic, and how far the log of this master goes."""
+    """Callbacks for the contents of topics and the progress of this master's log."""
 
     bounds: Callable[[str, int], tuple[int, int]]  # (min offset, max offset) of a queue
-    queue_ids: Callable[[str], Collection[int]]  # of queues that ever had a message
-    is_awaited: Callable[[str], bool]  # whether delayed or half messages wait for the topic
-    last_index: Callable[[], int]  # of the last entry that this master has appended
+    queue_ids: Callable[[str], Collection[int]]  # ids of queues that have ever had a message
+    is_awaited: Callable[[str], bool]  # True while delayed or half messages are bound for the topic
+    last_index: Callable[[], int]  # index of the last entry that this master appended
     dispatched_index: Callable[[], int]
 
 
-class _Seen(NamedTuple):
-    """A topic that was seen to be idle: when it was used last, and how far the log went by then."""
+class _IdleObservation(NamedTuple):
+    """First observation of an idle topic.
+
+    `used_ms`: time of its last use. `last_index`: last index of the log at the observation.
+    """
 
     used_ms: int
     last_index: int
 
 
-class _Run(Protocol):
-    def __call__(self, work: Callable[[], frozenset[str]], /) -> Awaitable[frozenset[str]]: ...
-
-
 class TopicExpiry(Expiry):
-    """Of topics."""
+    """Deletes unused topics."""
 
     def __init__(
         self,
@@ -52,52 +51,50 @@ class TopicExpiry(Expiry):
         holdings: Holdings,
         *,
         expire_ms: int,
-        run: _Run,
     ) -> None:
-        """`expire_ms` 0: never. `run` does what takes long on a thread."""
+        """`expire_ms` 0: never expire."""
         super().__init__("topic", use, expire_ms)
         self._metadata = metadata
         self._proposals = proposals
         self._holdings = holdings
-        self._run = run
-        self._seen_idle: dict[str, _Seen] = {}
+        self._seen_idle: dict[str, _IdleObservation] = {}
 
     def start(self, term: int, role_epoch: int) -> None:
         self._seen_idle.clear()
         super().start(term, role_epoch)
 
-    async def look(self) -> None:
-        """Delete some topics that nobody uses. What was appended before a topic was first seen to be idle has
-        to be applied by then, so that what the topic holds is known."""
+    async def sweep(self) -> None:
+        """Delete some unused topics.
+
+        All messages of a topic are known once this node has applied every entry that was appended before the
+        topic was first observed as idle.
+        """
         topics = self._metadata.topics
         self._use.keep(topics)
         idle: list[str] = []
         for number, (name, config) in enumerate(topics.items(), 1):
             if config.auto_created and self._use.idle_ms(name) >= self._expire_ms:
                 idle.append(name)
-            if number % NAMES_A_TURN == 0:
+            if number % NAMES_PER_YIELD == 0:
                 await asyncio.sleep(0)
         self._seen_idle = seen = {name: self._seen(name) for name in idle}
-        if not idle:
-            return
-        subscribed = await self._run(lambda: _subscribed(self._metadata))
         deleted = 0
         for name, first in list(seen.items()):
-            if name not in subscribed and self._is_needless(name, first):
-                # Nothing else runs on the loop between this and the append.
+            if self._can_delete(name, first):
+                # No other task runs between this check and the append.
                 await self._delete(name)
                 deleted += 1
-                if deleted == MOST_A_LOOK:
+                if deleted == MAX_DELETIONS_PER_SWEEP:
                     return
 
-    def _seen(self, topic: str) -> _Seen:
-        """What the first look since its last use has found."""
-        used_ms, found = self._use.used_ms(topic), self._seen_idle.get(topic)
-        if found is not None and found.used_ms == used_ms:
-            return found
-        return _Seen(used_ms, self._holdings.last_index())
+    def _seen(self, topic: str) -> _IdleObservation:
+        """Return the first observation of the topic as idle since its last use."""
+        used_ms, first = self._use.used_ms(topic), self._seen_idle.get(topic)
+        if first is not None and first.used_ms == used_ms:
+            return first
+        return _IdleObservation(used_ms, self._holdings.last_index())
 
-    def _is_needless(self, topic: str, first: _Seen) -> bool:
+    def _can_delete(self, topic: str, first: _IdleObservation) -> bool:
         config, holdings = self._metadata.topic(topic), self._holdings
         return (
             config is not None
@@ -108,7 +105,7 @@ class TopicExpiry(Expiry):
             and not holdings.is_awaited(topic)
             and all(
                 least == end
-                for least, end in (holdings.bounds(topic, one) for one in holdings.queue_ids(topic))
+                for least, end in (holdings.bounds(topic, queue_id) for queue_id in holdings.queue_ids(topic))
             )
         )
 
@@ -117,10 +114,4 @@ class TopicExpiry(Expiry):
         (await self._proposals.propose(DeleteTopic(topic))).check()
         self._seen_idle.pop(topic, None)
         self.expired += 1
-        _log.info("a topic that nobody uses is deleted", topic=topic, idle_s=idle_s)
-
-
-def _subscribed(metadata: MetadataState) -> frozenset[str]:
-    """Topics of which members of groups have queues. From any thread."""
-    members: list[Mapping[str, tuple[tuple[str, int], ...]]] = [one.members for one in metadata.groups()]
-    return frozenset(topic for of in members for queues in of.values() for topic, _ in queues)
+        _log.info("deleted an unused topic", topic=topic, idle_s=idle_s)

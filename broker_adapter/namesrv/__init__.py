@@ -1,5 +1,6 @@
-"""The NameServer: routes of topics, the brokers that live, settings by namespace; its client; registration.
+"""The NameServer (topic routes, registered brokers, settings by namespace), its client, and the registration
+of brokers.
 
-Names for programs: `broker_adapter.namesrv.client.NameServerClient`,
+Entry points: `broker_adapter.namesrv.client.NameServerClient`,
 `broker_adapter.namesrv.registration.Registrar` and the values in `broker_adapter.namesrv.values`.
 """

@@ -1,4 +1,4 @@
-"""`python -m broker_adapter.namesrv --config FILE`: the same as `dledger-namesrv run`."""
+"""`python -m broker_adapter.namesrv --config FILE`: equivalent to `dledger-namesrv run`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 from dledger import ConfigError
-from dledger.platform import silence_grpc
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker_adapter.namesrv", description="Run a NameServer.")
-    parser.add_argument("--config", required=True, metavar="FILE", type=Path, help="its configuration (TOML)")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE", type=Path, help="configuration file (TOML)"
+    )
     arguments = parser.parse_args()
-    silence_grpc()
-    # These import grpc.
+    # Imported here because they are slow to import.
     from broker_adapter.namesrv.config import load_config
     from broker_adapter.namesrv.server import run_name_server
 

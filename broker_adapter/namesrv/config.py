@@ -1,4 +1,4 @@
-"""Configuration of a NameServer: a TOML file, checked key by key, and what the command line says."""
+"""The configuration of a NameServer: a TOML file with validated keys, and overrides from the command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker_adapter.namesrv.kv_config import KvLimits
-from broker_adapter.namesrv.name_server import ServerLimits
+from broker_adapter.namesrv.name_server import NameServerLimits
 from broker_adapter.namesrv.values import TableLimits
 from dledger import Code, ConfigError
-from dledger.platform import is_loopback, read_toml, validate
+from dledger.infra.files.config_faults import read_toml, validate
+from dledger.node.setup.config import is_loopback
 
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -26,76 +27,83 @@ class _Section(BaseModel):
 
 
 class ExpiryConfig(_Section):
-    """Milliseconds. A broker may ask for another time than the default, within the bounds."""
+    """The expiry of registrations, in milliseconds. A broker may request an expiry within the bounds."""
 
     default_ms: Positive = 120_000
-    """How long a registration made by a single call lasts, and how long the greatest term of a name is
-    remembered."""
+    """Lifetime of a registration without a requested expiry.
+
+    The highest term of a broker name is remembered for the same time after its master has gone.
+    """
     min_ms: Positive = 10_000
-    """Shortest time that a broker may ask for."""
+    """Shortest expiry that a broker may request."""
     max_ms: Positive = 600_000
-    """Longest time that a broker may ask for."""
+    """Longest expiry that a broker may request."""
     scan_ms: Positive = 5_000
-    """How often expired registrations are looked for."""
+    """Interval between checks for expired registrations."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ExpiryConfig:
         if not self.min_ms <= self.default_ms <= self.max_ms:
-            raise ValueError("default_ms must be within min_ms and max_ms")
+            raise ValueError("default_ms must be between min_ms and max_ms")
         return self
 
 
-class LimitsConfig(_Section):
-    """Past each of these a request is refused with a number."""
+class NameServerLimitsConfig(_Section):
+    """Limits of a NameServer. Requests beyond a limit are refused with an error number."""
 
     max_broker_names: Positive = TableLimits().max_broker_names
-    """Broker names. Past it: 781."""
+    """Maximum number of broker names. Above it: error 781."""
     max_names_per_address: Positive = TableLimits().max_names_per_address
-    """Broker names that one address brings up. Past it: 781."""
+    """Maximum number of broker names first registered from one address. Above it: error 781."""
     max_nodes_per_name: Positive = TableLimits().max_nodes_per_name
-    """Nodes of one broker name. Past it: 781."""
+    """Maximum number of nodes of one broker name. Above it: error 781."""
     max_topics: Positive = TableLimits().max_topics
-    """Topics. Past it: 781."""
-    max_sessions: Positive = ServerLimits().max_sessions
-    """Connected brokers; one address alone has three quarters. Past it: 781."""
-    max_watchers: Positive = ServerLimits().max_watchers
-    """Clients that watch routes; one address alone has three quarters. Past it: 781."""
-    max_watched_topics: Positive = ServerLimits().max_watched_topics
-    """Topics that one watcher names. Past it: 781."""
-    max_waiting_registrations: Positive = ServerLimits().max_waiting_registrations
-    """Registrations under way. Past it: 780."""
-    max_waiting_routes: Positive = ServerLimits().max_waiting_routes
-    """Questions for routes under way. Past it: 780."""
-    max_waiting_config: Positive = ServerLimits().max_waiting_config
-    """Questions about settings under way. Past it: 780."""
+    """Maximum number of topics. Above it: error 781."""
+    max_sessions: Positive = NameServerLimits().max_sessions
+    """Maximum number of registered broker names and nodes, shared by address. Above it: error 781."""
+    max_watchers: Positive = NameServerLimits().max_watchers
+    """Maximum number of connections that watch routes, shared by address. Above it, routes are returned but
+    not watched.
+    """
+    max_watched_topics: Positive = NameServerLimits().max_watched_topics
+    """Maximum number of topics that one connection watches. Above it, routes are returned but not watched.
+    """
+    max_waiting_registrations: Positive = NameServerLimits().max_waiting_registrations
+    """Maximum number of concurrent registrations. Above it: SYSTEM_BUSY."""
+    max_waiting_routes: Positive = NameServerLimits().max_waiting_routes
+    """Maximum number of concurrent route requests. Above it: SYSTEM_BUSY."""
+    max_waiting_config: Positive = NameServerLimits().max_waiting_config
+    """Maximum number of concurrent requests for settings. Above it: SYSTEM_BUSY."""
     max_config_value_bytes: Positive = KvLimits().max_value_bytes
-    """Bytes of one setting. Past it: 788."""
+    """Maximum size of one setting in bytes. Above it: error 788."""
     max_config_entries: Positive = KvLimits().max_entries
-    """Number of settings. Past it: 788."""
+    """Maximum number of settings. Above it: error 788."""
     max_config_bytes: Annotated[int, Field(gt=0, le=KvLimits().max_bytes)] = KvLimits().max_bytes
-    """Bytes of all settings. All of a namespace goes into one answer. Past it: 788."""
+    """Maximum size of all settings in bytes: a whole namespace is sent in one response. Above it: error 788.
+    """
 
 
-class TlsConfig(_Section):
-    """PEM files, read again when they change. Relative paths are relative to the configuration's file."""
+class NameServerTlsConfig(_Section):
+    """PEM files, reloaded when they change. Relative paths are relative to the configuration file."""
 
     certificate: Path
-    """The NameServer's certificate (PEM)."""
+    """Certificate of the NameServer (PEM)."""
     key: Path
-    """Its key (PEM)."""
+    """Private key of the certificate (PEM)."""
     ca: Path
-    """Whose certificates are trusted (PEM)."""
+    """Trusted certificate authorities (PEM)."""
     client_auth: Literal["require", "none"] = "require"
-    """`none`: clients and brokers show no certificate."""
+    """`none`: clients and brokers present no certificate."""
     remoting_mode: Literal["enforcing", "permissive"] = "enforcing"
-    """Of the remoting port: `permissive` serves TLS and plain text, as RocketMQ does by default; it needs
-    client_auth = "none"."""
+    """TLS mode of `listen`. `permissive` accepts TLS and plain text, as RocketMQ does by default, and
+    requires client_auth = "none".
+    """
     http: bool = True
-    """The status page speaks TLS, too. false: it stays in plain text."""
+    """Serve the status page with TLS. false: in plain text."""
     broker_names: tuple[Name, ...] = ()
-    """Names in certificates that may register brokers. Without it no broker registers."""
+    """Certificate names that may register brokers. If empty, no broker can register."""
     admin_names: tuple[Name, ...] = ()
-    """Names in certificates that may un-register others, wipe and set."""
+    """Certificate names that may unregister other brokers, wipe permissions and change settings."""
 
     @field_validator("broker_names", "admin_names", mode="before")
     @classmethod
@@ -103,15 +111,17 @@ class TlsConfig(_Section):
         return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
-    def _names_need_certificates(self) -> TlsConfig:
+    def _names_need_certificates(self) -> NameServerTlsConfig:
         if self.client_auth == "none" and {"broker_names", "admin_names"} & self.model_fields_set:
-            raise ValueError('names need client_auth = "require": else nobody shows a certificate')
+            raise ValueError(
+                'names require client_auth = "require": otherwise callers present no certificate'
+            )
         return self
 
     @model_validator(mode="after")
-    def _certificates_need_tls(self) -> TlsConfig:
+    def _certificates_need_tls(self) -> NameServerTlsConfig:
         if self.client_auth == "require" and self.remoting_mode == "permissive":
-            raise ValueError('remoting_mode = "permissive" needs client_auth = "none"')
+            raise ValueError('remoting_mode = "permissive" requires client_auth = "none"')
         return self
 
     @field_validator("certificate", "key", "ca", mode="before")
@@ -120,39 +130,43 @@ class TlsConfig(_Section):
         return Path(value) if isinstance(value, str) and value else value
 
 
-class LogConfig(_Section):
-    """How the process writes its log lines (on stderr)."""
+class NameServerLogConfig(_Section):
+    """Format and level of log lines, which are written to stderr."""
 
     format: Literal["text", "json"] = "text"
-    """`json` for machines."""
+    """`json` for machine-readable lines."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is written."""
+    """Lowest level of log lines to write."""
 
 
 class NameServerConfig(_Section):
-    """One NameServer."""
+    """Configuration of one NameServer."""
 
     directory: Path
-    """Directory of the settings; made if it is not there. Relative to the configuration's file."""
+    """Directory for settings, created if missing. Relative to the configuration file."""
     listen: Address = DEFAULT_LISTEN
-    """host:port to serve on."""
-    remoting_listen: Address | Literal[""] = ""
-    """host:port for RocketMQ's 4.x protocol, which clients expect at 9876. Empty: it is not spoken."""
+    """host:port for brokers, clients and tools, in RocketMQ's remoting protocol."""
+    routes: Literal["failover", "single"] = "failover"
+    """`failover`: routes contain a write-only broker name for each member of a replicated log, so that
+    clients of RocketMQ 4 switch to another member immediately after a failure. `single`: routes contain only
+    the broker name, as RocketMQ's do.
+    """
     http_listen: Address | Literal[""] = ""
-    """host:port of the status page and metrics. Empty: none."""
+    """host:port of the status page and metrics. Empty: disabled."""
     http_allowed_hosts: tuple[str, ...] = ()
-    """Names by which requests may call the status page, beside addresses, `localhost` and the host of
-    `listen`."""
+    """Additional host names accepted in requests to the status page. Addresses, `localhost` and the host of
+    `listen` are always accepted.
+    """
     allow_plaintext: bool = False
-    """Serve in plain text beyond loopback."""
-    tls: TlsConfig | None = None
-    """Certificates. Without it: plain text, on loopback only."""
+    """Allow plain text on addresses other than loopback."""
+    tls: NameServerTlsConfig | None = None
+    """Certificates. Without this section: plain text, on loopback only."""
     expiry: ExpiryConfig = ExpiryConfig()
-    """When registrations expire."""
-    limits: LimitsConfig = LimitsConfig()
+    """Expiry of registrations."""
+    limits: NameServerLimitsConfig = NameServerLimitsConfig()
     """Limits."""
-    log: LogConfig = LogConfig()
-    """The process's own log lines."""
+    log: NameServerLogConfig = NameServerLogConfig()
+    """Log lines of this process."""
 
     @field_validator("directory", mode="before")
     @classmethod
@@ -166,25 +180,25 @@ class NameServerConfig(_Section):
 
     @property
     def http_hosts(self) -> set[str]:
-        """Names by which the status page may be called."""
+        """Host names accepted by the status page."""
         return {self.listen.rpartition(":")[0], *self.http_allowed_hosts}
 
     def refuse_plaintext(self) -> None:
-        """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine."""
-        plain = [] if self.tls else [("listen", self.listen)]
-        if self.remoting_listen and not (self.tls and self.tls.remoting_mode == "enforcing"):
-            plain.append(("remoting_listen", self.remoting_listen))
+        """Raise ConfigError (PLAINTEXT_REFUSED) if plain text could be sent to other machines."""
+        plain = []
+        if not (self.tls and self.tls.remoting_mode == "enforcing"):
+            plain.append(("listen", self.listen))
         if self.http_listen and not (self.tls and self.tls.http):
             plain.append(("http_listen", self.http_listen))
         for key, address in plain:
             if not self.allow_plaintext and not is_loopback(address):
-                kept = "set tls.http = true"
-                if key == "remoting_listen":
-                    kept = 'set tls.remoting_mode = "enforcing"'
-                way = kept if self.tls else "add a [tls] section (certificate, key, ca)"
+                way = "set tls.http = true"
+                if key == "listen":
+                    way = 'set tls.remoting_mode = "enforcing"'
+                fix = way if self.tls else "add a [tls] section (certificate, key, ca)"
                 raise ConfigError(
-                    f"{key} is {address}, beyond this machine, and would be in plain text: {way}, "
-                    "or say allow_plaintext = true if the network itself can be trusted",
+                    f"{key} is {address}, which is reachable from other machines in plain text: {fix}, "
+                    "or set allow_plaintext = true if the network itself can be trusted",
                     code=Code.PLAINTEXT_REFUSED,
                 )
 
@@ -200,8 +214,8 @@ class NameServerConfig(_Section):
             expiry.max_ms,
         )
 
-    def server_limits(self) -> ServerLimits:
-        return ServerLimits._make(getattr(self.limits, name) for name in ServerLimits._fields)
+    def server_limits(self) -> NameServerLimits:
+        return NameServerLimits._make(getattr(self.limits, name) for name in NameServerLimits._fields)
 
     def kv_limits(self) -> KvLimits:
         limits = self.limits
@@ -209,9 +223,10 @@ class NameServerConfig(_Section):
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NameServerConfig:
-    """A TOML file, if any, with single keys replaced. ConfigError names the file, the key and what is valid.
+    """Read a TOML file, if given, and apply overrides of single keys.
 
-    Paths in the file are relative to it, those of `overrides` to the working directory.
+    Paths in the file are relative to the file, and paths in `overrides` are relative to the working
+    directory. Raises ConfigError with the file, the key and the valid values.
     """
     content = {} if path is None else read_toml(path)
     if path is not None:
@@ -225,7 +240,10 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NameServerCo
 
 
 def _from_folder(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """With its paths made independent of where the process runs; what is no path is left for the checks."""
+    """Resolve relative paths against the folder of the file.
+
+    Does not change values of invalid types, which validation reports.
+    """
 
     def located(value: object) -> object:
         return str(folder / value) if isinstance(value, str) and value else value

@@ -1,6 +1,7 @@
-"""Settings by namespace and key, in one JSON file (RocketMQ's kvConfig.json), replaced whole at each change.
+"""Settings by namespace and key, in one JSON file (RocketMQ's kvConfig.json). Each change replaces the file.
 
-Methods that write wait for the disk: call them on a thread. One at a time; reads may come meanwhile.
+Methods that write wait for the disk. Call them on a thread and never concurrently. Reads may run
+concurrently.
 """
 
 from __future__ import annotations
@@ -13,29 +14,32 @@ from typing import NamedTuple
 
 from broker_adapter.errors import NameServerRefused, NameServerUnavailable, Status, StoredDataDamaged
 from broker_adapter.namesrv.values import check_name
-from dledger.platform import Disk, read_file, replace_file
+from dledger.infra.files.disk import Disk, read_file, replace_file
 
 FILE_NAME = "kvConfig.json"
-#: RocketMQ's name for all of it, so that its file can be taken over, and ours be read.
+#: The key of RocketMQ's file, so that RocketMQ and this project can read each other's files.
 _TABLE = "configTable"
 
 _Table = dict[str, dict[str, str]]
 
 
 class KvLimits(NamedTuple):
-    """Past these a put is refused with NAMESRV_CONFIG_LIMIT. Bytes are those of the JSON text for clients,
-    in which a control character takes six."""
+    """Limits of settings.
+
+    A put that would exceed a limit is refused with NAMESRV_CONFIG_LIMIT. Sizes refer to the JSON text, in
+    which a control character takes six bytes.
+    """
 
     max_value_bytes: int = 64 << 10
     max_entries: int = 10_000
-    max_bytes: int = 2 << 20  # names, keys and values together; it all goes into one answer
+    max_bytes: int = 2 << 20  # of names, keys and values together: a whole namespace is sent in one response
 
 
 class KvConfig:
-    """What was put is on the disk when `put` returns."""
+    """Durable settings. A value is on disk when `put` returns."""
 
     def __init__(self, path: Path, disk: Disk, limits: KvLimits | None = None) -> None:
-        """StoredDataDamaged (NAMESRV_CONFIG_DAMAGED) if there is a file that cannot be used. OSError."""
+        """Load the file if it exists. Raises StoredDataDamaged (NAMESRV_CONFIG_DAMAGED) or OSError."""
         self._path, self._disk = path, disk
         self._limits = limits or KvLimits()
         self._table: _Table = _load(disk, path)
@@ -47,31 +51,39 @@ class KvConfig:
         return sorted(self._table)
 
     def get(self, namespace: str, key: str) -> str:
-        """NameServerRefused (NAMESRV_CONFIG_UNKNOWN)."""
+        """Return a value. Raises NameServerRefused (NAMESRV_CONFIG_UNKNOWN)."""
         try:
             return self._table[namespace][key]
         except KeyError:
             raise _unknown(namespace, key) from None
 
     def list(self, namespace: str) -> dict[str, str]:
-        """All of a namespace; empty if there is no such."""
+        """Return all values of a namespace. The result is empty if the namespace does not exist."""
         return dict(self._table.get(namespace, {}))
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """NameServerRefused (NAMESRV_INVALID, _CONFIG_LIMIT); NameServerUnavailable (_CONFIG_NOT_STORED)."""
+        """Set a value.
+
+        Raises NameServerRefused (NAMESRV_INVALID, NAMESRV_CONFIG_LIMIT) or NameServerUnavailable
+        (NAMESRV_CONFIG_NOT_STORED).
+        """
         check_name("namespace", namespace)
         check_name("key", key)
         if _text_bytes(value) > self._limits.max_value_bytes:
-            raise _limit(f"the value takes more than {self._limits.max_value_bytes} bytes")
+            raise _limit(f"the value exceeds the limit of {self._limits.max_value_bytes} bytes")
         table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
         if sum(map(len, table.values())) > self._limits.max_entries:
-            raise _limit(f"there are {self._limits.max_entries} entries")
+            raise _limit(f"the limit of {self._limits.max_entries} entries is reached")
         if _size(table) > self._limits.max_bytes:
-            raise _limit(f"all entries together may take {self._limits.max_bytes} bytes")
+            raise _limit(f"all entries together would exceed {self._limits.max_bytes} bytes")
         self._replace(table)
 
     def delete(self, namespace: str, key: str) -> None:
-        """NameServerRefused (NAMESRV_CONFIG_UNKNOWN); NameServerUnavailable (NAMESRV_CONFIG_NOT_STORED)."""
+        """Delete a value.
+
+        Raises NameServerRefused (NAMESRV_CONFIG_UNKNOWN) or NameServerUnavailable
+        (NAMESRV_CONFIG_NOT_STORED).
+        """
         if key not in self._table.get(namespace, {}):
             raise _unknown(namespace, key)
         table = {**self._table, namespace: {k: v for k, v in self._table[namespace].items() if k != key}}
@@ -86,8 +98,8 @@ class KvConfig:
         except OSError as error:
             raise NameServerUnavailable(
                 Status.NAMESRV_CONFIG_NOT_STORED,
-                f"{self._path}: {error.strerror or error}; until the next change that succeeds it is not "
-                "sure what a restart will find",
+                f"{self._path}: {error.strerror or error}; until the next successful change, the settings "
+                "after a restart are uncertain",
             ) from error
         self._table = table
 
@@ -103,15 +115,15 @@ def _load(disk: Disk, path: Path) -> _Table:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StoredDataDamaged(
             Status.NAMESRV_CONFIG_DAMAGED,
-            f"{path} cannot be used ({type(error).__name__}: {error}): put it right or back from a copy, or "
-            "move it away, to start without any settings",
+            f"{path} is unreadable ({type(error).__name__}: {error}): repair it, restore a backup, or "
+            "move it away to start without settings",
         ) from None
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    value.encode()  # JSON may name halves of characters, which nobody can be sent
+        raise TypeError(f"{value!r} is not a string")
+    value.encode()  # JSON may contain lone surrogates, which cannot be encoded
     return value
 
 
@@ -124,7 +136,7 @@ def _size(table: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    """Of it in JSON, without its quotes."""
+    """Return the size of a text in JSON, not including the quotes."""
     return len(encode_basestring(text).encode()) - 2
 
 

@@ -1,6 +1,6 @@
-"""Between the bodies of RocketMQ's NameServer requests and our own types.
+"""Encoding and decoding of the bodies of RocketMQ's NameServer requests.
 
-Facts: RegisterBrokerBody, TopicConfigSerializeWrapper, TopicRouteData, ClusterInfo, DataVersion of RocketMQ.
+Source: RocketMQ's RegisterBrokerBody, TopicConfigSerializeWrapper, TopicRouteData, ClusterInfo, DataVersion.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, TopicConfig
-from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import (
     BrokerEntry,
-    RemotingNode,
-    Route,
+    ClusterInfo,
+    PublishedRoute,
+    SendName,
     check_topic_count,
     invalid,
 )
-from broker_adapter.remoting.json_bodies import dump, dump_rows
-from broker_adapter.remoting.longs import LONGS
+from broker_adapter.remoting.json_bodies import check_limits, dump, dump_rows
+from broker_adapter.wire.broker_ids import MASTER_ID
+from broker_adapter.wire.longs import LONGS
 
-#: Of a registration, inflated if it was compressed (bytes); 20,000 topics with the longest names take less.
+#: Maximum size of a registration body after decompression, in bytes. 20,000 topics with the longest names
+#: take less.
 MAX_BODY = 8 << 20
-#: Objects, lists and members of a JSON text together; 20,000 topics have 240,000. What is in it costs more
-#: than its bytes: 8 MiB of "{}," are 200 MiB of objects, and stop the event loop for half a second.
+#: Maximum number of objects, lists and members of a JSON text; 20,000 topics have 240,000. Parsed objects
+#: take more memory than their text. For example, 8 MiB of "{}," become 200 MiB of objects and block the event
+#: loop for half a second.
 MAX_PARTS = 400_000
-#: The attribute that says which messages a topic takes.
+#: Attribute with the message type of a topic.
 _MESSAGE_TYPE = "+message.type"
 _INT_BYTES = 4
 
 
 class DataVersion(NamedTuple):
-    """Which topics a broker has, as it counts them itself."""
+    """The version of a broker's topic table, which the broker counts."""
 
     state_version: int = 0  # grows with elections of RocketMQ's controller
     timestamp: int = 0
@@ -44,7 +47,7 @@ class DataVersion(NamedTuple):
 
 
 class RegisterBody(NamedTuple):
-    """What a registration says of topics."""
+    """Topics and filter servers of a registration."""
 
     version: DataVersion
     topics: Sequence[TopicConfig]
@@ -52,23 +55,26 @@ class RegisterBody(NamedTuple):
 
 
 def data_version(body: bytes) -> DataVersion:
-    """NameServerRefused (NAMESRV_INVALID)."""
+    """Decode a data version. Raises NameServerRefused (NAMESRV_INVALID)."""
     return _data_version(_parse(body) if body else {})
 
 
 def body_crc32(body: bytes) -> int:
-    """As RocketMQ's UtilAll.crc32 has it: without the top bit."""
+    """Return the CRC32 without its highest bit, as RocketMQ's UtilAll.crc32 does."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def register_body(body: bytes, *, compressed: bool, crc32: int, max_topics: int) -> RegisterBody:
-    """`crc32`: of the body; 0: not told. NameServerRefused (NAMESRV_INVALID); NameServerBusy (_LIMIT)."""
+    """Decode a registration body. `crc32`: expected checksum, 0 for none.
+
+    Raises NameServerRefused (NAMESRV_INVALID) or NameServerBusy (NAMESRV_LIMIT).
+    """
     _check_size(body)
     if crc32 and crc32 != body_crc32(body):
-        raise invalid("the body's CRC32 is not the one that the header names")
+        raise invalid("the body's CRC32 does not match the header")
     if not body:
         return RegisterBody(DataVersion(), (), ())
-    # A broker of RocketMQ 5.5 with compressedRegister compresses, and says that it does not.
+    # With compressedRegister, a broker of RocketMQ 5.5 compresses the body but does not set the flag.
     if compressed or not body.startswith(b"{"):
         return _inflated(body, max_topics)
     found = _object(_parse(body), "the body")
@@ -85,26 +91,34 @@ def register_body(body: bytes, *, compressed: bool, crc32: int, max_topics: int)
 def encode_register_body(
     topics: Iterable[TopicConfig], version: DataVersion, filter_servers: Sequence[str] = ()
 ) -> bytes:
-    """Not compressed. Slow; see `dump_rows`."""
+    """Encode an uncompressed registration body. Slow; see `dump_rows`."""
     table = dump_rows((topic.name, _topic_to_json(topic)) for topic in topics)
     wrapper = b'{"dataVersion":' + dump(version.to_json()) + b',"topicConfigTable":' + table + b"}"
     servers = dump(list(filter_servers))
     return b'{"filterServerList":' + servers + b',"topicConfigSerializeWrapper":' + wrapper + b"}"
 
 
-def route_data(route: Route, order_config: str | None) -> bytes:
-    """TopicRouteData. `order_config`: how many queues of which broker are in order.
+def route_data(
+    route: PublishedRoute, order_config: str | None, *, single: bool = False, terms: bool = False
+) -> bytes:
+    """Encode a route as TopicRouteData. `order_config`: number of ordered queues per broker; `single`: omit
+    the write-only names; `terms`: include the masters' terms.
 
-    A broker of ours is read under its name, and written to under one name for each of its nodes, all of
-    which take messages: clients of this protocol look for new routes every 30 s only, and after a failure
-    try another *name*. Whatever the number of nodes, the i-th queue to write to is queue i modulo their
-    number, so that a client's selector keeps a key in its queue.
+    Clients of this protocol refresh routes only every 30 s, and after a failure they try another broker
+    *name*. Each member therefore has a write-only name in addition to the broker's own name, under which the
+    master has broker id 0. The write-only names of registered members other than the master have the same
+    number of writable queues as the broker. A client's selector therefore maps a key to the same queue under
+    any name: the i-th writable queue of the route is always queue i modulo this number.
     """
-    found: dict[str, Any] = {
+    send_names = {} if single else route.send_names
+    value: dict[str, Any] = {
         "brokerDatas": [
             _broker_data(name, route.clusters[label], ids)
             for label, published in route.brokers.items()
-            for name, ids in _names_of(label, published, route.remoting.get(label, ()))
+            for name, ids in (
+                (label, published),
+                *((one.name, {MASTER_ID: one.address}) for one in send_names.get(label, ())),
+            )
             if ids
         ],
         "filterServerTable": {address: list(servers) for address, servers in route.filter_servers.items()},
@@ -117,74 +131,67 @@ def route_data(route: Route, order_config: str | None) -> bytes:
                 "writeQueueNums": config.write_queues,
             }
             for label, config in route.queues.items()
-            for name, perm in _permissions(label, config.perm, route.remoting.get(label, ()))
+            for name, perm in _permissions(label, config.perm, send_names.get(label, ()))
         ],
     }
     if order_config is not None:
-        found["orderTopicConf"] = order_config
-    return dump(found)
+        value["orderTopicConf"] = order_config
+    if terms:
+        value["masterTerms"] = dict(route.master_terms)
+    return dump(value)
 
 
-def node_name(broker_name: str, node_id: str) -> str:
-    """Under which one node takes messages of producers."""
-    return f"{broker_name}-{node_id}"
+def _permissions(label: str, perm: int, names: Sequence[SendName]) -> list[tuple[str, int]]:
+    """Return the permission under each broker name."""
+    writable = [one.name for one in names if one.is_writable] if perm & PERM_WRITE else []
+    return [(label, perm), *((name, perm & ~PERM_READ) for name in writable)]
 
 
-def _names_of(
-    label: str, published: Mapping[int, str], nodes: Sequence[RemotingNode]
-) -> list[tuple[str, Mapping[int, str]]]:
-    """By name, the addresses under their broker ids."""
-    if not nodes:
-        return [(label, published)]
-    own = [(node_name(label, node.node_id), {MASTER_ID: node.address}) for node in nodes]
-    return [(label, {node.broker_id: node.address for node in nodes}), *own]
+def cluster_info(
+    brokers: Iterable[BrokerEntry],
+    send_names: Mapping[str, Sequence[SendName]],
+    info: ClusterInfo | None = None,
+) -> bytes:
+    """Encode cluster info. `info`: fields beyond RocketMQ's ClusterInfo, in a separate member.
 
-
-def _permissions(label: str, perm: int, nodes: Sequence[RemotingNode]) -> list[tuple[str, int]]:
-    """By name, what may be done there."""
-    if not nodes:
-        return [(label, perm)]
-    return [
-        (label, perm & ~PERM_WRITE),
-        *((node_name(label, node.node_id), perm & ~PERM_READ) for node in nodes),
-    ]
-
-
-def cluster_info(brokers: Iterable[BrokerEntry]) -> bytes:
-    """ClusterInfo: who is published under which id, and which names a cluster has. Tools look for each name
-    that a route has, those that are written to among them, which are no names of the cluster's."""
+    ClusterInfo contains the addresses of each broker name and the names in each cluster. Tools look up each
+    name in a route, so the addresses include the write-only names. The clusters do not include them, because
+    tools add up the results for all names in a cluster.
+    """
     addresses: dict[str, dict[int, str]] = {}
     clusters: dict[str, set[str]] = {}
     cluster_of: dict[str, str] = {}
-    of_nodes: dict[str, dict[str, Any]] = {}
     for entry in brokers:
         ids = addresses.setdefault(entry.broker_name, {})
         if entry.broker_id >= 0:
-            ids[entry.broker_id] = entry.remoting_address or entry.address
+            ids[entry.broker_id] = entry.address
         clusters.setdefault(entry.cluster, set()).add(entry.broker_name)
         cluster_of[entry.broker_name] = entry.cluster
-        if entry.remoting_address and entry.broker_id >= 0:
-            own = node_name(entry.broker_name, entry.node_id)
-            of_nodes[own] = _broker_data(own, entry.cluster, {MASTER_ID: entry.remoting_address})
     of_names = {name: _broker_data(name, cluster_of[name], ids) for name, ids in addresses.items()}
-    return dump(
-        {
-            "brokerAddrTable": dict(sorted({**of_nodes, **of_names}.items())),
-            "clusterAddrTable": {cluster: sorted(names) for cluster, names in sorted(clusters.items())},
-        }
-    )
+    write_only = {
+        one.name: _broker_data(one.name, cluster, {MASTER_ID: one.address})
+        for cluster, names in send_names.items()
+        for one in names
+    }
+    value: dict[str, Any] = {
+        "brokerAddrTable": dict(sorted({**write_only, **of_names}.items())),
+        "clusterAddrTable": {cluster: sorted(names) for cluster, names in sorted(clusters.items())},
+    }
+    if info is not None:
+        value["nameServer"] = {**info._asdict(), "brokers": [entry._asdict() for entry in info.brokers]}
+    return dump(value)
 
 
 def topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """TopicList."""
-    found: dict[str, Any] = {"topicList": list(topics)}
+    """Encode RocketMQ's TopicList."""
+    value: dict[str, Any] = {"topicList": list(topics)}
     if broker_address is not None:
-        found["brokerAddr"] = broker_address
-    return dump(found)
+        value["brokerAddr"] = broker_address
+    return dump(value)
 
 
 def key_values(table: Mapping[str, str]) -> bytes:
-    """KVTable."""
+    """Encode RocketMQ's KVTable."""
     return dump({"table": dict(table)})
 
 
@@ -201,8 +208,11 @@ def _broker_data(name: str, cluster: str, ids: Mapping[int, str]) -> dict[str, A
 
 
 def _inflated(body: bytes, max_topics: int) -> RegisterBody:
-    """Lengths and pieces: the version, each topic on a line, filter servers. What follows is of static
-    topics, which we do not have."""
+    """Decode a compressed registration.
+
+    The body consists of items with a length prefix: the version, the topics with one line each, and the
+    filter servers. The rest describes static topics, which this project does not support.
+    """
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(body, MAX_BODY)
@@ -216,14 +226,14 @@ def _inflated(body: bytes, max_topics: int) -> RegisterBody:
         nonlocal at
         at += _INT_BYTES
         if at > len(data):
-            raise invalid("the decompressed body ends too early")
+            raise invalid("the compressed body is truncated")
         return int.from_bytes(data[at - _INT_BYTES : at])
 
     def piece() -> bytes:
         nonlocal at
         size = number()
         if size > len(data) - at:
-            raise invalid("the decompressed body ends too early")
+            raise invalid("the compressed body is truncated")
         at += size
         return data[at - size : at]
 
@@ -235,17 +245,19 @@ def _inflated(body: bytes, max_topics: int) -> RegisterBody:
 
 
 def _topic_line(line: bytes) -> TopicConfig:
-    """TopicConfig.encode: name, read and write queues, permission, filter type, perhaps attributes."""
+    """Decode a line of TopicConfig.encode: name, read and write queues, permission, filter type, optional
+    attributes.
+    """
     try:
         words = line.decode().split(" ", 5)
     except UnicodeDecodeError:
-        raise invalid("a topic's line is no UTF-8") from None
+        raise invalid("a topic line is not UTF-8") from None
     if len(words) < 4:
-        raise invalid("a topic's line has fewer than four words")
+        raise invalid("a topic line has fewer than four fields")
     try:
         read, write, perm = (int(word) for word in words[1:4])
     except ValueError:
-        raise invalid("a topic's line has words where numbers belong") from None
+        raise invalid("a topic line has a field that is not a number") from None
     attributes = _parse(words[5].encode()) if len(words) == 6 and words[5] else {}
     return TopicConfig(words[0], read, write, perm, message_type=_message_type(attributes))
 
@@ -276,9 +288,9 @@ def _topic_to_json(topic: TopicConfig) -> dict[str, Any]:
 
 
 def _message_type(attributes: object) -> str:
-    """Of the topic's attributes: `message.type`, with or without the plus sign of a change."""
-    found = _object(attributes, "attributes")
-    return str(found.get(_MESSAGE_TYPE) or found.get(_MESSAGE_TYPE[1:]) or "")
+    """Return the attribute `message.type`, with or without the plus sign of a change."""
+    values = _object(attributes, "attributes")
+    return str(values.get(_MESSAGE_TYPE) or values.get(_MESSAGE_TYPE[1:]) or "")
 
 
 def _data_version(found: object) -> DataVersion:
@@ -289,44 +301,45 @@ def _data_version(found: object) -> DataVersion:
 
 def _check_size(body: bytes) -> None:
     if len(body) > MAX_BODY:
-        raise invalid(f"a body of {len(body)} bytes; {MAX_BODY} may be")
+        raise invalid(f"the body is {len(body)} bytes long; the limit is {MAX_BODY}")
 
 
 def _parse(body: bytes) -> Any:
-    _check_size(body)
-    if sum(map(body.count, (b"{", b"[", b","))) > MAX_PARTS:
-        raise invalid(f"the body has more than {MAX_PARTS} objects, lists and members")
+    try:
+        check_limits(body, MAX_BODY, MAX_PARTS)
+    except ValueError as error:
+        raise invalid(str(error)) from None
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise invalid("the body is no JSON") from None
+        raise invalid("the body is not JSON") from None
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise invalid(f"{name} is no JSON object")
+        raise invalid(f"{name} is not a JSON object")
     return value
 
 
 def _part(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object in another one; empty if it is missing or null."""
+    """Return a nested object. If it is missing or null, return an empty one."""
     value = found.get(name)
     return {} if value is None else _object(value, name)
 
 
 def _int(value: object, name: str) -> int:
     if type(value) is not int or value not in LONGS:
-        raise invalid(f"{name} is no number of 64 bits")
+        raise invalid(f"{name} is not a 64-bit number")
     return value
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise invalid(f"{name} is no text")
+        raise invalid(f"{name} is not a string")
     return value
 
 
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list):
-        raise invalid("filterServerList is no list")
+        raise invalid("filterServerList is not a list")
     return [_text(one, "filterServerList") for one in value]

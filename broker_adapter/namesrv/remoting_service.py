@@ -1,7 +1,8 @@
-"""The NameServer's face in RocketMQ's remoting protocol: processors of request codes.
+"""Request processors of the NameServer in RocketMQ's remoting protocol.
 
-A broker of ours tells its node id, term, role_epoch and HTTP address in fields that others ignore. One of
-RocketMQ's own is known by its address, and has no term but that of the controller (stateVersion), if any.
+A broker of this project sends its node id, term, role_epoch and HTTP address in fields that other NameServers
+ignore. RocketMQ's brokers are identified by their address. Their only term is the stateVersion of the
+controller, if there is one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from broker_adapter.api import PERM_WRITE, BrokerRole
+from broker_adapter.api import PERM_WRITE
 from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
-from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv import remoting_bodies as bodies
 from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.name_server import NameServer
@@ -20,42 +20,56 @@ from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import (
     ANY_EPOCH,
     NO_TERM,
+    ClusterInfo,
+    PublishedRoute,
     Registration,
-    Route,
     invalid,
 )
 from broker_adapter.namesrv.watching import RouteNotices
-from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
+from broker_adapter.remoting.codes import DETAILS, MASTER_TERM, WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.remoting.json_bodies import dump
-from broker_adapter.remoting.longs import long_of
-from dledger.platform import LARGE_BYTES, client_address, large_turns
+from broker_adapter.wire.broker_ids import MASTER_ID
+from broker_adapter.wire.longs import long_of
+from dledger.infra.loops.turns import LARGE_BYTES, large_turns
+from dledger.infra.quotas import client_address
 
-#: Settings of this namespace say which topics are in order over how many queues.
+#: The namespace with the number of ordered queues of each ordered topic.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
 
 _Answer: TypeAlias = RemotingCommand
 _Fields: TypeAlias = Mapping[str, str]
-#: A list of as many topics is made and written in a turn of the event loop of its own.
+#: Minimum number of topics for which a list is encoded and sent in its own step of the event loop.
 _MANY_TOPICS = 256
 _MANY_ROWS = 256
-#: Of one notice of changes.
+#: Maximum number of topics in one notice.
 _NOTICE_TOPICS = 1024
 
 
 class NameServerRemoting:
-    """Answers request codes; a ChannelEvents: what a connection has registered ends with it."""
+    """The request processors.
+
+    Implements ChannelEvents, in order to end registrations when their connections close.
+    """
 
     def __init__(
         self,
         server: NameServer,
+        info: Callable[[], ClusterInfo],
         settings: Callable[[], Mapping[str, str]],
         callers: Callers | None = None,
+        *,
+        single: bool = False,
     ) -> None:
-        """`settings`: of this NameServer, to be shown. `callers` None: nobody shows a certificate."""
+        """`info`, `settings`: state and settings of this NameServer for display.
+
+        `callers`: None if callers present no certificate. `single`: routes contain no write-only names.
+        """
+        self._single = single
         self._server = server
+        self._info = info
         self._settings = settings
         self._callers = callers
         self._sessions: dict[RemotingConnection, dict[NodeKey, int]] = {}
@@ -63,7 +77,7 @@ class NameServerRemoting:
         self._notices: dict[RemotingConnection, RouteNotices] = {}
 
     def register_with(self, dispatch: Dispatch) -> None:
-        """On the executors that calls by gRPC have, too."""
+        """Register the processors. Each kind of request has its own executor."""
         server = self._server
         for executor, processors in (
             (
@@ -105,7 +119,7 @@ class NameServerRemoting:
     # -- channel events -----------------------------------------------------------------------------------
 
     def channel_connected(self, connection: RemotingConnection) -> None:
-        """Nothing is known of it yet."""
+        """Do nothing, because a new connection has not registered anything yet."""
 
     def channel_closed(self, connection: RemotingConnection, reason: str) -> None:
         for key, session in self._sessions.pop(connection, {}).items():
@@ -119,7 +133,7 @@ class NameServerRemoting:
 
     async def _register(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         fields = request.fields
-        self._check_lives(connection, fields)  # before the body is read: that is what costs
+        self._check_register(connection, fields)  # check before the body is decoded, which is expensive
         body = bodies.register_body(
             request.body,
             compressed=fields.get("compressed") == "true",
@@ -139,20 +153,41 @@ class NameServerRemoting:
             raise
         self._versions[key] = body.version
         found = {}
-        # A master need not be told of itself.
+        # A master does not need the address of a master.
         if given.broker_id != MASTER_ID and answer.master_address:
             found = {"masterAddr": answer.master_address, "haServerAddr": answer.master_ha_address}
         return request.answer(
-            ResponseCode.SUCCESS, fields=found, body=bodies.key_values(self._server.kv.list(ORDER_TOPICS))
+            ResponseCode.SUCCESS,
+            fields=found | self._published_master(fields),
+            body=bodies.key_values(self._server.kv.list(ORDER_TOPICS)),
         )
 
+    def _published_master(self, fields: _Fields) -> dict[str, str]:
+        """Return the fields by which a node of this project recognizes this NameServer.
+
+        The response to RocketMQ's brokers does not contain them.
+        """
+        if "nodeId" not in fields:
+            return {}
+        answer = self._server.tables.registration_answer(_text(fields, "brokerName"))
+        return {MASTER_TERM: str(answer.master_term), "masterAddr": answer.master_address}
+
+    def close_expired(self, keys: Collection[NodeKey]) -> None:
+        """Close the connections of nodes whose registrations have expired, as RocketMQ does.
+
+        A node that was paused then registers as soon as it resumes, instead of at its next interval.
+        """
+        for connection, sessions in list(self._sessions.items()):
+            if not sessions.keys().isdisjoint(keys):
+                connection.close("a registration over this connection has expired")
+
     def _forget_unused_session(self, connection: RemotingConnection, key: NodeKey) -> None:
-        """One by which nothing is registered: refused requests must not take all sessions."""
+        """Close a session that has no registration, so that refused requests do not use up all sessions."""
         if self._server.entry(key) is None:
             self._server.close_session(self._sessions[connection].pop(key), None)
 
     async def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        """Who is not registered is un-registered, as in RocketMQ."""
+        """Unregister a broker. As in RocketMQ, the request succeeds if the broker is unknown."""
         fields = request.fields
         name, node_id = _text(fields, "brokerName"), _node_id(fields)
         if self._callers is not None:
@@ -162,10 +197,10 @@ class NameServerRemoting:
         return request.answer(ResponseCode.SUCCESS)
 
     async def _query_data_version(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        """Whether a broker has to register anew. If not, it has just shown that it lives."""
+        """Report whether the broker has to register again. If not, renew its registration."""
         fields = request.fields
         key = (_text(fields, "brokerName"), _node_id(fields))
-        self._check_lives(connection, fields)
+        self._check_register(connection, fields)
         asked = bodies.data_version(request.body)
         known = self._versions.get(key) if self._server.entry(key) is not None else None
         changed = known != asked
@@ -173,18 +208,21 @@ class NameServerRemoting:
             self._server.renew(*key)
         return request.answer(
             ResponseCode.SUCCESS,
-            fields={"changed": "true" if changed else "false"},
+            fields={"changed": "true" if changed else "false"} | self._published_master(fields),
             body=dump((known or bodies.DataVersion()).to_json()),
         )
 
     async def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         fields = request.fields
-        self._check_lives(connection, fields)
+        self._check_register(connection, fields)
         self._server.renew(_text(fields, "brokerName"), _node_id(fields))
         return request.answer(ResponseCode.SUCCESS)
 
     async def _cluster_info(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        return request.answer(ResponseCode.SUCCESS, body=bodies.cluster_info(self._server.brokers()))
+        send_names = {} if self._single else self._server.tables.send_names()
+        info = self._info() if request.fields.get(DETAILS) == "true" else None
+        body = bodies.cluster_info(self._server.brokers(), send_names, info)
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _wipe(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         return self._change_permission(connection, request, give_back=False)
@@ -215,23 +253,33 @@ class NameServerRemoting:
         return request.answer(
             ResponseCode.SUCCESS,
             fields={WATCH_ROUTE: "true"} if is_watched else None,
-            body=bodies.route_data(route, self._order_of(route)),
+            body=bodies.route_data(
+                route,
+                self._order_of(route),
+                single=self._single,
+                terms=request.fields.get(DETAILS) == "true",
+            ),
         )
 
     def _watch(self, connection: RemotingConnection, topic: str) -> bool:
-        """In the turn of the event loop in which the route is read: no change lies between. Topics without a
-        route are not watched, so a client cannot make this process keep names."""
+        """Watch the topic. Call this in the event-loop step that reads the route, so that no change is
+        missed.
+
+        A topic without a route is not watched, so that clients cannot store arbitrary names in this process.
+        """
         notices = self._notices.get(connection)
         if notices is None:
-            tell = partial(_tell_of_changes, connection)
-            notices = self._server.notify(tell, client_address(connection.host))
+            on_change = partial(_notify_changes, connection)
+            notices = self._server.notify(on_change, client_address(connection.host))
             if notices is None:
                 return False
             self._notices[connection] = notices
         return notices.watch(topic)
 
-    def _order_of(self, route: Route) -> str | None:
-        """As an operator has set it; else from topics whose messages are in order."""
+    def _order_of(self, route: PublishedRoute) -> str | None:
+        """Return the order config of a topic, which is the operator's setting or, for a topic with ordered
+        messages, the number of its write queues on each broker. None if there is neither.
+        """
         configured = self._server.kv.list(ORDER_TOPICS).get(route.topic)
         if configured is not None:
             return configured
@@ -243,22 +291,24 @@ class NameServerRemoting:
         return ";".join(ordered) or None
 
     async def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        await self._turn_for_topics(connection)
+        await self._yield_for_topics(connection)
         return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(self._server.tables.topics()))
 
     async def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        await self._turn_for_topics(connection)
+        await self._yield_for_topics(connection)
         cluster, tables = _text(request.fields, "cluster"), self._server.tables
         names = tables.cluster_addr_table.get(cluster, set())
         topics = [topic for topic in tables.topics() if not names.isdisjoint(tables.topic_queue_table[topic])]
         return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(topics))
 
-    async def _turn_for_topics(self, connection: RemotingConnection) -> None:
+    async def _yield_for_topics(self, connection: RemotingConnection) -> None:
         if len(self._server.tables.topic_queue_table) >= _MANY_TOPICS:
-            await large_turns().turn(connection.peer)
+            await large_turns().turn(client_address(connection.host))
 
     async def _system_topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        """Names of clusters and brokers count as such; the address of any broker comes along."""
+        """Return the names of clusters and brokers, which count as system topics, and the address of one
+        broker.
+        """
         clusters = self._server.tables.cluster_addr_table
         names = sorted({*clusters, *(name for names in clusters.values() for name in names)})
         address = next((entry.address for entry in self._server.brokers() if entry.broker_id >= 0), "")
@@ -283,7 +333,7 @@ class NameServerRemoting:
         return request.answer(ResponseCode.SUCCESS, fields={"value": value})
 
     async def _kv_delete(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        """What is not there is deleted, as in RocketMQ."""
+        """Delete a setting. As in RocketMQ, the request succeeds if the setting does not exist."""
         self._check_change(connection, "change settings")
         namespace, key = _text(request.fields, "namespace"), _text(request.fields, "key")
         if key in self._server.kv.list(namespace):
@@ -291,21 +341,22 @@ class NameServerRemoting:
         return request.answer(ResponseCode.SUCCESS)
 
     async def _kv_list(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
-        namespace = _text(request.fields, "namespace")
-        table = self._server.kv.list(namespace)
+        """Return all settings of a namespace. For an empty namespace, return the namespaces as keys."""
+        namespace, kv = _text(request.fields, "namespace"), self._server.kv
+        table = kv.list(namespace) if namespace else dict.fromkeys(kv.namespaces(), "")
         if not table:
             problem = f"No config item, Namespace: {namespace}"
             return request.answer(ResponseCode.QUERY_NOT_FOUND, problem)
         if sum(map(len, table.values())) >= LARGE_BYTES or len(table) >= _MANY_ROWS:
-            await large_turns().turn(connection.peer)  # 2 MiB of text take some 10 ms
+            await large_turns().turn(client_address(connection.host))  # 2 MiB of text take about 10 ms
         return request.answer(ResponseCode.SUCCESS, body=bodies.key_values(table))
 
     async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         lines = (f"{name}={value}\n" for name, value in self._settings().items())
         return request.answer(ResponseCode.SUCCESS, body="".join(lines).encode())
 
-    def _check_lives(self, connection: RemotingConnection, fields: _Fields) -> None:
-        """Only a broker itself says that it lives."""
+    def _check_register(self, connection: RemotingConnection, fields: _Fields) -> None:
+        """Check that the sender of a registration, query or heartbeat is the broker that it names."""
         if self._callers is not None:
             context, address = connection.auth_context, _text(fields, "brokerAddr")
             self._callers.check_register(context, _node_id(fields), address)
@@ -315,23 +366,21 @@ class NameServerRemoting:
             self._callers.check_change(connection.auth_context, what)
 
 
-def _tell_of_changes(connection: RemotingConnection, topics: Collection[str]) -> None:
+def _notify_changes(connection: RemotingConnection, topics: Collection[str]) -> None:
     names = list(topics)
-    for begin in range(0, len(names), _NOTICE_TOPICS):
-        body = bodies.topic_list(names[begin : begin + _NOTICE_TOPICS])
+    for start in range(0, len(names), _NOTICE_TOPICS):
+        body = bodies.topic_list(names[start : start + _NOTICE_TOPICS])
         connection.notify(RemotingCommand.oneway(RequestCode.ROUTES_CHANGED, body=body))
 
 
 def _registration(fields: _Fields, body: bodies.RegisterBody) -> Registration:
-    broker_id = _number(fields, "brokerId")
-    # Without elections there is nothing to compare: RocketMQ's own have a term with its controller only.
+    # Brokers without elections have no term to compare; RocketMQ's brokers have one only with its controller.
     term = _number(fields, "term", body.version.state_version or NO_TERM)
     return Registration(
         cluster=_text(fields, "clusterName"),
         broker_name=_text(fields, "brokerName"),
         node_id=_node_id(fields),
-        broker_id=broker_id,
-        role=BrokerRole.SYNC_MASTER if broker_id == MASTER_ID else BrokerRole.SLAVE,
+        broker_id=_number(fields, "brokerId"),
         address=_text(fields, "brokerAddr"),
         term=term,
         role_epoch=_number(fields, "roleEpoch", 0),
@@ -341,6 +390,9 @@ def _registration(fields: _Fields, body: bodies.RegisterBody) -> Registration:
         expire_ms=max(0, _number(fields, "heartbeatTimeoutMillis", 0)),
         ha_address=fields.get("haServerAddr", ""),
         filter_servers=body.filter_servers,
+        send_address=fields.get("sendAddress", ""),
+        node_address=fields.get("nodeAddress", ""),
+        members=tuple(fields.get("members", "").split()),
     )
 
 
@@ -349,7 +401,7 @@ def _node_id(fields: _Fields) -> str:
 
 
 def _text(fields: _Fields, name: str) -> str:
-    """NameServerRefused (NAMESRV_INVALID) if it is missing."""
+    """Return a field. Raises NameServerRefused (NAMESRV_INVALID) if it is missing."""
     value = fields.get(name)
     if value is None:
         raise invalid(f"the field {name} is missing")
@@ -357,11 +409,11 @@ def _text(fields: _Fields, name: str) -> str:
 
 
 def _number(fields: _Fields, name: str, default: int | None = None) -> int:
-    """Of 64 bits. NameServerRefused (NAMESRV_INVALID)."""
+    """Return a 64-bit number. Raises NameServerRefused (NAMESRV_INVALID)."""
     text = fields.get(name)
     if text is None and default is not None:
         return default
-    found = long_of(_text(fields, name))
-    if found is None:
-        raise invalid(f"the field {name} is no number of 64 bits")
-    return found
+    number = long_of(_text(fields, name))
+    if number is None:
+        raise invalid(f"the field {name} is not a 64-bit number")
+    return number

@@ -1,19 +1,20 @@
-"""The tables of a NameServer, pure: time is handed in, and what changed is handed out.
+"""The tables of a NameServer. Callers pass the time, and methods return the changes.
 
-They are RocketMQ's: topicQueueTable, brokerAddrTable, clusterAddrTable, brokerLiveTable. What differs is who
-is believed, as RocketMQ may show two masters of a name until one is forgotten:
+They are RocketMQ's tables: topicQueueTable, brokerAddrTable, clusterAddrTable, brokerLiveTable. The rules for
+registrations differ, because with RocketMQ's rules, a NameServer may publish two masters of a name until one
+of them expires:
 
-- of one node, a registration with a lower role_epoch than the registered one is refused. A node that has lost
-  its directory begins with a random incarnation, the upper half of its role_epochs: between two incarnations
-  the term decides, and the same term is believed. Only its own incarnation un-registers a node;
-- of two nodes that claim id 0 of a name, the one with the higher *term* has it. The other loses it at once
-  and stays without an id until it registers as what it is; a claim with a lower term is refused. The highest
-  term is remembered for a while after its master has gone, so that a deposed one cannot take its place;
-- a node whose role is not known (id -1) lives, and is not published;
-- brokers of RocketMQ's own have no terms (-1): of two claims without one the newer is believed, as there.
+- A registration with a lower role_epoch than the registered one of the same node is refused. A node that lost
+  its directory starts with a random incarnation, the upper half of its role_epochs. Between two incarnations
+  the higher term wins, and an equal term is accepted. A node can be unregistered only by its own incarnation.
+- If two nodes claim id 0 of a name, the node with the higher *term* gets it. The other node loses its id
+  immediately, until it registers with its new role. A claim with a lower term is refused. The highest term is
+  remembered for a while after its master has gone, so that a deposed master cannot replace it.
+- A node with an unknown role (id -1) is alive but not published.
+- RocketMQ's brokers have no terms (-1). Of two claims without a term, the newer one wins, as in RocketMQ.
 
-Topics are those of the accepted master. They stay, for slaves to be read from, while any node of the name is
-published.
+The topics of a name are the topics of its accepted master. They remain while any node of the name is
+published, so that consumers can read from slaves.
 """
 
 from __future__ import annotations
@@ -24,38 +25,40 @@ from typing import TypeAlias
 
 from broker_adapter.api import PERM_WRITE, TopicConfig
 from broker_adapter.errors import NameServerBusy, NameServerRefused, Status
-from broker_adapter.format.broker_ids import MASTER_ID
 from broker_adapter.namesrv.values import (
     ANY_EPOCH,
     NO_TERM,
     UNKNOWN_ID,
     BrokerEntry,
+    PublishedRoute,
     Registration,
     RegistrationAnswer,
-    RemotingNode,
-    Route,
+    SendName,
     TableLimits,
     check_registration,
+    send_name,
 )
-from dledger.platform import MAX_TERM_ADVANCE
+from broker_adapter.wire.broker_ids import MASTER_ID
+from dledger.core.term_allowance import MAX_TERM_ADVANCE
 
-#: Registered by a call of its own, not over a stream.
+#: The session of a registration that was not made over a connection.
 NO_SESSION = 0
 
 #: (broker name, node id)
 NodeKey: TypeAlias = tuple[str, str]
 
 _NO_VERSION = (NO_TERM, -1)
-#: As `dledger.core.raft` counts role_epochs.
+_ROLES = {MASTER_ID: "MASTER", UNKNOWN_ID: "UNKNOWN"}
+#: The layout of role_epochs, see `dledger.core.raft`.
 _EPOCHS_PER_INCARNATION = 1 << 32
 
 
 @dataclass(slots=True)
-class _Live:
-    """A row of the brokerLiveTable: one node, as it last registered."""
+class _LiveNode:
+    """A row of the brokerLiveTable: the last registration of one node."""
 
-    registration: Registration  # without topics
-    broker_id: int  # as published; -1: not
+    registration: Registration  # topics omitted
+    broker_id: int  # as published; -1: not published
     session: int
     updated_ms: int
     expire_ms: int
@@ -66,31 +69,63 @@ class _Broker:
     """A row of the brokerAddrTable: one broker name."""
 
     cluster: str
-    origin: str  # the address that brought the name up, "" if it is not known
-    nodes: dict[str, _Live] = field(default_factory=dict)  # by node id
-    ids: dict[int, str] = field(default_factory=dict)  # broker id -> node id; only what is published
+    origin: str  # address that first registered the name, "" if unknown
+    nodes: dict[str, _LiveNode] = field(default_factory=dict)  # by node id
+    ids: dict[int, str] = field(default_factory=dict)  # node id by broker id, for published nodes
     topics: set[str] = field(default_factory=set)
     topics_version: tuple[int, int] = _NO_VERSION  # (term, data_version)
     write_wiped: bool = False
+    #: Members of the log, which have write-only names, with the time of their removal (ms), or None.
+    members: dict[str, int | None] = field(default_factory=dict)
 
     def addresses(self) -> dict[int, str]:
         return {i: self.nodes[self.ids[i]].registration.address for i in sorted(self.ids)}
 
-    def remoting(self) -> list[RemotingNode]:
-        """The published nodes that clients of the remoting protocol reach elsewhere than at their address."""
-        nodes = ((broker_id, self.nodes[self.ids[broker_id]].registration) for broker_id in sorted(self.ids))
+    def send_names(self, name: str) -> list[SendName]:
+        """Return the write-only names of all members.
+
+        Clients keep a connection for each name. The name of a member that has no published send-only port
+        therefore points to the port of the master, or of a slave if there is no master. The master itself
+        receives messages under the broker name.
+        """
+        published = [self.nodes[self.ids[broker_id]].registration for broker_id in sorted(self.ids)]
+        ports = {given.node_id: given.send_address for given in published if given.send_address}
+        if not ports:
+            return []
+        substitute, master = next(iter(ports.values())), self.ids.get(MASTER_ID)
         return [
-            RemotingNode(given.node_id, broker_id, given.remoting_address)
-            for broker_id, given in nodes
-            if given.remoting_address
+            SendName(
+                send_name(name, node_id),
+                ports.get(node_id, substitute),
+                is_writable=node_id in ports and node_id != master and self.members.get(node_id) is None,
+            )
+            for node_id in sorted({*self.members, *ports})
         ]
 
-    def master(self) -> _Live | None:
+    def update_members(self, given: Registration, now_ms: int) -> None:
+        """Update the members. A master's list replaces the previous one; slaves only add members."""
+        if given.broker_id == MASTER_ID and given.members:
+            for node_id, removed_ms in self.members.items():
+                if node_id not in given.members and removed_ms is None:
+                    self.members[node_id] = now_ms
+            self.members.update(dict.fromkeys(given.members))
+        else:
+            for node_id in given.members:
+                self.members.setdefault(node_id, None)
+
+    def shown(self, name: str) -> object:
+        """Return the addresses, the master's term and the write-only names in routes.
+
+        If the result differs, the routes have changed.
+        """
+        return self.published(), self.send_names(name)
+
+    def master(self) -> _LiveNode | None:
         node_id = self.ids.get(MASTER_ID)
         return None if node_id is None else self.nodes[node_id]
 
     def published(self) -> tuple[dict[int, str], int]:
-        """What routes show of it besides queues."""
+        """Return the published addresses and the master's term."""
         master = self.master()
         return self.addresses(), NO_TERM if master is None else master.registration.term
 
@@ -101,17 +136,17 @@ class _Fence:
 
     term: int
     node_id: str
-    seen_ms: int  # when that master was there last
-    origin: str  # as of the name
+    seen_ms: int  # when that master was last seen
+    origin: str  # see `_Broker.origin`
 
 
 class RouteTables:
-    """Methods that change something return the topics whose routes may have changed by it."""
+    """Routes and registrations. Methods with changes return the topics whose routes may have changed."""
 
     def __init__(self, limits: TableLimits | None = None) -> None:
         self._limits = limits or TableLimits()
-        self.topic_queue_table: dict[str, dict[str, TopicConfig]] = {}  # topic -> broker name -> queues
-        self.cluster_addr_table: dict[str, set[str]] = {}  # cluster -> broker names
+        self.topic_queue_table: dict[str, dict[str, TopicConfig]] = {}  # queues by topic and broker name
+        self.cluster_addr_table: dict[str, set[str]] = {}  # broker names by cluster
         self._broker_addr_table: dict[str, _Broker] = {}
         self._fences: dict[str, _Fence] = {}
 
@@ -124,13 +159,13 @@ class RouteTables:
     def register(
         self, given: Registration, now_ms: int, session: int = NO_SESSION, origin: str = ""
     ) -> set[str]:
-        """Believe a registration, or refuse it and change nothing. `origin`: the address that it came from.
+        """Accept a registration, or refuse it without changing anything. `origin`: its source address.
 
-        NameServerRefused (NAMESRV_INVALID, _STALE_EPOCH, _STALE_TERM, _CONFLICT); NameServerBusy
-        (NAMESRV_LIMIT).
+        Raises NameServerRefused (NAMESRV_INVALID, NAMESRV_STALE_EPOCH, NAMESRV_STALE_TERM,
+        NAMESRV_TERM_REFUSED, NAMESRV_CONFLICT) or NameServerBusy (NAMESRV_LIMIT).
         """
         check_registration(given, self._limits)
-        self._check_believable(given)
+        self._check_claim(given)
         self._check_room(given, origin)
         broker = self._broker_addr_table.get(given.broker_name)
         if broker is None:
@@ -138,7 +173,7 @@ class RouteTables:
                 given.cluster, self._origin_of(given.broker_name) or origin
             )
             self.cluster_addr_table.setdefault(given.cluster, set()).add(given.broker_name)
-        before = broker.published()
+        before = broker.shown(given.broker_name)
         for other in _nodes_at(broker, given.address):
             self._withdraw(broker, other)
             if other != given.node_id:
@@ -148,7 +183,7 @@ class RouteTables:
             if (deposed := broker.ids.get(MASTER_ID)) is not None:
                 self._withdraw(broker, deposed)
             self._fences[given.broker_name] = _Fence(given.term, given.node_id, now_ms, broker.origin)
-        broker.nodes[given.node_id] = _Live(
+        broker.nodes[given.node_id] = _LiveNode(
             given._replace(topics=()),
             given.broker_id,
             session,
@@ -157,22 +192,26 @@ class RouteTables:
         )
         if given.broker_id != UNKNOWN_ID:
             broker.ids[given.broker_id] = given.node_id
-        changed = self._take_topics(broker, given) if given.broker_id == MASTER_ID else set()
-        if broker.published() != before:
+        broker.update_members(given, now_ms)
+        changed = self._replace_topics(broker, given) if given.broker_id == MASTER_ID else set()
+        if broker.shown(given.broker_name) != before:
             changed |= broker.topics
         return changed | self._drop_unpublished_topics(given.broker_name, broker)
 
-    def _check_believable(self, given: Registration) -> None:
+    def _check_claim(self, given: Registration) -> None:
+        """Refuse an outdated role_epoch, an id or a cluster that belongs to other nodes, and the master of a
+        past term.
+        """
         name, node_id = given.broker_name, given.node_id
         fence, broker = self._fences.get(name), self._broker_addr_table.get(name)
-        self._check_term(given)
+        self._check_term_advance(given)
         if broker is not None:
             known = broker.nodes.get(node_id)
             if known is not None and _is_older(given, known.registration):
                 raise NameServerRefused(
                     Status.NAMESRV_STALE_EPOCH,
-                    f"{node_id} of {name}: role_epoch {given.role_epoch} in term {given.term}, and "
-                    f"{known.registration.role_epoch} in term {known.registration.term} is registered",
+                    f"{node_id} of {name}: role_epoch {given.role_epoch} in term {given.term} is older than "
+                    f"the registered {known.registration.role_epoch} in term {known.registration.term}",
                 )
             if broker.cluster != given.cluster:
                 raise NameServerRefused(
@@ -184,7 +223,7 @@ class RouteTables:
                 raise NameServerRefused(
                     Status.NAMESRV_CONFLICT,
                     f"{holder} at {broker.nodes[holder].registration.address} has broker id "
-                    f"{given.broker_id} of {name}; {node_id} needs one of its own",
+                    f"{given.broker_id} of {name}; {node_id} needs a different id",
                 )
         if given.broker_id != MASTER_ID or fence is None:
             return
@@ -201,8 +240,10 @@ class RouteTables:
                 "do two groups have this name?",
             )
 
-    def _check_term(self, given: Registration) -> None:
-        """A term far beyond all that is known of a name would keep its real master out for ever."""
+    def _check_term_advance(self, given: Registration) -> None:
+        """Refuse a term that is far above all known terms of a name, because it would lock out the real
+        master forever.
+        """
         name = given.broker_name
         fence, broker = self._fences.get(name), self._broker_addr_table.get(name)
         known = [node.registration.term for node in broker.nodes.values()] if broker is not None else []
@@ -211,12 +252,12 @@ class RouteTables:
         if known and given.term - max(known) > MAX_TERM_ADVANCE:
             raise NameServerRefused(
                 Status.NAMESRV_TERM_REFUSED,
-                f"{given.node_id} of {name} names term {given.term}; the greatest known one is {max(known)}: "
-                "no elections lead there",
+                f"{given.node_id} of {name} registers with term {given.term}, which elections cannot have "
+                f"produced: the highest known term is {max(known)}",
             )
 
     def _origin_of(self, name: str) -> str:
-        """ "" also if nobody knows the name."""
+        """Return the address that first registered the name; "" if the name or the address is unknown."""
         row = self._broker_addr_table.get(name) or self._fences.get(name)
         return "" if row is None else row.origin
 
@@ -225,41 +266,46 @@ class RouteTables:
         if broker is None:
             names = self._broker_addr_table.keys() | self._fences.keys()
             if given.broker_name not in names and len(names) >= limits.max_broker_names:
-                raise _too_many(f"{limits.max_broker_names} broker names are known")
+                raise _too_many(f"the limit of {limits.max_broker_names} broker names is reached")
             if origin and given.broker_name not in names:
                 brought_up = sum(self._origin_of(name) == origin for name in names)
                 if brought_up >= limits.max_names_per_address:
-                    raise _too_many(f"{brought_up} of the known broker names came from {origin}")
+                    raise _too_many(
+                        f"{origin} has already registered {brought_up} broker names, the maximum for one "
+                        "caller"
+                    )
         elif given.node_id not in broker.nodes and len(broker.nodes) >= limits.max_nodes_per_name:
-            raise _too_many(f"{given.broker_name} has {limits.max_nodes_per_name} nodes")
+            raise _too_many(
+                f"broker name {given.broker_name} already has {limits.max_nodes_per_name} nodes, the maximum"
+            )
         if given.broker_id == MASTER_ID:
             table = self.topic_queue_table
             new = sum(topic.name not in table for topic in given.topics)
             if len(table) + new > limits.max_topics:
-                raise _too_many(f"{limits.max_topics} topics are known")
+                raise _too_many(f"the limit of {limits.max_topics} topics is reached")
 
     @staticmethod
     def _withdraw(broker: _Broker, node_id: str) -> None:
-        """The node is not published any more."""
+        """Stop publishing a node."""
         node = broker.nodes.get(node_id)
         if node is not None:
             broker.ids.pop(node.broker_id, None)
             node.broker_id = UNKNOWN_ID
 
-    def _take_topics(self, broker: _Broker, given: Registration) -> set[str]:
+    def _replace_topics(self, broker: _Broker, given: Registration) -> set[str]:
         version = (given.term, given.data_version)
         if version < broker.topics_version and given.term != NO_TERM:
             return set()
         broker.topics_version = version
         name, table = given.broker_name, self.topic_queue_table
-        wanted = {topic.name: topic for topic in given.topics}
-        changed = self._drop_topics(name, broker, broker.topics - wanted.keys())
-        for topic, config in wanted.items():
+        registered = {topic.name: topic for topic in given.topics}
+        changed = self._drop_topics(name, broker, broker.topics - registered.keys())
+        for topic, config in registered.items():
             rows = table.setdefault(topic, {})
             if rows.get(name) != config:
                 rows[name] = config
                 changed.add(topic)
-        broker.topics = set(wanted)
+        broker.topics = set(registered)
         return changed
 
     def _drop_topics(self, name: str, broker: _Broker, topics: set[str]) -> set[str]:
@@ -277,10 +323,14 @@ class RouteTables:
         broker.topics_version = _NO_VERSION
         return self._drop_topics(name, broker, broker.topics)
 
-    # -- brokers that go ----------------------------------------------------------------------------------
+    # -- removal of brokers -------------------------------------------------------------------------------
 
     def unregister(self, broker_name: str, node_id: str, role_epoch: int, now_ms: int) -> set[str]:
-        """NameServerRefused (NAMESRV_BROKER_UNKNOWN; NAMESRV_STALE_EPOCH: it has registered anew since)."""
+        """Unregister a node.
+
+        Raises NameServerRefused (NAMESRV_BROKER_UNKNOWN, or NAMESRV_STALE_EPOCH if the node has registered
+        again since).
+        """
         broker = self._broker(broker_name)
         node = broker.nodes.get(node_id)
         if node is None:
@@ -288,16 +338,19 @@ class RouteTables:
                 Status.NAMESRV_BROKER_UNKNOWN, f"{node_id} of {broker_name} is not registered"
             )
         newest = node.registration.role_epoch
-        if role_epoch != ANY_EPOCH and (not _is_same_life(role_epoch, newest) or role_epoch < newest):
+        if role_epoch != ANY_EPOCH and (not _is_same_incarnation(role_epoch, newest) or role_epoch < newest):
             raise NameServerRefused(
                 Status.NAMESRV_STALE_EPOCH,
-                f"{node_id} of {broker_name} has registered with role_epoch {node.registration.role_epoch} "
-                f"since {role_epoch}",
+                f"{node_id} of {broker_name} has since registered again with role_epoch "
+                f"{node.registration.role_epoch}; the request has {role_epoch}",
             )
         return self._remove(broker_name, node_id, now_ms)
 
     def end_session(self, session: int, key: NodeKey, now_ms: int) -> set[str] | None:
-        """The stream is gone: so is the node, unless it has registered in another way since (None)."""
+        """Remove the node whose connection has closed.
+
+        Returns None if the node has since registered over another connection.
+        """
         name, node_id = key
         broker = self._broker_addr_table.get(name)
         node = None if broker is None else broker.nodes.get(node_id)
@@ -306,7 +359,7 @@ class RouteTables:
         return self._remove(name, node_id, now_ms)
 
     def renew(self, key: NodeKey, now_ms: int) -> bool:
-        """The node lives, and nothing has changed there. False: it is not registered."""
+        """Renew a registration without changes. Return False if the node is not registered."""
         name, node_id = key
         broker = self._broker_addr_table.get(name)
         node = None if broker is None else broker.nodes.get(node_id)
@@ -316,13 +369,13 @@ class RouteTables:
         return True
 
     def drop_topic(self, topic: str) -> set[str]:
-        """Until a broker registers with it again."""
+        """Drop the topic's routes until a broker registers with it again."""
         for name in list(self.topic_queue_table.get(topic, ())):
             self._drop_topics(name, self._broker_addr_table[name], {topic})
         return {topic}
 
     def expire(self, now_ms: int) -> tuple[list[NodeKey], set[str]]:
-        """Forget nodes that have not registered in time: which, and the topics. Forgets old terms, too."""
+        """Remove expired nodes and old terms. Return the removed nodes and the changed topics."""
         late = [
             (name, node_id)
             for name, broker in self._broker_addr_table.items()
@@ -332,12 +385,17 @@ class RouteTables:
         changed: set[str] = set()
         for name, node_id in late:
             changed |= self._remove(name, node_id, now_ms)
+        for known in self._broker_addr_table.values():
+            for member, removed_ms in list(known.members.items()):
+                if removed_ms is not None and now_ms - removed_ms > self._limits.removed_member_ms:
+                    del known.members[member]
+                    changed |= known.topics
         for name, fence in list(self._fences.items()):
             broker = self._broker_addr_table.get(name)
             if broker is not None and broker.master() is not None:
                 fence.seen_ms = now_ms
             elif now_ms - fence.seen_ms > self._limits.default_expire_ms:
-                # No master for so long: it is another log, made anew under an old name.
+                # After this time without a master, the name may be reused for a new log.
                 del self._fences[name]
                 if broker is not None:
                     broker.topics_version = _NO_VERSION
@@ -345,12 +403,12 @@ class RouteTables:
 
     def _remove(self, name: str, node_id: str, now_ms: int) -> set[str]:
         broker = self._broker_addr_table[name]
-        before = broker.published()
+        before = broker.shown(name)
         if broker.ids.get(MASTER_ID) == node_id:
             self._fences[name].seen_ms = now_ms
         self._withdraw(broker, node_id)
         del broker.nodes[node_id]
-        changed = set(broker.topics) if broker.published() != before else set()
+        changed = set(broker.topics) if broker.shown(name) != before else set()
         changed |= self._drop_unpublished_topics(name, broker)
         if not broker.nodes:
             del self._broker_addr_table[name]
@@ -361,9 +419,9 @@ class RouteTables:
         return changed
 
     def wipe_write_permission(self, broker_name: str, *, give_back: bool = False) -> set[str]:
-        """Routes show the name's queues without write permission, or with it again.
+        """Remove or restore the write permission of the name's queues in routes.
 
-        NameServerRefused (NAMESRV_BROKER_UNKNOWN).
+        Raises NameServerRefused (NAMESRV_BROKER_UNKNOWN).
         """
         broker = self._broker(broker_name)
         if broker.write_wiped is not give_back:
@@ -375,21 +433,19 @@ class RouteTables:
     def _broker(self, name: str) -> _Broker:
         broker = self._broker_addr_table.get(name)
         if broker is None:
-            raise NameServerRefused(
-                Status.NAMESRV_BROKER_UNKNOWN, f"no broker of the name {name} is registered"
-            )
+            raise NameServerRefused(Status.NAMESRV_BROKER_UNKNOWN, f"no broker named {name} is registered")
         return broker
 
-    # -- what can be asked --------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------
 
-    def route(self, topic: str) -> Route:
-        """Where the topic is now; without queues if nowhere."""
+    def route(self, topic: str) -> PublishedRoute:
+        """Return the topic's current route. If the topic has no route, the result has no queues."""
         queues: dict[str, TopicConfig] = {}
         brokers: dict[str, dict[int, str]] = {}
         terms: dict[str, int] = {}
         clusters: dict[str, str] = {}
         filters: dict[str, Sequence[str]] = {}
-        remoting: dict[str, Sequence[RemotingNode]] = {}
+        send_names: dict[str, Sequence[SendName]] = {}
         for name, config in sorted(self.topic_queue_table.get(topic, {}).items()):
             broker = self._broker_addr_table[name]
             if broker.write_wiped:
@@ -399,19 +455,26 @@ class RouteTables:
             if term != NO_TERM:
                 terms[name] = term
             clusters[name] = broker.cluster
-            if nodes := broker.remoting():
-                remoting[name] = nodes
+            if names := broker.send_names(name):
+                send_names[name] = names
             for node_id in broker.ids.values():
                 given = broker.nodes[node_id].registration
                 if given.filter_servers:
                     filters[given.address] = given.filter_servers
-        return Route(topic, queues, brokers, terms, clusters, filters, remoting)
+        return PublishedRoute(topic, queues, brokers, terms, clusters, filters, send_names)
+
+    def send_names(self) -> dict[str, list[SendName]]:
+        """Return all write-only names, by cluster."""
+        by_cluster: dict[str, list[SendName]] = {}
+        for name, broker in self._broker_addr_table.items():
+            by_cluster.setdefault(broker.cluster, []).extend(broker.send_names(name))
+        return by_cluster
 
     def topics(self) -> list[str]:
         return sorted(self.topic_queue_table)
 
-    def answer(self, broker_name: str) -> RegistrationAnswer:
-        """What a node that has registered should know."""
+    def registration_answer(self, broker_name: str) -> RegistrationAnswer:
+        """Return the response to a registration."""
         broker = self._broker_addr_table.get(broker_name)
         master = None if broker is None else broker.master()
         if master is None:
@@ -420,32 +483,32 @@ class RouteTables:
         return RegistrationAnswer(given.address, given.term, given.ha_address)
 
     def brokers(self, now_ms: int) -> list[BrokerEntry]:
-        """The brokerLiveTable, by cluster, name and node."""
-        found = [
+        """Return the brokerLiveTable, sorted by cluster, name and node."""
+        entries = [
             _entry(node, now_ms)
             for broker in self._broker_addr_table.values()
             for node in broker.nodes.values()
         ]
-        return sorted(found, key=lambda entry: (entry.cluster, entry.broker_name, entry.node_id))
+        return sorted(entries, key=lambda entry: (entry.cluster, entry.broker_name, entry.node_id))
 
     def entry(self, key: NodeKey, now_ms: int) -> BrokerEntry | None:
-        """One row of the brokerLiveTable."""
+        """Return one row of the brokerLiveTable."""
         name, node_id = key
         broker = self._broker_addr_table.get(name)
         node = None if broker is None else broker.nodes.get(node_id)
         return None if node is None else _entry(node, now_ms)
 
     def write_wiped(self) -> list[str]:
-        """Broker names whose write permission is wiped."""
+        """Return the broker names whose write permission is wiped."""
         return sorted(name for name, broker in self._broker_addr_table.items() if broker.write_wiped)
 
 
-def _is_same_life(role_epoch: int, other: int) -> bool:
+def _is_same_incarnation(role_epoch: int, other: int) -> bool:
     return role_epoch // _EPOCHS_PER_INCARNATION == other // _EPOCHS_PER_INCARNATION
 
 
 def _is_older(given: Registration, known: Registration) -> bool:
-    if _is_same_life(given.role_epoch, known.role_epoch):
+    if _is_same_incarnation(given.role_epoch, known.role_epoch):
         return given.role_epoch < known.role_epoch
     return given.term < known.term
 
@@ -454,15 +517,15 @@ def _nodes_at(broker: _Broker, address: str) -> list[str]:
     return [node_id for node_id, node in broker.nodes.items() if node.registration.address == address]
 
 
-def _entry(node: _Live, now_ms: int) -> BrokerEntry:
+def _entry(node: _LiveNode, now_ms: int) -> BrokerEntry:
     given = node.registration
     return BrokerEntry(
         given.cluster,
         given.broker_name,
         given.node_id,
         node.broker_id,
-        # A deposed master is shown as what it is published as, not as what it last claimed to be.
-        str(given.role) if node.broker_id == given.broker_id else "UNKNOWN",
+        # A deposed master appears in its published role, not in the role that it claimed last.
+        _ROLES.get(node.broker_id, "SLAVE"),
         given.address,
         given.http_address,
         given.term,
@@ -470,9 +533,9 @@ def _entry(node: _Live, now_ms: int) -> BrokerEntry:
         now_ms - node.updated_ms,
         node.expire_ms,
         node.session != NO_SESSION,
-        given.remoting_address,
+        given.node_address,
     )
 
 
 def _too_many(what: str) -> NameServerBusy:
-    return NameServerBusy(Status.NAMESRV_LIMIT, f"{what}: this NameServer takes no more")
+    return NameServerBusy(Status.NAMESRV_LIMIT, f"{what}: this NameServer is at its limit")

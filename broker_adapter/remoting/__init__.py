@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol (4.x): frames, connections, and who answers which request code."""
+"""RocketMQ's remoting protocol (4.x): frames, connections, and dispatch by request code."""

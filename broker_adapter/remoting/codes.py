@@ -1,14 +1,19 @@
-"""Numbers of the remoting protocol. Names as in RocketMQ's RequestCode and LanguageCode;
-answers have the codes of broker_adapter.errors.ResponseCode."""
+"""Numbers of the remoting protocol, with the names of RocketMQ's RequestCode and LanguageCode.
+
+Response codes are in `broker_adapter.errors.ResponseCode`.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import Final
 
+#: Remark of a successful response to a commit that precedes an offset reset. RocketMQ's text.
+OFFSET_WAS_RESET = "Offset has been previously reset"
+
 
 class RequestCode(IntEnum):
-    """What a request asks for. Only those that somebody here sends or answers."""
+    """Request codes that this project sends or serves."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -80,6 +85,7 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     BROKER_HEARTBEAT = 904
@@ -90,7 +96,7 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
-    # This project's own, beyond those of RocketMQ:
+    # Codes of this project, not in RocketMQ:
     BEGIN_QUEUE = 910_001
     IMPORT_MESSAGES = 910_002
     READ_QUEUE = 910_003
@@ -98,12 +104,23 @@ class RequestCode(IntEnum):
     ROUTES_CHANGED = 910_005
 
 
-#: A field of GET_ROUTEINFO_BY_TOPIC, and of its answer: ROUTES_CHANGED tells of the route's next change.
+#: Field of GET_ROUTEINFO_BY_TOPIC and its response: requests, and confirms, that ROUTES_CHANGED announces the
+#: route's next change.
 WATCH_ROUTE: Final = "watchRoute"
+#: Field of responses to sends: the name of the duplicate filter, if repeated sends are stored once. All names
+#: and nodes of one log share the filter.
+DUPLICATE_FILTER: Final = "duplicateFilter"
+#: Field of GET_ROUTEINFO_BY_TOPIC and GET_BROKER_CLUSTER_INFO: requests a body with more details than
+#: RocketMQ's.
+DETAILS: Final = "details"
+#: Field of the responses to REGISTER_BROKER and QUERY_DATA_VERSION for this project's brokers: term of the
+#: published master. A NameServer that sends it derives the write-only names of a log from a single
+#: registration.
+MASTER_TERM: Final = "masterTerm"
 
 
 class Language(IntEnum):
-    """Of the program that made a command. The position is its number in ROCKETMQ headers."""
+    """Language of the program that created a command. The value is its number in ROCKETMQ headers."""
 
     JAVA = 0
     CPP = 1

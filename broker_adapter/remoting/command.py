@@ -1,8 +1,8 @@
-"""RemotingCommand: one request or answer, and its bytes.
+"""RemotingCommand, one request or response, and its encoding.
 
-A frame, big-endian: int32 length of what follows, int32 whose first byte is the header's form (0: JSON,
-1: ROCKETMQ) and whose other three are the header's length, the header, the body. Facts: RocketMQ's
-RemotingCommand, RemotingSerializable and RocketMQSerializable.
+Frame format, big endian: an int32 with the length of the rest; an int32 whose first byte is the header's form
+(0: JSON, 1: ROCKETMQ) and whose other bytes are the header's length; the header; the body. Sources:
+RocketMQ's RemotingCommand, RemotingSerializable and RocketMQSerializable.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from sys import getsizeof
 from typing import Any, Final
 
 from broker_adapter.errors import FrameRefused
 from broker_adapter.remoting.codes import Language
 
 MAX_FRAME: Final = 16 << 20  # bytes after the length; RocketMQ's com.rocketmq.remoting.frameMaxLength
-#: Properties of a message are a field: 32 KiB of them, six bytes for each control character.
+#: A header includes up to 32 KiB of message properties, in which JSON needs up to six bytes per control
+#: character.
 MAX_HEADER: Final = 256 << 10
 MAX_FIELDS: Final = 1024
-#: What we say that we are: a client or server that takes standard JSON routes (V4_9_4 and newer).
+#: Version that this implementation reports. It implies support for standard JSON routes (V4_9_4 and newer).
 VERSION: Final = 479
 PREFIX: Final = struct.Struct(">ii")
 
@@ -36,7 +38,7 @@ _SHORTS = range(-(1 << 15), 1 << 15)
 
 
 class HeaderForm(IntEnum):
-    """How a header is written; the first byte of the second number of a frame."""
+    """The serialization of a header: the first byte of a frame's second number."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -44,7 +46,10 @@ class HeaderForm(IntEnum):
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """`fields`: RocketMQ's extFields, always strings. `opaque` pairs an answer with its request."""
+    """A request or response.
+
+    `fields`: RocketMQ's extFields, always strings. `opaque` pairs a response with its request.
+    """
 
     code: int
     fields: dict[str, str] = field(default_factory=dict)
@@ -61,8 +66,14 @@ class RemotingCommand:
         return bool(self.flag & _FLAG_RESPONSE)
 
     @property
+    def memory(self) -> int:
+        """Return the approximate memory of body and header texts, in bytes."""
+        size = len(self.body) + len(self.remark or "")
+        return size + sum(map(getsizeof, self.fields)) + sum(map(getsizeof, self.fields.values()))
+
+    @property
     def is_oneway(self) -> bool:
-        """Nobody waits for an answer."""
+        """True if the sender expects no response."""
         return bool(self.flag & _FLAG_ONEWAY)
 
     @classmethod
@@ -77,47 +88,48 @@ class RemotingCommand:
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """To this request, in its form."""
+        """Build a response to this request, with the same form of header."""
         return RemotingCommand(
             code, dict(fields or {}), body, self.opaque, _FLAG_RESPONSE, remark, form=self.form
         )
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """The whole frame. FrameRefused (FRAME_INVALID) if it is larger than a frame or header may be.
+    """Encode the whole frame. Raises FrameRefused (FRAME_INVALID) if the frame or its header is too large.
 
-    A code above 32767 (POP) does not fit into a ROCKETMQ header: such a command is written as JSON.
+    A code above 32767 (POP) does not fit into a ROCKETMQ header, so such a command is written as JSON.
     """
-    # `int`: a range looks through all its numbers for one of an IntEnum, which takes a millisecond.
+    # Convert to int: `in` with an IntEnum member scans the whole range, which takes a millisecond.
     form = command.form if int(command.code) in _SHORTS else HeaderForm.JSON
     header = _encode_json(command) if form is HeaderForm.JSON else _encode_binary(command)
     length = _INT.size + len(header) + len(command.body)
     if length > MAX_FRAME or len(header) > MAX_HEADER:
         raise FrameRefused(
-            f"a command of {length} bytes with a header of {len(header)}: {MAX_FRAME} and {MAX_HEADER} may be"
+            f"the command ({length} bytes) or its header ({len(header)} bytes) is too large; the limits "
+            f"are {MAX_FRAME} and {MAX_HEADER}"
         )
     return b"".join((PREFIX.pack(length, form << 24 | len(header)), header, command.body))
 
 
 def split_mark(mark: int) -> tuple[HeaderForm, int]:
-    """Form and length of a header. FrameRefused (FRAME_INVALID)."""
+    """Return the form and length of a header. Raises FrameRefused (FRAME_INVALID)."""
     form, length = mark >> 24, mark & 0xFFFFFF
     if form not in (HeaderForm.JSON, HeaderForm.ROCKETMQ):
-        raise FrameRefused(f"a header of form {form}; 0 is JSON, 1 is ROCKETMQ")
+        raise FrameRefused(f"header form {form} is unknown; 0 is JSON, 1 is ROCKETMQ")
     if length > MAX_HEADER:
-        raise FrameRefused(f"a header of {length} bytes; {MAX_HEADER} may be")
+        raise FrameRefused(f"the header is {length} bytes long; the limit is {MAX_HEADER}")
     return HeaderForm(form), length
 
 
 def decode(frame: bytes | memoryview) -> RemotingCommand:
-    """A command from all that follows the length of a frame. FrameRefused (FRAME_INVALID)."""
+    """Decode a frame without its leading length. Raises FrameRefused (FRAME_INVALID)."""
     view = memoryview(frame)
     if len(view) < _INT.size:
-        raise FrameRefused(f"a frame of {len(view)} bytes has no header")
+        raise FrameRefused(f"the frame of {len(view)} bytes has no header")
     form, length = split_mark(_INT.unpack_from(view)[0])
     end = _INT.size + length
     if end > len(view):
-        raise FrameRefused(f"a header of {length} bytes in a frame of {len(view)}")
+        raise FrameRefused(f"the header of {length} bytes does not fit in a frame of {len(view)}")
     header = bytes(view[_INT.size : end])
     command = _decode_json(header) if form is HeaderForm.JSON else _decode_binary(header)
     command.body = bytes(view[end:])
@@ -146,9 +158,9 @@ def _decode_json(header: bytes) -> RemotingCommand:
     try:
         found = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise FrameRefused(f"a header that is no JSON: {str(error)[:100]}") from None
+        raise FrameRefused(f"header is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(found, dict):
-        raise FrameRefused("a header that is no JSON object")
+        raise FrameRefused("header is not a JSON object")
     remark = found.get("remark")
     return RemotingCommand(
         code=_json_int(found, "code", None),
@@ -165,35 +177,37 @@ def _decode_json(header: bytes) -> RemotingCommand:
 def _json_int(found: Mapping[str, Any], name: str, default: int | None) -> int:
     value = found.get(name, default)
     if type(value) is not int or value not in _INTS:
-        raise FrameRefused(f"{name} is no number of 32 bits")
+        raise FrameRefused(f"{name} is not a 32-bit integer")
     return value
 
 
 def _json_fields(found: object) -> dict[str, str]:
-    """Some clients write numbers and booleans as such: what they mean is their text."""
+    """Decode extFields. Some clients write numbers and booleans without quotes, which are
+    converted to text.
+    """
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise FrameRefused("extFields is no object")
+        raise FrameRefused("extFields is not an object")
     if len(found) > MAX_FIELDS:
-        raise FrameRefused(f"{len(found)} extFields; {MAX_FIELDS} may be")
-    given = ((name, value) for name, value in found.items() if value is not None)
-    return {_json_text("a name", name): _json_text(name, value) for name, value in given}
+        raise FrameRefused(f"{len(found)} extFields exceed the maximum of {MAX_FIELDS}")
+    present = ((name, value) for name, value in found.items() if value is not None)
+    return {_json_text("a name", name): _json_text(name, value) for name, value in present}
 
 
 def _json_text(name: str, value: object) -> str:
     if isinstance(value, str):
-        # JSON may name halves of characters, which nobody can be told. Java writes a "?" for them.
+        # JSON may contain lone surrogates, which cannot be encoded as UTF-8. Java writes a "?" for them.
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    raise FrameRefused(f"{name[:100]} is neither text nor a number")
+    raise FrameRefused(f"{name[:100]} is neither a string nor a number")
 
 
 def _json_language(found: object) -> int:
-    """By name; a language that came after this was written is another one."""
+    """Return the language with this name, or OTHER if this version does not know the name."""
     if isinstance(found, str):
         return Language.__members__.get(found, Language.OTHER)
     return Language.OTHER
@@ -214,12 +228,12 @@ def _encode_binary(command: RemotingCommand) -> bytes:
         ),
         _INT.pack(len(remark)),
         remark,
-        b"",  # the length of the fields
+        b"",  # length of the fields, set below
     ]
     for name, value in command.fields.items():
         raw_name, raw = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
         if len(raw_name) not in _SHORTS:
-            raise FrameRefused(f"a field's name of {len(raw_name)} bytes")
+            raise FrameRefused(f"the field name of {len(raw_name)} bytes is too long")
         written += (_SHORT.pack(len(raw_name)), raw_name, _INT.pack(len(raw)), raw)
     written[3] = _INT.pack(sum(map(len, written[4:])))
     return b"".join(written)
@@ -227,19 +241,21 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 def _decode_binary(header: bytes) -> RemotingCommand:
     reader = _Reader(header)
-    code, language, version, opaque, flag = _HEAD.unpack(reader.take(_HEAD.size))
+    code, language, version, opaque, flag = _HEAD.unpack(reader.read(_HEAD.size))
     remark = reader.text(reader.number(_INT))
     fields_size = reader.number(_INT)
-    if fields_size != reader.left:
-        raise FrameRefused(f"{fields_size} bytes of fields, and {reader.left} are left")
+    if fields_size != reader.remaining:
+        raise FrameRefused(
+            f"the fields are {fields_size} bytes long, but only {reader.remaining} bytes of the header remain"
+        )
     fields: dict[str, str] = {}
     for _ in range(MAX_FIELDS):
-        if not reader.left:
+        if not reader.remaining:
             break
         name = reader.text(reader.number(_SHORT))
         fields[name] = reader.text(reader.number(_INT))
-    if reader.left:
-        raise FrameRefused(f"more than {MAX_FIELDS} fields")
+    if reader.remaining:
+        raise FrameRefused(f"the header has more than {MAX_FIELDS} fields")
     return RemotingCommand(
         code, fields, b"", opaque, flag, remark or None, language, version, HeaderForm.ROCKETMQ
     )
@@ -251,21 +267,23 @@ class _Reader:
         self._at = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self._data) - self._at
 
-    def take(self, size: int) -> bytes:
-        if not 0 <= size <= self.left:
-            raise FrameRefused(f"{size} bytes are announced, and {self.left} are left of the header")
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self.remaining:
+            raise FrameRefused(
+                f"a field is {size} bytes long, but only {self.remaining} bytes of the header remain"
+            )
         self._at += size
         return self._data[self._at - size : self._at]
 
     def number(self, form: struct.Struct) -> int:
-        value: int = form.unpack(self.take(form.size))[0]
+        value: int = form.unpack(self.read(form.size))[0]
         return value
 
     def text(self, size: int) -> str:
         try:
-            return self.take(size).decode()
+            return self.read(size).decode()
         except UnicodeDecodeError:
-            raise FrameRefused("a text of the header is no UTF-8") from None
+            raise FrameRefused("header text is not valid UTF-8") from None

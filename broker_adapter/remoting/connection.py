@@ -1,7 +1,7 @@
-"""One connection of the remoting protocol, from either end.
+"""A connection of the remoting protocol, for clients and servers.
 
-Requests go both ways; answers are paired with them by `opaque` and come in any order. What one connection can
-take is bounded: frames that are not complete, requests that are being answered, answers that are not read.
+Both ends may send requests. A response has the `opaque` of its request; responses may arrive in any order.
+Each connection has limits on incomplete frames, requests in progress, and unread responses.
 """
 
 from __future__ import annotations
@@ -15,86 +15,159 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker_adapter.errors import AnswerMissing, FrameRefused, Status
-from broker_adapter.remoting.byte_budget import ByteBudget
-from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand, encode
-from broker_adapter.remoting.frames import FrameReader
-from dledger.platform import AdmittedConnection, client_address, get_logger, wake_queue
+from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand, decode, encode, split_mark
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.turns import wake_queue
+from dledger.infra.quotas import FairQueue, client_address
+from dledger.infra.transport.listener import AdmittedConnection
 
 _log = get_logger("remoting")
 
-#: A frame that has so much to come is read when the memory for it was granted.
+#: If at least this many bytes of a frame are missing, the frame is read only after memory for it was granted.
 _LARGE_BYTES = 64 << 10
-#: Commands taken from one connection at a time: 2 to 3 ms; 6 ms if they are one with the largest header. All
-#: connections share the turns of the event loop (`wake_queue`): thousands may send at once.
-_TURN = 64
+#: Maximum commands and bytes of commands processed per connection and turn. This takes about 1 ms, or 6 ms
+#: for a header of the maximum size. Connections take turns on the event loop (`wake_queue`), because
+#: thousands may send at the same time.
+_TURN, _TURN_BYTES = 16, 16 << 10
 _OPAQUES = 1 << 31
-#: For SO_LINGER: a closed socket is reset, and what was not sent is dropped; or it is closed in order.
+_INT = struct.Struct(">i")
+_MARK_END = 2 * _INT.size
+_COMPACT_BYTES = 64 << 10
+#: Values of SO_LINGER: reset the connection and drop unsent data, or close it normally.
 _RESET, _IN_ORDER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one connection. Bytes, seconds, counts."""
+    """Limits of one connection: bytes, seconds, counts."""
 
     max_frame: int = MAX_FRAME
     frame_s: float = 30.0  # from the first byte of a frame to its last
-    idle_s: float = 120.0  # nothing came for so long; RocketMQ's serverChannelMaxIdleTimeSeconds
-    under_way: int = 4096  # requests that are being answered: above it nothing more is read
-    unsent_bytes: int = 64 << 20  # answers that the other end does not read
-    unsent_s: float = 60.0  # for it to read some of them
+    idle_s: float = 120.0  # without incoming data; RocketMQ's serverChannelMaxIdleTimeSeconds
+    under_way: int = 4096  # requests in progress, above which reading pauses
+    unsent_bytes: int = 64 << 20  # responses that the peer does not read
+    unsent_s: float = 60.0  # time limit for the peer to resume reading
 
 
 class ConnectionUser(Protocol):
-    """What happens at a connection. Called on its event loop; must not raise."""
+    """Callbacks for the life cycle of a connection.
+
+    Called on its event loop. They must not raise exceptions.
+    """
 
     def connected(self, connection: RemotingConnection) -> None: ...
 
-    def requested(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        """Nothing is awaited: start what answers it. `connection.begin` and `end` bracket it."""
-
-    def active(self, connection: RemotingConnection) -> None:
-        """Something came."""
-
     def unsent(self, connection: RemotingConnection) -> None:
-        """More waits for the other end to read it than a socket takes."""
+        """Called when the peer reads too slowly, so that data is waiting beyond the socket buffer."""
 
     def closed(self, connection: RemotingConnection, reason: str) -> None:
-        """Once, also for a connection that never was connected."""
+        """Called once, even for a connection that was never established."""
+
+
+class FrameReader:
+    """Splits a byte stream into commands: `feed` data, then call `next` until it returns None.
+
+    After a FrameRefused, the stream is unusable, because the start of the next frame is unknown.
+    """
+
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        """`max_frame`: bytes after the length field."""
+        self._max_frame = max_frame
+        self._buffer = bytearray()
+        self._at = 0  # bytes before it are consumed
+
+    @property
+    def buffered(self) -> int:
+        """Number of bytes that are not consumed yet."""
+        return len(self._buffer) - self._at
+
+    @property
+    def missing(self) -> int:
+        """Number of bytes that the current frame still lacks, or 0 if its length is unknown."""
+        return max(0, (self._size() or 0) - self.buffered)
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> RemotingCommand | None:
+        """Return the next command, or None if no frame is complete.
+
+        Raises FrameRefused (FRAME_INVALID). Lengths are checked as soon as they arrive, so that an invalid
+        frame is rejected before it is complete.
+        """
+        size = self._size()
+        if size is None or self.buffered < size:
+            return None
+        begin, self._at = self._at, self._at + size
+        frame = bytes(memoryview(self._buffer)[begin + _INT.size : self._at])
+        if self._at == len(self._buffer) or self._at >= _COMPACT_BYTES:
+            del self._buffer[: self._at]
+            self._at = 0
+        return decode(frame)
+
+    def _size(self) -> int | None:
+        """Return the size of the whole next frame, or None if it is not known yet."""
+        buffered = self.buffered
+        if buffered < _INT.size:
+            return None
+        length: int = _INT.unpack_from(self._buffer, self._at)[0]
+        if not _INT.size <= length <= self._max_frame:
+            raise FrameRefused(f"the frame is {length} bytes long; expected {_INT.size} to {self._max_frame}")
+        if buffered >= _MARK_END:
+            _, header = split_mark(_INT.unpack_from(self._buffer, self._at + _INT.size)[0])
+            if header > length - _INT.size:
+                raise FrameRefused(f"the header of {header} bytes does not fit in a frame of {length}")
+        return _INT.size + length
 
 
 class RemotingConnection(AdmittedConnection):
-    """See the module. `host`, and `peer` (host:port): of the other end once connected."""
+    """A connection of the remoting protocol. `host` and `peer` (host:port) identify the other end."""
 
-    def __init__(self, user: ConnectionUser, limits: ConnectionLimits, budget: ByteBudget) -> None:
-        """`budget`: for frames that are not complete."""
+    def __init__(
+        self,
+        user: ConnectionUser,
+        answer: Callable[[RemotingConnection, RemotingCommand], None],
+        limits: ConnectionLimits,
+        budget: FairQueue,
+    ) -> None:
+        """Create a connection.
+
+        `answer` is called with each request and returns immediately. It must call `begin` when the processing
+        of the request starts, and `end` when it ends. `budget`: memory for incomplete frames.
+        """
         self.host = self.peer = ""
-        self.certificate: object = None  # of the other end, as ssl.SSLSocket.getpeercert gives it
+        self.certificate: object = None  # the peer's, as returned by ssl.SSLSocket.getpeercert
         self.is_closed = False
+        self.active_s = asyncio.get_running_loop().time()  # time of the last incoming data
         self._user = user
+        self._answer = answer
         self._limits = limits
         self._reader = FrameReader(limits.max_frame)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._opaques = itertools.count()
         self._budget = budget
-        self._granted = 0  # bytes of it
+        self._granted = 0  # bytes granted from the budget
         self._is_asking = False
         self._under_way = 0
-        self._is_full = False  # the other end does not read
+        self._is_full = False  # the peer does not read
         self._is_reading = True
         self._is_waiting = False  # for a turn of the event loop
+        self._has_yielded = self._has_received = False
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._reason = "closed by the other end"
 
     @property
     def auth_context(self) -> Mapping[str, list[bytes]]:
-        """What the certificate of the other end names, in the form in which gRPC has it; {} without one."""
-        found = self.certificate
-        if not isinstance(found, dict):
+        """Names in the peer's certificate, in the format of gRPC. Empty if there is no certificate."""
+        certificate = self.certificate
+        if not isinstance(certificate, dict):
             return {}
-        common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-        others = [value for _, value in found.get("subjectAltName", ())]
+        common = [
+            value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+        ]
+        others = [value for _, value in certificate.get("subjectAltName", ())]
         return {
             "x509_common_name": [name.encode() for name in common],
             "x509_subject_alternative_name": [name.encode() for name in others],
@@ -102,7 +175,7 @@ class RemotingConnection(AdmittedConnection):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is being asked or answered."""
+        """True if no request is in progress in either direction."""
         return not self._under_way and not self._waiting and not self._reader.buffered
 
     @property
@@ -112,11 +185,14 @@ class RemotingConnection(AdmittedConnection):
     # -- sending ------------------------------------------------------------------------------------------
 
     def send(self, command: RemotingCommand) -> None:
-        """Write it; drop it if the connection has ended. FrameRefused (FRAME_INVALID) if it is too large."""
+        """Write a command. If the connection has ended, drop the command.
+
+        Raises FrameRefused (FRAME_INVALID) if the command is too large.
+        """
         self.send_encoded(encode(command))
 
     def send_encoded(self, data: bytes) -> None:
-        """As `send`, of a whole frame."""
+        """Write a whole frame, under the same conditions as `send`."""
         if self._transport is None or self.is_closed or self._transport.is_closing():
             return
         self._transport.write(data)
@@ -126,7 +202,10 @@ class RemotingConnection(AdmittedConnection):
             self._user.unsent(self)
 
     async def invoke(self, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """The answer, whatever its code. AnswerMissing (ANSWER_MISSING) if there is none in time."""
+        """Send a request and return the response, which may have any code.
+
+        Raises AnswerMissing (ANSWER_MISSING) if no response arrives within `timeout_s`.
+        """
         if self.is_closed:
             raise AnswerMissing(Status.ANSWER_MISSING, f"{self.peer}: {self._reason}")
         request.opaque = next(self._opaques) % _OPAQUES
@@ -138,28 +217,38 @@ class RemotingConnection(AdmittedConnection):
                 return await answer
         except TimeoutError:
             raise AnswerMissing(
-                Status.ANSWER_MISSING, f"{self.peer}: no answer to {request.code} within {timeout_s:g} s"
+                Status.ANSWER_MISSING,
+                f"{self.peer}: no response to request {request.code} within {timeout_s:g} s",
             ) from None
         finally:
             self._waiting.pop(request.opaque, None)
 
     def notify(self, request: RemotingCommand) -> None:
-        """Send a one-way request: whether it comes is not known."""
-        assert request.is_oneway, "somebody would wait for the answer"
+        """Send a one-way request. Its delivery is not confirmed."""
+        assert request.is_oneway, "notify takes one-way requests only"
         request.opaque = next(self._opaques) % _OPAQUES
         self.send(request)
 
     def begin(self) -> None:
-        """A request is being answered from now on."""
+        """Start a request, which counts as in progress until `end`."""
         self._under_way += 1
 
     def end(self) -> None:
-        """Its answer was sent, or there is none."""
+        """End a request after its response was sent, or if there is no response."""
         self._under_way -= 1
-        self._go_on()
+        self._resume_reading()
+
+    def end_turn(self) -> None:
+        """Process the remaining commands in a later step of the event loop, because the current one was
+        refused.
+
+        No executor limits the number of refusals. Otherwise a client that sends requests without reading the
+        refusals would keep the event loop busy.
+        """
+        self._has_yielded = True
 
     def close(self, reason: str) -> None:
-        """At once; what was not sent is lost. Repeatable."""
+        """Close immediately and discard unsent data. May be called repeatedly."""
         if self.is_closed:
             return
         self._reason = reason
@@ -172,16 +261,17 @@ class RemotingConnection(AdmittedConnection):
         self._end()
 
     def reset_at_end(self) -> None:
-        """If this process ends, or closes the connection while it owes answers, the other end sees a reset.
+        """Reset the connection if this process exits, or closes it while responses are outstanding.
 
-        RocketMQ's Java client 4.9 passes over an orderly end: what it has asked for waits for its whole time,
-        and nothing is left of that for another broker. After a reset it goes there at once.
+        RocketMQ's Java client 4.9 ignores a normal close. Its pending requests then expire, which leaves no
+        time to try another broker. After a reset it tries another broker immediately.
         """
         self._linger(_RESET)
 
     def _linger(self, how: bytes) -> None:
-        if self._transport is not None and (of_it := self._transport.get_extra_info("socket")) is not None:
-            of_it.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
+        transport = self._transport
+        if transport is not None and (opened := transport.get_extra_info("socket")) is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
     def leave(self) -> None:
         self._end()
@@ -205,19 +295,27 @@ class RemotingConnection(AdmittedConnection):
             return
         if not self._reader.buffered:
             self._arm(self._limits.frame_s)
+        self._has_received = True
         self._reader.feed(data)
-        self._user.active(self)
+        self.active_s = asyncio.get_running_loop().time()
         if not self._is_waiting:
             self._is_waiting = True
             self._wait()
 
     def eof_received(self) -> None:
-        self._linger(_IN_ORDER)  # it may read on
+        self._linger(_IN_ORDER)  # the peer may still read
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and not self.is_closed:
-            self._reason = str(exc)
+        if not self.is_closed:
+            self._reason = self._reason if exc is None else str(exc)
+            if self._is_tls_client and not self._has_received:
+                self._reason += "; the server may require a certificate of a CA that it trusts"
         self._end()
+
+    @property
+    def _is_tls_client(self) -> bool:
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return tls is not None and not tls.server_side
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -227,19 +325,20 @@ class RemotingConnection(AdmittedConnection):
     def resume_writing(self) -> None:
         self._is_full = False
         self._arm(self._limits.idle_s)
-        self._go_on()
+        self._resume_reading()
 
     def _wait(self) -> None:
-        """Nothing more is read until this connection has had a turn."""
-        wake_queue().add(self.host, self._take)
+        """Queue this connection for its turn, and pause reading until then."""
+        wake_queue().add(client_address(self.host), self._process_frames)
         if self._is_waiting:
             self._set_reading(False)
 
-    def _take(self) -> None:
-        """Some of the commands that have come; the others in another turn of the loop."""
-        self._is_waiting = False
+    def _process_frames(self) -> None:
+        """Process some of the received commands, and the others in later steps of the event loop."""
+        self._is_waiting = self._has_yielded = False
         if self.is_closed:
             return
+        enough = self._reader.buffered - _TURN_BYTES  # what is left after these bytes
         try:
             for _ in range(_TURN):
                 if self.is_closed or self._is_full or self._under_way >= self._limits.under_way:
@@ -247,18 +346,20 @@ class RemotingConnection(AdmittedConnection):
                     return
                 command = self._reader.next()
                 if command is None:
-                    self._set_reading(self._may_read_on())
+                    self._set_reading(self._can_read_more())
                     return
-                self._took(command)
+                self._on_frame(command)
+                if self._has_yielded or self._reader.buffered <= enough:
+                    break
         except FrameRefused as error:
             _log.info("closing a connection", peer=self.peer, reason=str(error))
             self.close(str(error))
             return
         self._set_reading(False)
-        self._go_on()
+        self._resume_reading()
 
-    def _may_read_on(self) -> bool:
-        """No frame is complete."""
+    def _can_read_more(self) -> bool:
+        """Return True if reading may continue although no frame is complete."""
         if not self._reader.buffered:
             self._arm(self._limits.idle_s)
         missing = self._reader.missing
@@ -266,30 +367,30 @@ class RemotingConnection(AdmittedConnection):
             return True
         if not self._is_asking:
             self._granted = missing
-            self._is_asking = not self._budget.ask(missing, self._grant, client_address(self.host))
+            self._is_asking = not self._budget.request(self._grant, client_address(self.host), missing)
         return not self._is_asking
 
     def _grant(self) -> None:
         self._is_asking = False
-        self._arm(self._limits.frame_s)  # it could not go on before
-        self._go_on()
+        self._arm(self._limits.frame_s)  # the wait for memory does not count
+        self._resume_reading()
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         if self._is_asking:
             self._budget.withdraw(self._grant, client_address(self.host))
         elif self._granted:
-            self._budget.give_back(self._granted, client_address(self.host))
+            self._budget.release(client_address(self.host), self._granted)
         self._granted, self._is_asking = 0, False
 
-    def _took(self, command: RemotingCommand) -> None:
-        self._give_back()
-        self._arm(self._limits.frame_s)  # the next frame has its own time
+    def _on_frame(self, command: RemotingCommand) -> None:
+        self._release_memory()
+        self._arm(self._limits.frame_s)  # the next frame has its own deadline
         if not command.is_answer:
-            self._user.requested(self, command)
+            self._answer(self, command)
         elif (waiting := self._waiting.pop(command.opaque, None)) is not None and not waiting.done():
             waiting.set_result(command)
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not self._is_reading and not self._is_waiting and not self.is_closed:
             self._is_waiting = True
             asyncio.get_running_loop().call_soon(self._wait)
@@ -304,32 +405,36 @@ class RemotingConnection(AdmittedConnection):
         change()
 
     def _arm(self, seconds: float) -> None:
-        """A timer that would be late is made anew; one that is early looks again: most are moved on often."""
+        """Set the deadline.
+
+        The timer is restarted only if it would fire too late; otherwise it restarts itself when it fires.
+        Most deadlines are extended often.
+        """
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         if self._timer is not None:
             if self._timer.when() <= self._deadline:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(self._deadline, self._look)
+        self._timer = loop.call_at(self._deadline, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
         if loop.time() < self._deadline:
-            self._timer = loop.call_at(self._deadline, self._look)
+            self._timer = loop.call_at(self._deadline, self._check_deadline)
         else:
-            self._late()
+            self._on_deadline()
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         if self._is_full:
-            self.close(f"answers were not read for {self._limits.unsent_s:g} s")
+            self.close(f"responses were not read for {self._limits.unsent_s:g} s")
         elif self._is_asking or self._under_way:
-            self._arm(self._limits.idle_s)  # it waits for us
+            self._arm(self._limits.idle_s)  # the peer waits for us
         elif self._reader.buffered:
             self.close(f"a frame was not complete within {self._limits.frame_s:g} s")
         else:
-            self.close(f"nothing came for {self._limits.idle_s:g} s")
+            self.close(f"nothing was received for {self._limits.idle_s:g} s")
 
     def _end(self) -> None:
         if self.is_closed:
@@ -338,7 +443,7 @@ class RemotingConnection(AdmittedConnection):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._give_back()
+        self._release_memory()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(AnswerMissing(Status.ANSWER_MISSING, f"{self.peer}: {self._reason}"))

@@ -1,7 +1,7 @@
-"""Which processor answers a request code, on which executor, between which hooks.
+"""Dispatches requests by code to a processor and an executor.
 
-As in RocketMQ's NettyRemotingAbstract: a table from request code to processor and executor, bounded
-executors that are full say SYSTEM_BUSY at once, hooks before and after each request.
+As in RocketMQ's NettyRemotingAbstract, a table maps request codes to a processor and an executor, a full
+executor responds with SYSTEM_BUSY immediately, and hooks run before and after each request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -17,28 +17,34 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from dledger.platform import LARGE_BYTES, SharedPlaces, client_address, get_logger, large_turns, wake_queue
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.turns import LARGE_BYTES, large_turns, wake_queue
+from dledger.infra.quotas import FairQueue, Quota, client_address
 
 _log = get_logger("remoting")
 
-#: Under which requests are counted whose code nobody knows: clients may name four billion.
+#: Metric label shared by all unknown request codes, so that clients cannot create unbounded series.
 UNKNOWN_CODE: Final = -1
-#: RocketMQ's words.
+#: RocketMQ's text.
 _CLEANED = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"
 _ANSWERS = frozenset(int(code) for code in ResponseCode)
 
-#: None: there is no answer, or the processor sends it itself.
+#: Returns None if there is no response, or if the processor sends it itself.
 Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
 
 
 @dataclass
 class Executor:
-    """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait. Addresses share
-    the places (`SharedPlaces`).
+    """Runs up to `running` requests concurrently while up to `waiting` more wait.
 
-    Processors that do not wait would all run in one turn of the event loop: some share one (`wake_queue`), or
-    each has its own (`large_turns`) if `is_expensive`. `ends_with_connection`: they wait for what nobody else
-    would get, so they are cancelled when nobody is there to take it."""
+    Client addresses share both limits. Requests of different addresses start in fair order (`FairQueue`),
+    requests of one address in order of arrival.
+
+    Processors that do not wait would otherwise all run in one step of the event loop. Requests therefore wait
+    for a shared step (`wake_queue`), or, if `is_expensive`, for their own step (`large_turns`).
+    `ends_with_connection`: cancel requests when their connection closes, because only that client uses the
+    result.
+    """
 
     name: str
     running: int
@@ -46,41 +52,47 @@ class Executor:
     is_expensive: bool = field(default=False, kw_only=True)
     ends_with_connection: bool = field(default=False, kw_only=True)
     refused: int = field(default=0, init=False)
-    turn: asyncio.Semaphore = field(init=False)
-    _places: SharedPlaces = field(init=False)
+    slots: FairQueue = field(init=False)  # one per running request
+    _places: Quota = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turn = asyncio.Semaphore(self.running)
-        self._places = SharedPlaces(self.most, f"requests are under way in {self.name}", "try again")
+        self.slots = FairQueue(self.running)
+        self._places = Quota(self.most, f"requests are under way in {self.name}", "try again")
 
     @property
     def under_way(self) -> int:
-        return self._places.taken
+        return self._places.used
 
     @property
     def most(self) -> int:
-        """Under way at a time, those that wait included."""
+        """Maximum number of requests in progress, including waiting ones."""
         return self.running + self.waiting
 
     def admit(self, address: str = "") -> str | None:
-        """Why there is no room for one more of this address; None: it has a place, which `leave` gives back.
-        "" has no share."""
+        """Admit a request from this address, or return the reason for its rejection.
+
+        If the result is None, the request is admitted until `leave`. The address "" has no quota.
+        """
         refusal = self._places.refusal(address)
         if refusal is None:
-            self._places.take(address)
+            self._places.acquire(address)
         else:
-            self.refused += 1
+            self.count_refusal()
         return refusal
 
+    def count_refusal(self) -> None:
+        """Count a rejected request."""
+        self.refused += 1
+
     def leave(self, address: str = "") -> None:
-        self._places.give_back(address)
+        self._places.release(address)
 
 
 class RpcHook(Protocol):
-    """Sees each request before its processor, and each answer before it is sent."""
+    """Called with each request before its processor, and with each response before it is sent."""
 
     def before(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        """BrokerError: the request is refused with it."""
+        """Check the request. Raises a BrokerError to reject it."""
 
     def after(
         self, connection: RemotingConnection, request: RemotingCommand, answer: RemotingCommand
@@ -94,18 +106,34 @@ class _Entry(NamedTuple):
 
 
 class Dispatch:
-    """Answers requests. On one event loop."""
+    """Processes requests on one event loop."""
 
-    def __init__(self, hooks: Iterable[RpcHook] = (), *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: seconds, which never fall."""
+    def __init__(
+        self,
+        hooks: Iterable[RpcHook] = (),
+        *,
+        now: Callable[[], float] = time.monotonic,
+        max_request_bytes: int = 64 << 20,
+    ) -> None:
+        """Create a dispatch. `now`: returns monotonic seconds. `max_request_bytes`: maximum total memory of
+        the requests in progress. It applies separately to large requests and to all others, so that
+        heartbeats are processed while large sends wait. Addresses share both. A single request may exceed it.
+        """
         self._hooks = tuple(hooks)
+        self._small, self._large = (
+            Quota(max_request_bytes, f"bytes of {kind} requests are under way", "try again")
+            for kind in ("small", "large")
+        )
         self._now = now
         self._table: dict[int, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}  # that end with it
-        self._large: Counter[RemotingConnection] = Counter()  # requests that wait for turns of their own
-        #: (request code, response code) -> how many; response -1 for requests without an answer, and codes
-        #: that nobody knows together as UNKNOWN_CODE.
+        self._is_closed = False
+        # Tasks to cancel when the connection closes.
+        self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
+        # requests that wait for their own step of the event loop
+        self._waiting_large: Counter[RemotingConnection] = Counter()
+        #: Number of responses by (request code, response code). Response -1: no response. Unknown request
+        #: codes share UNKNOWN_CODE.
         self.counts: Counter[tuple[int, int]] = Counter()
 
     def register(
@@ -116,15 +144,30 @@ class Dispatch:
         *,
         most_wait_s: float | None = None,
     ) -> None:
-        """Each code once. `most_wait_s`: a request whose turn comes later is refused, as by RocketMQ's
-        BrokerFastFailure: its client may have given up, and would have it done twice."""
+        """Register a processor for codes. Each code can be registered once.
+
+        `most_wait_s`: as in RocketMQ's BrokerFastFailure, a request that has waited longer is rejected,
+        because its client may have timed out and repeated the operation.
+        """
         for code in codes:
-            assert code not in self._table, f"request code {code} has a processor"
+            assert code not in self._table, f"request code {code} already has a processor"
             self._table[code] = _Entry(processor, executor, most_wait_s)
+
+    def variant(self, processors: Mapping[int, Processor]) -> Dispatch:
+        """Return a Dispatch with the same hooks, executors and limits, but other processors
+        for these codes.
+        """
+        other = Dispatch(self._hooks, now=self._now)
+        other._small, other._large = self._small, self._large
+        other._table = {
+            code: entry._replace(processor=processors.get(code, entry.processor))
+            for code, entry in self._table.items()
+        }
+        return other
 
     @property
     def codes(self) -> frozenset[int]:
-        """That have a processor."""
+        """Codes that have a processor."""
         return frozenset(self._table)
 
     @property
@@ -136,15 +179,21 @@ class Dispatch:
         return len(self._tasks)
 
     def answer(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        """Begin to answer. Returns at once."""
+        """Start processing a request. Returns immediately."""
+        if self._is_closed:
+            # The request is never ended. The connection is therefore reset, and the sender does not wait
+            # longer.
+            connection.begin()
+            return
         entry = self._table.get(request.code)
         if entry is None:
             self._refuse(
                 connection, request, Status.CODE_UNKNOWN, f"request type {request.code} not supported"
             )
             return
-        executor = entry.executor
-        if refusal := executor.admit(client_address(connection.host)):
+        executor, size = entry.executor, request.memory
+        room = self._large if len(request.body) >= LARGE_BYTES else self._small
+        if refusal := self._admit(client_address(connection.host), executor, room, size):
             self._refuse(connection, request, Status.EXECUTOR_FULL, f"[OVERLOAD]system busy: {refusal}")
             return
         connection.begin()
@@ -152,52 +201,93 @@ class Dispatch:
         self._tasks.add(task)
         if executor.ends_with_connection:
             self._of_connection.setdefault(connection, set()).add(task)
-        task.add_done_callback(partial(self._ended, connection, executor))
+        task.add_done_callback(partial(self._ended, connection, executor, room, size))
 
     def gone(self, connection: RemotingConnection) -> None:
-        """Nobody takes the answers any more: what waits for its sake ends."""
+        """Cancel the requests that end when this connection closes."""
         wake_queue().each("gone", list(self._of_connection.get(connection, ())), asyncio.Task.cancel)
 
+    def close(self) -> None:
+        """Stop processing new requests.
+
+        Requests that arrive later count as in progress until their connection closes.
+        """
+        self._is_closed = True
+
     async def drained(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no request is in progress."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
-        """What is under way ends without an answer."""
+        """Cancel the requests in progress. They receive no response."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ended(self, connection: RemotingConnection, executor: Executor, task: asyncio.Task[None]) -> None:
+    def _admit(self, address: str, executor: Executor, room: Quota, size: int) -> str | None:
+        """Admit a request of this size, or return the reason for its rejection.
+
+        Executors limit only the number of requests. Suppose that a node has no master and lets each send wait
+        for seconds. Then 3,072 sends of 4 MiB from one address would occupy 12 GiB, and 7,500 pulls with
+        headers of 256 KiB would occupy 2 GiB.
+        """
+        if refusal := room.refusal(address, size):
+            executor.count_refusal()
+            return refusal
+        if refusal := executor.admit(address):
+            return refusal
+        room.acquire(address, size)
+        return None
+
+    def _ended(
+        self,
+        connection: RemotingConnection,
+        executor: Executor,
+        room: Quota,
+        size: int,
+        task: asyncio.Task[None],
+    ) -> None:
         self._tasks.discard(task)
-        if (of_it := self._of_connection.get(connection)) is not None:
-            of_it.discard(task)
-            if not of_it:
+        if (tasks := self._of_connection.get(connection)) is not None:
+            tasks.discard(task)
+            if not tasks:
                 del self._of_connection[connection]
-        executor.leave(client_address(connection.host))
+        address = client_address(connection.host)
+        executor.leave(address)
+        room.release(address, size)
         connection.end()
 
     async def _run(
         self, connection: RemotingConnection, request: RemotingCommand, entry: _Entry, arrived: float
     ) -> None:
-        executor = entry.executor
-        async with executor.turn:
-            await self._turn(connection, is_large=executor.is_expensive or len(request.body) >= LARGE_BYTES)
+        address, slots = client_address(connection.host), entry.executor.slots
+        if not slots.try_acquire(address):
+            await slots.acquire(address)
+        try:
+            is_large = entry.executor.is_expensive or len(request.body) >= LARGE_BYTES
+            await self._turn(connection, address, is_large=is_large)
             if connection.is_closed:
-                return  # nobody waits: it was not begun
-            try:
-                self._check_wait(entry, self._now() - arrived)
-                for hook in self._hooks:
-                    hook.before(connection, request)
-                answer = await entry.processor(connection, request)
-            except BrokerError as error:
-                answer = _refusal(request, error)
-            except Exception:
-                # A defect of ours, whatever the client sent: it is told that, and nothing of our insides.
-                _log.exception("a request failed", code=request.code, peer=connection.peer)
-                answer = _defect(request)
+                return  # the client is disconnected
+            answer = await self._process(connection, request, entry, arrived)
+        finally:
+            slots.release(address)
         self._send(connection, request, answer)
+
+    async def _process(
+        self, connection: RemotingConnection, request: RemotingCommand, entry: _Entry, arrived: float
+    ) -> RemotingCommand | None:
+        try:
+            self._check_wait(entry, self._now() - arrived)
+            for hook in self._hooks:
+                hook.before(connection, request)
+            return await entry.processor(connection, request)
+        except BrokerError as error:
+            return _refusal(request, error)
+        except Exception:
+            # A defect of the broker. The response must not contain internal details.
+            _log.exception("a request failed", code=request.code, peer=connection.peer)
+            return _defect(request)
 
     @staticmethod
     def _check_wait(entry: _Entry, waited_s: float) -> None:
@@ -206,30 +296,35 @@ class Dispatch:
             text = f"{_CLEANED}, period in queue: {1000 * waited_s:.0f}ms, size of queue: {size}"
             raise RemotingRefused(Status.QUEUE_WAIT_TOO_LONG, text)
 
-    async def _turn(self, connection: RemotingConnection, *, is_large: bool) -> None:
-        """The requests of one connection keep their order: none overtakes a large one."""
-        await wake_queue().turn(connection.peer)
-        if not is_large and not self._large[connection]:
+    async def _turn(self, connection: RemotingConnection, address: str, *, is_large: bool) -> None:
+        """Wait for a shared step of the event loop. A large or expensive request then waits for its own step.
+
+        Requests of one connection keep their order, even after a large one.
+        """
+        await wake_queue().turn(address)
+        if not is_large and not self._waiting_large[connection]:
             return
-        self._large[connection] += 1
+        self._waiting_large[connection] += 1
         try:
-            await large_turns().turn(connection.peer)
+            await large_turns().turn(address)
         finally:
-            self._large[connection] -= 1
-            if not self._large[connection]:
-                del self._large[connection]
+            self._waiting_large[connection] -= 1
+            if not self._waiting_large[connection]:
+                del self._waiting_large[connection]
 
     def _refuse(
         self, connection: RemotingConnection, request: RemotingCommand, status: Status, message: str
     ) -> None:
+        connection.end_turn()
         self._send(connection, request, _refusal(request, RemotingRefused(status, message)))
 
     def _send(
         self, connection: RemotingConnection, request: RemotingCommand, answer: RemotingCommand | None
     ) -> None:
         code = request.code if request.code in self._table else UNKNOWN_CODE
-        told = -1 if answer is None else answer.code
-        self.counts[code, told if told in _ANSWERS or told == -1 else ResponseCode.SYSTEM_ERROR] += 1
+        response = -1 if answer is None else answer.code
+        is_known = response in _ANSWERS or response == -1
+        self.counts[code, response if is_known else ResponseCode.SYSTEM_ERROR] += 1
         if answer is None:
             return
         try:
@@ -247,7 +342,7 @@ class Dispatch:
 
 
 def _defect(request: RemotingCommand) -> RemotingCommand:
-    return request.answer(ResponseCode.SYSTEM_ERROR, "a defect of the server: see its log")
+    return request.answer(ResponseCode.SYSTEM_ERROR, "internal error; see the server log")
 
 
 def _refusal(request: RemotingCommand, error: BrokerError) -> RemotingCommand:

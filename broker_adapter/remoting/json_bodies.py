@@ -1,14 +1,20 @@
-"""JSON as RocketMQ's bodies have it."""
+"""Encodes JSON bodies like RocketMQ."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import ParamSpec
+from collections.abc import Iterable
 
-P = ParamSpec("P")
+
+def check_limits(body: bytes, max_bytes: int, max_values: int) -> None:
+    """Raise ValueError for JSON that would block the event loop for a long time.
+
+    Five million empty lists fit into a frame, and parsing them takes seconds.
+    """
+    if len(body) > max_bytes:
+        raise ValueError(f"the body is {len(body)} bytes long; the limit is {max_bytes}")
+    if (count := sum(map(body.count, (b"{", b"[", b",")))) > max_values:
+        raise ValueError(f"the body has {count} values; the limit is {max_values}")
 
 
 def dump(value: object) -> bytes:
@@ -16,27 +22,9 @@ def dump(value: object) -> bytes:
 
 
 def dump_rows(rows: Iterable[tuple[object, object]]) -> bytes:
-    """An object of many rows, whose keys may be objects, as fastjson has them.
+    """Encode an object with many rows, whose keys may be objects, as fastjson does.
 
-    Ten thousand rows take tenths of a second: a thread has to do it. One row after the other, since a single
-    call of the encoder would keep all other threads waiting until its end."""
-    return b"{" + b",".join(dump(key) + b":" + dump(told) for key, told in rows) + b"}"
-
-
-class LongTexts:
-    """Makes texts of many rows on a thread, one at a time: each thread that computes takes the interpreter
-    from the event loop for 5 ms whenever that has waited for anything."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
-
-    async def make(self, text: Callable[P, bytes], /, *args: P.args, **kwargs: P.kwargs) -> bytes:
-        await self._turn.acquire()
-        try:
-            work = asyncio.get_running_loop().run_in_executor(None, partial(text, *args, **kwargs))
-        except BaseException:
-            self._turn.release()
-            raise
-        # A caller that gives up leaves its text on the thread: the turn is over when that is made.
-        work.add_done_callback(lambda _: self._turn.release())
-        return await asyncio.shield(work)
+    Run this on a thread: ten thousand rows take tenths of a second. Rows are encoded one by one, because a
+    single call of the encoder would block all other threads.
+    """
+    return b"{" + b",".join(dump(key) + b":" + dump(value) for key, value in rows) + b"}"

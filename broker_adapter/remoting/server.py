@@ -1,4 +1,4 @@
-"""A server of the remoting protocol: connections, and the events of their lives."""
+"""Server of the remoting protocol. It accepts connections and reports their life-cycle events."""
 
 from __future__ import annotations
 
@@ -7,39 +7,56 @@ import ssl
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
-from broker_adapter.remoting.byte_budget import ByteBudget
-from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
-from dledger.platform import Listener, TlsMode, client_address, get_logger
+from dledger.infra.logs import get_logger
+from dledger.infra.quotas import FairQueue, client_address
+from dledger.infra.transport.listener import Listener, TlsMode
 
 _log = get_logger("remoting")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """When there is no room for a connection, the one that has been idle for longest is closed, of the same
-    address if that has too many."""
+    """Limits of a server.
+
+    When the number of connections reaches a limit, the connection that has been idle longest is closed. For
+    the limit per address, it is chosen from the connections of that address.
+    """
 
     connections: int = 4096
     per_address: int = 1024
-    incomplete_bytes: int = 256 << 20  # of large frames, of all connections: the others are read later
-    unsent_bytes: int = 512 << 20  # of answers, of all connections: the largest one is closed
+    incomplete_bytes: int = 256 << 20  # memory for large frames of all connections; further frames wait
+    unsent_bytes: int = 512 << 20  # responses of all connections; above it, the largest backlog is closed
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class ChannelEvents(Protocol):
-    """Connections come and go: what NameServer and broker keep for one ends with it."""
+    """Receives a call when a connection opens or closes.
+
+    NameServer and broker discard per-connection state on close.
+    """
 
     def channel_connected(self, connection: RemotingConnection) -> None: ...
 
     def channel_closed(self, connection: RemotingConnection, reason: str) -> None: ...
 
 
+class _Port(NamedTuple):
+    """One port of a server."""
+
+    dispatch: Dispatch
+    events: tuple[ChannelEvents, ...]
+
+
 class RemotingServer:
-    """`start` once, `stop` once, on one event loop. A ConnectionUser."""
+    """Accepts connections on several ports, which share the limits. Implements ConnectionUser.
+
+    Call `start` once and `stop` once, on one event loop.
+    """
 
     def __init__(
         self,
@@ -50,39 +67,70 @@ class RemotingServer:
         mode: TlsMode | None = None,
         events: Iterable[ChannelEvents] = (),
     ) -> None:
-        """`mode` None: both TLS and plain text on the one port if there is `tls`, as in RocketMQ."""
+        """Create a server.
+
+        `mode`: if None, a server with `tls` accepts both TLS and plain text, as in RocketMQ.
+        """
         self.limits = limits or ServerLimits()
         self.limits_hit: Counter[str] = Counter()
         self.address = ""
-        self._dispatch = dispatch
-        self._events = tuple(events)
-        self._listener = Listener(
-            self._admit, tls, mode=mode or (TlsMode.DISABLED if tls is None else TlsMode.PERMISSIVE)
-        )
-        # By address, in the order in which they were last active.
-        self._connections: dict[RemotingConnection, str] = {}
-        self._budget = ByteBudget(self.limits.incomplete_bytes)
-        self._unsent: dict[RemotingConnection, int] = {}  # as last heard of: less may be left by now
+        self._main = _Port(dispatch, tuple(events))
+        self._tls, self._mode = tls, mode or (TlsMode.DISABLED if tls is None else TlsMode.PERMISSIVE)
+        self._listeners: list[Listener] = []
+        self._dispatches = [dispatch]
+        self._port_of: dict[RemotingConnection, _Port] = {}
+        self._connections: dict[RemotingConnection, str] = {}  # client addresses
+        self._budget = FairQueue(self.limits.incomplete_bytes)
+        self._unsent: dict[RemotingConnection, int] = {}  # last reported sizes; the current ones may be lower
         self._unsent_bytes = 0
         self.is_stopping = False
 
     async def start(self, listen: str) -> None:
-        """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
-        self.address = await self._listener.listen("remoting", listen)
+        """Listen on `listen` (host:port; port 0 selects a free port). Raises ConfigError (PORT_IN_USE)."""
+        self.address = await self._listen(listen, self._main)
+
+    async def listen_also(
+        self, listen: str, dispatch: Dispatch | None = None, events: Iterable[ChannelEvents] | None = None
+    ) -> str:
+        """Listen on a further port and return its address.
+
+        `dispatch` and `events` default to the values of the first port. Raises ConfigError (PORT_IN_USE).
+        """
+        if dispatch is not None:
+            self._dispatches.append(dispatch)
+        port = _Port(
+            self._main.dispatch if dispatch is None else dispatch,
+            self._main.events if events is None else tuple(events),
+        )
+        return await self._listen(listen, port)
+
+    async def _listen(self, listen: str, port: _Port) -> str:
+        listener = Listener(partial(self._admit, port), self._tls, mode=self._mode)
+        self._listeners.append(listener)
+        return await listener.listen("remoting", listen)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Take nothing new, let what is under way be answered within the time, close. Repeatable."""
+        """Stop accepting requests, wait up to `grace_s` for those in progress, and close all connections.
+
+        May be called repeatedly.
+        """
         self.is_stopping = True
-        await self._listener.stop()
+        for dispatch in self._dispatches:
+            dispatch.close()
+        for listener in self._listeners:
+            await listener.stop()
         try:
             async with asyncio.timeout(grace_s):
-                await self._dispatch.drained()
+                for dispatch in self._dispatches:
+                    await dispatch.drained()
         except TimeoutError:
-            _log.info("stopping with requests under way", requests=self._dispatch.under_way)
-        # Whoever is still owed an answer sees a reset, so they are closed before what is under way is ended.
+            _log.info("stopping with requests under way", requests=self.requests_under_way)
+        # Close connections before canceling requests, so that connections with outstanding responses are
+        # reset.
         for connection in list(self._connections):
             connection.close("the server stops")
-        await self._dispatch.stop()
+        for dispatch in self._dispatches:
+            await dispatch.stop()
 
     @property
     def connections(self) -> list[RemotingConnection]:
@@ -90,33 +138,24 @@ class RemotingServer:
 
     @property
     def requests_under_way(self) -> int:
-        return self._dispatch.under_way
+        return sum(dispatch.under_way for dispatch in self._dispatches)
 
     @property
     def incomplete_bytes(self) -> int:
-        """Memory that large frames have, or are going to take."""
-        return self._budget.taken
+        """Memory in bytes that large frames use or have been granted."""
+        return self._budget.used
 
     @property
     def waiting_for_memory(self) -> int:
-        """Connections whose large frames are read later."""
+        """Number of connections that wait for memory for a large frame."""
         return self._budget.waiting
 
     # -- ConnectionUser -----------------------------------------------------------------------------------
 
     def connected(self, connection: RemotingConnection) -> None:
         connection.reset_at_end()
-        for events in self._events:
+        for events in self._port_of[connection].events:
             events.channel_connected(connection)
-
-    def requested(self, connection: RemotingConnection, request: RemotingCommand) -> None:
-        if self.is_stopping:
-            connection.begin()  # and it never ends: its sender has to learn that there is no answer
-        else:
-            self._dispatch.answer(connection, request)
-
-    def active(self, connection: RemotingConnection) -> None:
-        self._connections[connection] = self._connections.pop(connection)
 
     def unsent(self, connection: RemotingConnection) -> None:
         size = connection.unsent_bytes
@@ -124,40 +163,46 @@ class RemotingServer:
         self._unsent[connection] = size
         if self._unsent_bytes <= self.limits.unsent_bytes:
             return
-        # Looking at all is for when it may be too much, not for each answer to one that does not read.
-        sizes = self._unsent = {one: left for one in self._unsent if (left := one.unsent_bytes)}
+        # The reported sizes may be outdated. Recompute all sizes, but only if the limit appears to be
+        # exceeded.
+        sizes = self._unsent = {slow: unsent for slow in self._unsent if (unsent := slow.unsent_bytes)}
         self._unsent_bytes = sum(sizes.values())
         if self._unsent_bytes > self.limits.unsent_bytes:
             self.limits_hit["unsent answers"] += 1
-            max(sizes, key=sizes.__getitem__).close("answers that are not read take too much memory")
+            max(sizes, key=sizes.__getitem__).close("unread responses take too much memory")
 
     def closed(self, connection: RemotingConnection, reason: str) -> None:
         self._connections.pop(connection, None)
         self._unsent_bytes -= self._unsent.pop(connection, 0)
-        self._dispatch.gone(connection)
+        port = self._port_of.pop(connection, None)
+        if port is None:
+            return
+        port.dispatch.gone(connection)
         if connection.peer:
-            for events in self._events:
+            for events in port.events:
                 events.channel_closed(connection, reason)
 
     # -- inside
 
-    def _admit(self, peer: str) -> RemotingConnection | None:
+    def _admit(self, port: _Port, peer: str) -> RemotingConnection | None:
         address = client_address(peer)
         if not self._make_room(address):
             self.limits_hit["connections"] += 1
             return None
-        connection = RemotingConnection(self, self.limits.connection, self._budget)
+        connection = RemotingConnection(self, port.dispatch.answer, self.limits.connection, self._budget)
         self._connections[connection] = address
+        self._port_of[connection] = port
         return connection
 
     def _make_room(self, address: str) -> bool:
-        same = [one for one, of in self._connections.items() if of == address]
+        same = [connection for connection, other in self._connections.items() if other == address]
         too_many = len(same) >= self.limits.per_address
         if not too_many and len(self._connections) < self.limits.connections:
             return True
-        for one in same if too_many else list(self._connections):
-            if one.is_idle:
-                self.limits_hit["idle connection closed"] += 1
-                one.close("idle for longest, and there is no room for another one")
-                return True
-        return False
+        idle = [connection for connection in (same if too_many else self._connections) if connection.is_idle]
+        if not idle:
+            return False
+        self.limits_hit["idle connection closed"] += 1
+        longest = min(idle, key=lambda connection: connection.active_s)
+        longest.close("closed as the longest-idle connection, at a connection limit")
+        return True

@@ -1,7 +1,9 @@
-"""Signatures of RocketMQ 4.x: HMAC-SHA1 over the values of a command's fields, in the order of their names,
-and its body. No time is in them: what was overheard can be sent again.
+"""Signatures of RocketMQ 4.x.
 
-Facts: AclClientRPCHook, AclUtils and PlainAccessValidator of RocketMQ.
+A signature is the HMAC-SHA1 of the values of a command's fields, in the order of their names, and of its
+body. It does not cover a timestamp, so an intercepted request can be replayed.
+
+Sources: RocketMQ's AclClientRPCHook, AclUtils and PlainAccessValidator.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from broker_adapter.remoting.command import RemotingCommand
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"
-#: Added by clients of 4.x beside the fields that they sign; brokers of RocketMQ leave it out.
+#: Added by 4.x clients but not signed; RocketMQ's brokers skip it.
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _NEVER = frozenset({SIGNATURE})
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """An account, as a client names it (SessionCredentials). `security_token`: goes with each request."""
+    """A client account (RocketMQ's SessionCredentials). `security_token`: sent with each request."""
 
     access_key: str
     secret: str = field(repr=False)
@@ -32,7 +34,7 @@ class Credentials:
 
 
 def sign(command: RemotingCommand, credentials: Credentials) -> None:
-    """Add who sends it and the signature, in place of such that it has."""
+    """Add the access key and the signature. Existing ones are replaced."""
     fields = command.fields
     fields[ACCESS_KEY] = credentials.access_key
     if credentials.security_token:
@@ -41,21 +43,21 @@ def sign(command: RemotingCommand, credentials: Credentials) -> None:
 
 
 def is_signed_with(command: RemotingCommand, secret: str) -> bool:
-    """Whether its signature was made with this secret."""
-    found = command.fields.get(SIGNATURE, "").encode("utf-8", "replace")
-    if hmac.compare_digest(_signature(command, secret, _NEVER).encode(), found):
+    """True if the command was signed with this secret."""
+    signature = command.fields.get(SIGNATURE, "").encode("utf-8", "replace")
+    if hmac.compare_digest(_signature(command, secret, _NEVER).encode(), signature):
         return True
     if _UNIQUE_KEY_QUERY not in command.fields:
         return False
     without = _signature(command, secret, _NEVER | {_UNIQUE_KEY_QUERY})
-    return hmac.compare_digest(without.encode(), found)
+    return hmac.compare_digest(without.encode(), signature)
 
 
-def _signature(command: RemotingCommand, secret: str, left_out: frozenset[str]) -> str:
+def _signature(command: RemotingCommand, secret: str, excluded: frozenset[str]) -> str:
     fields = command.fields
-    made = hmac.new(secret.encode(), digestmod=sha1)
+    signature = hmac.new(secret.encode(), digestmod=sha1)
     for name in sorted(fields):
-        if name not in left_out:
-            made.update(fields[name].encode("utf-8", "replace"))
-    made.update(command.body)
-    return base64.b64encode(made.digest()).decode()
+        if name not in excluded:
+            signature.update(fields[name].encode("utf-8", "replace"))
+    signature.update(command.body)
+    return base64.b64encode(signature.digest()).decode()

@@ -1,1 +1,1 @@
-"""The broker's role follows the node's: RoleChangeHandler, what it drives, what it shows."""
+"""Makes the broker's role follow the node's role: RoleChangeHandler, its protocols and its status."""

@@ -1,7 +1,8 @@
-"""What the RoleChangeHandler drives (the adapter) and what drives it (a node): two small protocols.
+"""Protocols between the RoleChangeHandler, its adapter and its node.
 
-An adapter is a state machine's active side: a broker that takes messages, a scheduler that runs jobs,
-whatever only one node of a group may do at a time. `examples/single_runner.py` is one that is no broker.
+An adapter is the part of a program that must be active on only one node of a group at a time, such as a
+broker that accepts messages or a scheduler that runs jobs. `examples/single_runner.py` shows an adapter that
+is not a broker.
 """
 
 from __future__ import annotations
@@ -13,52 +14,67 @@ from dledger import RoleEvent
 
 
 class BrokerAdapter(Protocol):
-    """Implemented by whoever wants to be master on the leader, and slave elsewhere.
+    """Becomes master on the leader and slave on every other node.
 
-    The handler calls on the event loop, and begins no call before the one before it has ended. What it
-    cancels was superseded by a newer role. A call that was cancelled or that raised may have left the adapter
-    half way: each of `change_to_master` and `change_to_slave` brings it to its role from wherever it is.
-    Between two leaderships there is always a `change_to_slave` that returned.
-
-    An adapter begins refusing writes.
+    The handler calls the adapter on the event loop, one call at a time. It cancels a call when a newer role
+    supersedes it. A call that was canceled or raised an exception may leave the adapter in an intermediate
+    state, so `change_to_master` and `change_to_slave` must work from any state. Between two terms as leader,
+    one `change_to_slave` always completes. A new adapter refuses writes.
     """
 
     def refuse_writes(self) -> None:
-        """From now on nothing is written, whatever else goes on. Called in the very step in which the node
-        reports a change of role, even while another call is under way; cheap, idempotent, must not raise."""
+        """Refuse all writes until the next `accept_writes`.
+
+        Called in the same event loop step in which the node reports a change of role, even while another call
+        is running. It must be cheap and idempotent, and must not raise exceptions.
+        """
 
     def accept_writes(self, term: int, role_epoch: int) -> None:
-        """Writes are accepted from now on, each with `expected = (term, role_epoch)`; nothing else allows
-        them. Called once `change_to_master` has returned and the role is still the same, in one step with
-        that check, so that a slow or uncancellable `change_to_master` can never open a gate too late."""
+        """Accept writes, each of which expects the role `(term, role_epoch)`. No other call enables writes.
+
+        Called after `change_to_master` has returned, in the same event loop step as the check that the role
+        is unchanged. A `change_to_master` that is slow or ignores cancellation therefore cannot enable writes
+        after the role has changed.
+        """
 
     async def change_to_master(self, term: int, role_epoch: int) -> None:
-        """Become master, except for writes: services on, broker id 0. Must not wait for any NameServer."""
+        """Become master with broker id 0 and start services. Must not enable writes or wait
+        for NameServers.
+        """
 
     async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
-        """Become slave, or stay it under another leader (None: none is known). Writes are refused already;
-        services off. (term, role_epoch) is the role that made it slave."""
+        """Become slave, or remain slave under another leader (None if unknown), and stop the services.
+
+        Writes are already refused. (term, role_epoch) identifies the role that made this node a slave.
+        """
 
     async def wait_dispatched(self, index: int) -> None:
-        """Until all that is derived from the log and that a master needs covers the entry at `index`:
-        ConsumeQueues and metadata, while the IndexFile may lag. TimeoutError or a `dledger.DLedgerError`
-        says that it will not wait longer: it is asked again then, and that is no failure."""
+        """Wait until the derived state that a master needs covers the log entry at `index`.
+
+        This state comprises ConsumeQueues and metadata; IndexFiles may lag. After TimeoutError or a
+        `dledger.DLedgerError`, the handler repeats the call without counting a failure.
+        """
 
     def recover_topic_queue_table(self) -> Awaitable[None] | None:
-        """Take the next offset of every queue from what was dispatched. Long work belongs on a thread."""
+        """Set the next offset of every queue from the dispatched messages. Run long work on a thread."""
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """How far dispatch is behind what is committed here. Asked for several times a second; must not
-        block."""
+        """Number of bytes of committed log that are not dispatched yet.
+
+        Read several times per second; must not block.
+        """
 
 
 class RoleSource(Protocol):
-    """What the handler asks of a node; `dledger.NodeServer` is one."""
+    """The part of a node that the handler uses; `dledger.NodeServer` implements it."""
 
     def on_role(self, listener: Callable[[RoleEvent], None]) -> object:
-        """`listener` is called on the event loop, in order, for every change of role, term or leader, and at
-        once with the last one, if there was any. (role_epoch, term) never falls."""
+        """Register `listener` for every change of role, term or leader.
+
+        The node calls it on the event loop, in order, and immediately with the latest event if there is one.
+        (role_epoch, term) never decreases.
+        """
 
     @property
     def committed_index(self) -> int: ...
@@ -66,22 +82,28 @@ class RoleSource(Protocol):
     def applied_index(self) -> int: ...
 
     async def wait_committed(self, index: int, timeout_ms: int) -> object:
-        """Until committed_index >= index. A DLedgerError after timeout_ms: it is asked again."""
+        """Wait until committed_index >= index.
+
+        Raises a DLedgerError after `timeout_ms`, after which the handler repeats the call.
+        """
 
     def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
-        """What the leader, this node or another, is to know before it hands leadership over to this node."""
+        """Report to the leader how suitable this node is as the target of a leadership transfer."""
 
     async def hand_over(self) -> bool:
-        """Give leadership to a peer that is fit and whose lag is less than ours (any, if we are not fit).
-        False, or a DLedgerError: there is none, or it failed."""
+        """Transfer leadership to a peer that is fit and lags less than this node.
+
+        If this node is unfit, any fit peer is accepted. If there is no such peer or the transfer failed,
+        returns False or raises a DLedgerError.
+        """
 
 
-class Timer(Protocol):
+class CallTimer(Protocol):
     def cancel(self) -> None: ...
 
 
 class Timers(Protocol):
-    """The monotonic clock, as an event loop has it."""
+    """Monotonic clock and timers, as provided by an event loop."""
 
     def time(self) -> float: ...
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer: ...
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> CallTimer: ...

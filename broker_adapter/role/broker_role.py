@@ -1,4 +1,4 @@
-"""The broker as what the RoleChangeHandler drives: gates, services of the master, registration."""
+"""Adapter of the RoleChangeHandler for the broker: write gate, master services, registration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker_adapter.api import BrokerRole
-from broker_adapter.commitlog.message_writer import MessageWriter
-from broker_adapter.format.broker_ids import MASTER_ID
+from broker_adapter.put.message_writer import MessageWriter
+from broker_adapter.wire.broker_ids import MASTER_ID
 
 
 class MasterService(Protocol):
-    """What runs on the master only: the group coordinator, delivery of scheduled messages, checks of
-    transactions and the like. `stop` follows every `start`, also one that raised, and may be repeated."""
+    """A service that runs only on the master, such as group offsets, scheduled delivery or transaction
+    checks.
+
+    Every `start` is followed by a `stop`, even if `start` raised an exception. `stop` may be called
+    repeatedly.
+    """
 
     def start(self, term: int, role_epoch: int) -> None: ...
 
@@ -21,7 +25,7 @@ class MasterService(Protocol):
 
 
 class DispatchPort(Protocol):
-    """What of the node and of the dispatcher the role needs."""
+    """The parts of the node and the dispatcher that a role change needs."""
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
 
@@ -32,10 +36,10 @@ class DispatchPort(Protocol):
 
 
 class BrokerRoleAdapter:
-    """Implements `broker_adapter.role.adapter.BrokerAdapter`.
+    """Changes the broker's role. Implements `broker_adapter.role.adapter.BrokerAdapter`.
 
-    `on_change` is called, on the loop, whenever role or broker id is another: registration is its affair, and
-    nothing here waits for it.
+    `on_change` is called on the event loop when the role or the broker id changes. It starts the registration
+    at NameServers, for which the role change does not wait.
     """
 
     def __init__(
@@ -46,9 +50,12 @@ class BrokerRoleAdapter:
         *,
         slave_id: int,
         on_change: Callable[[], None],
+        on_writable: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_writable` is called in the event-loop step that enables writes, before any write can arrive."""
+        self._on_writable = on_writable
         self.role = BrokerRole.SLAVE
-        self.broker_id = -1  # not known before the first change of role: nobody is told of it
+        self.broker_id = -1  # until the first change of role; not registered
         self.term = -1
         self.role_epoch = -1
         self.leader_id: str | None = None
@@ -57,7 +64,7 @@ class BrokerRoleAdapter:
         self._services = services
         self._running: list[MasterService] = []
         self._slave_id = slave_id
-        self.master_role = BrokerRole.SYNC_MASTER  # of a log with SYNC_FLUSH
+        self.master_role = BrokerRole.SYNC_MASTER  # for a log with SYNC_FLUSH
         self._on_change = on_change
 
     @property
@@ -69,19 +76,22 @@ class BrokerRoleAdapter:
 
     def accept_writes(self, term: int, role_epoch: int) -> None:
         self._writer.open_for(term, role_epoch)
+        self._on_writable()
 
     async def change_to_master(self, term: int, role_epoch: int) -> None:
-        """Services first, then the role: who sees a master sees all of it."""
+        """Start the services before the role changes, so that all services of a published master are
+        running.
+        """
         await self._stop_services()
         for service in self._services:
             self._running.append(service)
             service.start(term, role_epoch)
-        self._take(self.master_role, MASTER_ID, term, role_epoch)
+        self._set_role(self.master_role, MASTER_ID, term, role_epoch)
 
     async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
         self._writer.close()
         self.leader_id = leader_id
-        self._take(BrokerRole.SLAVE, self._slave_id, term, role_epoch)
+        self._set_role(BrokerRole.SLAVE, self._slave_id, term, role_epoch)
         await self._stop_services()
 
     async def wait_dispatched(self, index: int) -> None:
@@ -95,14 +105,16 @@ class BrokerRoleAdapter:
     def dispatch_behind_bytes(self) -> int:
         return self._dispatch.dispatch_behind_bytes
 
-    def _take(self, role: BrokerRole, broker_id: int, term: int, role_epoch: int) -> None:
+    def _set_role(self, role: BrokerRole, broker_id: int, term: int, role_epoch: int) -> None:
         self.role, self.broker_id = role, broker_id
         self.term, self.role_epoch = term, role_epoch
         self._on_change()
 
     async def _stop_services(self) -> None:
-        """Each of them, whatever another one raises; the first exception then goes on. One whose `stop` was
-        cancelled is stopped again by the next change of role."""
+        """Stop every service, even if stopping one raises an exception; then raise the first exception.
+
+        The next change of role repeats a `stop` that was canceled.
+        """
         failures = []
         while self._running:
             try:

@@ -1,10 +1,10 @@
-"""RoleChangeHandler: the broker's role follows the node's, in order, and never outlives it.
+"""RoleChangeHandler makes the broker's role follow the node's role, in order.
 
-A LEADER event makes a master in five steps: what the leaderships before have left is ended (change_to_slave),
-the barrier is committed, it is dispatched, the topic-queue table is recovered, change_to_master; then writes
-are accepted. Any other event makes a slave. The newest event supersedes what is under way: writes are refused
-in the very step in which it arrives, the call under way is cancelled, and nothing else begins before that
-call has ended. See docs/role-change.md.
+A LEADER event makes the broker master in five steps: change_to_slave ends the previous leadership, the
+barrier entry is committed, the barrier is dispatched, the topic-queue table is recovered, change_to_master
+returns. Then writes are accepted. Any other event makes the broker slave. The newest event supersedes the
+current change: the handler immediately refuses writes, cancels the running call, and waits until that call
+has ended. See docs/role-change.md.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from dataclasses import dataclass
 import structlog
 import tenacity
 
-from broker_adapter.role.adapter import BrokerAdapter, RoleSource, Timer, Timers
-from broker_adapter.role.role_status import HandlerStatus, Outcome, RoleChangeMetrics, Step, StepRecord
+from broker_adapter.role.adapter import BrokerAdapter, CallTimer, RoleSource, Timers
+from broker_adapter.role.role_status import (
+    HandlerStatus,
+    RoleChangeMetrics,
+    RoleStep,
+    StepOutcome,
+    StepRecord,
+)
 from dledger import DLedgerError, Role, RoleEvent
-from dledger.platform import NodeTrace
+from dledger.node.setup.trace import NodeTrace
 
 _log = structlog.get_logger(part="role_change")
 
-#: So long the node is asked to wait in one call; when it gives up it is asked again.
+# Timeout of one wait on the node; the handler repeats the wait when it expires.
 _NODE_WAIT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChangeLimits:
-    """In seconds, unless it is a count."""
+    """Durations are in seconds."""
 
-    patience_s: float = 3.0  # a step that takes longer is reported, again and again, and others may take over
-    retry_first_s: float = 0.05  # after a call that raised; doubled each time
+    patience_s: float = 3.0  # longer steps are reported, and leadership is offered to other nodes
+    retry_first_s: float = 0.05  # after a call that raised; doubled after each failure
     retry_most_s: float = 1.0
     tries_before_hand_over: int = 3
-    unfit_s: float = 30.0  # so long after a failure leadership is not given to this node
+    unfit_s: float = 30.0  # how long this node reports itself unfit after a failure
     fitness_period_s: float = 0.2
-    stop_s: float = 5.0  # for change_to_slave when the handler is stopped
-    history: int = 64  # steps remembered
+    stop_s: float = 5.0  # for change_to_slave in `stop`
+    history: int = 64  # steps kept in the status
 
     def __post_init__(self) -> None:
         for name in ("patience_s", "retry_first_s", "retry_most_s", "unfit_s", "fitness_period_s", "stop_s"):
@@ -52,15 +58,18 @@ class RoleChangeLimits:
 
 
 class _Superseded(Exception):
-    """A newer event is there, or the handler is to stop."""
+    """Raised when a newer event has arrived or the handler is stopping."""
 
 
 class CallCancelled(Exception):
-    """An adapter's call ended as cancelled, though nobody had cancelled it."""
+    """Raised when a call of the adapter was canceled by anything other than the handler."""
 
 
 class RoleChangeHandler:
-    """Makes an adapter master or slave as a node's role changes. `start` once, `stop` once, on one loop."""
+    """Makes an adapter master or slave when the node's role changes.
+
+    Call `start` once and `stop` once, on one event loop.
+    """
 
     def __init__(
         self,
@@ -72,9 +81,10 @@ class RoleChangeHandler:
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         trace: NodeTrace | None = None,
     ) -> None:
-        """`timers`: another monotonic clock than the event loop's. `trace`: is told of every change, as
-        events of kind `role`: elected, barrier_committed, dispatched, master_ready, demoted, slave,
-        role_wait.
+        """Create a handler for one adapter.
+
+        `timers` replaces the event loop's clock and timers. `trace` receives an event of kind `role` for
+        every change: elected, barrier_committed, dispatched, master_ready, demoted, slave, role_wait.
         """
         self.metrics = RoleChangeMetrics()
         self._source = source
@@ -84,16 +94,17 @@ class RoleChangeHandler:
         self._wall_ms = wall_ms
         self._trace = trace
         self._newest: RoleEvent | None = None
-        self._elected_at = 0.0  # when the newest event came
-        self._step = Step.IDLE
+        self._elected_at = 0.0  # arrival of the newest event
+        self._step = RoleStep.IDLE
         self._since = 0.0
         self._writable = False
-        # Whether the last change was a change_to_slave that returned; nobody knows what was before us.
+        # True if the last change was a change_to_slave that returned. Initially False, because the adapter's
+        # state is unknown.
         self._is_slave = False
         self._task: asyncio.Task[None] | None = None
         self._handing_over: asyncio.Task[None] | None = None
-        self._limit: Timer | None = None
-        self._fitness: Timer | None = None
+        self._limit: CallTimer | None = None
+        self._fitness: CallTimer | None = None
         self._stopping = False
         self._lag_bytes = 0
         self._fitness_known = True
@@ -103,40 +114,45 @@ class RoleChangeHandler:
         self._elected_to_writable_ms = -1
         self._history: deque[StepRecord] = deque(maxlen=self._limits.history)
 
-    # -- for its owner ------------------------------------------------------------------------------------
+    # -- public methods ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Refuse writes, then follow the node's role from the present one on. The node was started before."""
+        """Refuse writes, then follow the node's role, starting with the current one. The node must be
+        running.
+        """
         loop = asyncio.get_running_loop()
         self._timers: Timers = self._given_timers or loop
         self._newer: asyncio.Future[None] = loop.create_future()
         self._since = self._timers.time()
         self._fence()
         self._task = asyncio.create_task(self._run(), name="role-change")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_ended)
         self._report_fitness_regularly()
         self._source.on_role(self.role_changed)
 
     def role_changed(self, event: RoleEvent) -> None:
-        """The node's listener. Writes are refused when this returns, whatever the adapter is at."""
+        """Handle a role event of the node. Ignores repeated and stale events.
+
+        After any other event, writes are refused when this method returns, even if a call is running.
+        """
         newest = self._newest
         if self._stopping or event == newest:
             return
         if newest is not None and (event.role_epoch, event.term) < (newest.role_epoch, newest.term):
             self.metrics.stale_events += 1
-            _log.warning("a role event of the past", role=event.role.value, term=event.term)
+            _log.warning("stale role event ignored", role=event.role.value, term=event.term)
             return
         self._newest = event
         self._elected_at = self._timers.time()
         self._fence()
         if newest is not None and newest.role is Role.LEADER and newest.role_epoch != event.role_epoch:
-            self._tell("demoted", newest)
+            self._trace_event("demoted", newest)
         if event.role is Role.LEADER:
-            self._tell("elected", event, barrier=event.barrier_index)
+            self._trace_event("elected", event, barrier=event.barrier_index)
         self._supersede()
 
     async def stop(self) -> None:
-        """Refuse writes at once, change to slave, end. After `stop_s` it ends without having got there."""
+        """Refuse writes immediately, change to slave, then end. Gives up after `stop_s`."""
         task = self._task
         if task is None or self._stopping:
             return
@@ -155,12 +171,14 @@ class RoleChangeHandler:
             if self._handing_over is not None:
                 self._handing_over.cancel()
         if not self._is_slave and self._newest is not None:
-            _log.error("stopped without having become slave", at=self._step.value)
-        self._enter(Step.STOPPED)
+            _log.error("stopped before the change to slave completed", at=self._step.value)
+        self._enter(RoleStep.STOPPED)
 
     @property
     def is_fit(self) -> bool:
-        """Whether leadership may be given to this node: nothing of the adapter failed for `unfit_s`."""
+        """True if this node may become leader, that is, if it is not stopping and the adapter has not failed
+        within the last `unfit_s`.
+        """
         failed_at = self._failed_at
         recently = failed_at is not None and self._timers.time() - failed_at < self._limits.unfit_s
         return not recently and not self._stopping
@@ -187,7 +205,7 @@ class RoleChangeHandler:
             history=tuple(self._history),
         )
 
-    # -- following events ---------------------------------------------------------------------------------
+    # -- event loop task ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -206,56 +224,59 @@ class RoleChangeHandler:
         if self._newest is not None and not self._is_slave:
             await self._become_slave(self._newest, None)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Without the task nobody becomes master here any more: writes are refused, and leadership is for
-        somebody else, whenever this node gets it."""
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        """Handle the end of the handler's task.
+
+        If the task failed, this node can never become master again. It then refuses writes, and transfers
+        every leadership that it receives to another node.
+        """
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("the role change handler ended by an error of its own", exc_info=error)
+            _log.error("the role change handler failed", exc_info=error)
             self._fence()
             self._failed_at = math.inf
             self._last_failure = f"{self._step.value}: {type(error).__name__}: {error}"
             self._report_fitness()
-            self._give_leadership_away()
+            self._hand_over_repeatedly()
 
-    def _give_leadership_away(self) -> None:
+    def _hand_over_repeatedly(self) -> None:
         if self._limit is not None:
             self._limit.cancel()
-        self._limit = self._timers.call_later(self._limits.patience_s, self._give_leadership_away)
+        self._limit = self._timers.call_later(self._limits.patience_s, self._hand_over_repeatedly)
         self._seek_successor()
 
     async def _lead(self, event: RoleEvent) -> None:
         if not self._is_slave:
             await self._become_slave(event, None)
         barrier = event.barrier_index
-        await self._carry_out(event, Step.WAITING_FOR_COMMIT, lambda: self._committed(barrier))
-        self._tell_progress("barrier_committed", event)
+        await self._carry_out(event, RoleStep.WAITING_FOR_COMMIT, lambda: self._committed(barrier))
+        self._trace_progress("barrier_committed", event)
         await self._carry_out(
-            event, Step.WAITING_FOR_DISPATCH, lambda: self._adapter.wait_dispatched(barrier)
+            event, RoleStep.WAITING_FOR_DISPATCH, lambda: self._adapter.wait_dispatched(barrier)
         )
-        self._tell_progress("dispatched", event)
-        await self._carry_out(event, Step.RECOVERING, self._adapter.recover_topic_queue_table)
+        self._trace_progress("dispatched", event)
+        await self._carry_out(event, RoleStep.RECOVERING, self._adapter.recover_topic_queue_table)
         self._is_slave = False
         await self._carry_out(
             event,
-            Step.CHANGING_TO_MASTER,
+            RoleStep.CHANGING_TO_MASTER,
             lambda: self._adapter.change_to_master(event.term, event.role_epoch),
             then=lambda: self._accept_writes(event),
         )
         took_s = self._timers.time() - self._elected_at
         self.metrics.elected_to_writable.observe(took_s)
         self._elected_to_writable_ms = round(took_s * 1000)
-        self._switched(Step.MASTER)
+        self._switched(RoleStep.MASTER)
 
     async def _become_slave(self, event: RoleEvent, leader_id: str | None) -> None:
         await self._carry_out(
             event,
-            Step.CHANGING_TO_SLAVE,
+            RoleStep.CHANGING_TO_SLAVE,
             lambda: self._adapter.change_to_slave(event.term, event.role_epoch, leader_id),
         )
         self._is_slave = True
-        self._tell("slave", event)
+        self._trace_event("slave", event)
         if event.role is not Role.LEADER or self._stopping:
-            self._switched(Step.SLAVE)
+            self._switched(RoleStep.SLAVE)
 
     async def _committed(self, index: int) -> None:
         if self._source.committed_index < index:
@@ -269,31 +290,34 @@ class RoleChangeHandler:
             self._fence()
             raise
         self._writable = True
-        self._tell_progress("master_ready", event)
+        self._trace_progress("master_ready", event)
 
     def _fence(self) -> None:
         self._writable = False
         try:
             self._adapter.refuse_writes()
-        except Exception as error:  # the node's loop must not suffer, and change_to_slave comes next
+        except Exception as error:  # must not reach the node's event loop; change_to_slave follows
             self._failed(self._step, error)
 
     def _supersede(self) -> None:
         if not self._newer.done():
             self._newer.set_result(None)
 
-    # -- one step -----------------------------------------------------------------------------------------
+    # -- single steps ------------------------------------------------------------------------------------
 
     async def _carry_out(
         self,
         event: RoleEvent,
-        step: Step,
+        step: RoleStep,
         call: Callable[[], Awaitable[None] | None],
         *,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """One call, repeated until it returns; `then` follows in one step with the check that no newer event
-        is there. _Superseded if there is one."""
+        """Repeat a call until it returns.
+
+        `then` runs in the same event loop step as the check that no newer event has arrived. Raises
+        _Superseded if one has.
+        """
         back_off = tenacity.wait_exponential(self._limits.retry_first_s, self._limits.retry_most_s)
         self._enter(step)
 
@@ -325,13 +349,15 @@ class RoleChangeHandler:
         try:
             await retrying(attempt)
         except _Superseded:
-            self._record(step, Outcome.SUPERSEDED, event)
+            self._record(step, StepOutcome.SUPERSEDED, event)
             raise
-        self._record(step, Outcome.DONE, event)
+        self._record(step, StepOutcome.DONE, event)
 
     async def _supersedable(self, call: Callable[[], Awaitable[None] | None]) -> None:
-        """Make a call and wait for its end; a newer event cancels it. Returns in one step with the check
-        that there is none."""
+        """Run a call and wait until it ends. A newer event cancels it.
+
+        Returns in the same event loop step as the check that no newer event has arrived.
+        """
         if self._newer.done():
             raise _Superseded
         returned = call()
@@ -341,23 +367,24 @@ class RoleChangeHandler:
         try:
             await asyncio.wait({task, self._newer}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                # It may take its time to end, or not heed it; but two calls at once would undo each other.
+                # The call may end late or ignore the cancellation. Wait for it anyway, because concurrent
+                # calls would undo each other's changes.
                 task.cancel()
-                self._enter(Step.ENDING_CALL)
+                self._enter(RoleStep.ENDING_CALL)
                 await asyncio.wait({task})
         except asyncio.CancelledError:
-            task.cancel()  # the time to stop is up: nobody waits any longer, and writes are refused
+            task.cancel()  # stop_s has expired and writes are refused
             raise
         error = None if task.cancelled() else task.exception()
         if self._newer.done():
             raise _Superseded from error
         if task.cancelled():
-            raise CallCancelled("a call of the adapter ended as cancelled")
+            raise CallCancelled("a call of the adapter was cancelled by something other than its handler")
         if error is not None:
             raise error
 
     async def _pause(self, seconds: float) -> None:
-        """Back-off, ended by a newer event."""
+        """Wait before a retry. A newer event ends the wait."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self._timers.call_later(seconds, lambda: over.set_result(None))
         try:
@@ -367,9 +394,9 @@ class RoleChangeHandler:
         if self._newer.done():
             raise _Superseded
 
-    # -- time limits, failures, fitness -------------------------------------------------------------------
+    # -- time limits, failures, fitness ------------------------------------------------------------------
 
-    def _enter(self, step: Step) -> None:
+    def _enter(self, step: RoleStep) -> None:
         now = self._timers.time()
         if not self._step.is_rest:
             self.metrics.seconds[self._step] += now - self._since
@@ -378,27 +405,30 @@ class RoleChangeHandler:
             self._limit.cancel()
         self._limit = None
         if not step.is_rest:
-            self._limit = self._timers.call_later(self._limits.patience_s, self._takes_long)
+            self._limit = self._timers.call_later(self._limits.patience_s, self._on_step_overdue)
 
-    def _takes_long(self) -> None:
-        """Report, and again after the same time; give leadership away if somebody else is better off."""
-        self._limit = self._timers.call_later(self._limits.patience_s, self._takes_long)
+    def _on_step_overdue(self) -> None:
+        """Report a step that exceeds `patience_s`, and offer leadership to a fitter node.
+
+        Repeated periodically.
+        """
+        self._limit = self._timers.call_later(self._limits.patience_s, self._on_step_overdue)
         self.metrics.overdue[self._step] += 1
         if not self._step.is_wait:
-            self._failed_at = self._timers.time()  # the adapter hangs, or always raises
+            self._failed_at = self._timers.time()  # the adapter hangs or keeps raising
         self._report_fitness()
         if self._newest is not None:
-            self._record(self._step, Outcome.OVERDUE, self._newest, self._waits_for())
-            self._tell_progress("role_wait", self._newest, text=self._waits_for())
+            self._record(self._step, StepOutcome.OVERDUE, self._newest, self._waits_for())
+            self._trace_progress("role_wait", self._newest, text=self._waits_for())
         self._seek_successor()
 
-    def _failed(self, step: Step, error: Exception) -> None:
+    def _failed(self, step: RoleStep, error: Exception) -> None:
         self.metrics.failures[step] += 1
         self._failed_at = self._timers.time()
         self._last_failure = f"{step.value}: {type(error).__name__}: {error}"
         self._report_fitness()
         if self._newest is not None:
-            self._record(step, Outcome.FAILED, self._newest, self._last_failure)
+            self._record(step, StepOutcome.FAILED, self._newest, self._last_failure)
 
     def _report_fitness_regularly(self) -> None:
         self._fitness = self._timers.call_later(self._limits.fitness_period_s, self._report_fitness_regularly)
@@ -408,15 +438,18 @@ class RoleChangeHandler:
         try:
             self._lag_bytes = max(0, self._adapter.dispatch_behind_bytes)
             self._source.report_fitness(lag_bytes=self._lag_bytes, fit=self.is_fit)
-        except Exception as error:  # the leader keeps what it knew of us
+        except Exception as error:  # the leader keeps the last report
             if self._fitness_known:
-                _log.error("fitness could not be reported", exc_info=error)
+                _log.error("cannot report fitness to the leader", exc_info=error)
             self._fitness_known = False
         else:
             self._fitness_known = True
 
     def _seek_successor(self) -> None:
-        """Let the node hand leadership over to somebody fitter, if there is one, beside what goes on here."""
+        """Transfer leadership to a fitter node if there is one.
+
+        The change of role continues during the transfer.
+        """
         event = self._newest
         if event is None or event.role is not Role.LEADER or self._stopping or self._writable:
             return
@@ -424,25 +457,27 @@ class RoleChangeHandler:
             self._handing_over = asyncio.create_task(self._hand_over(event))
 
     async def _hand_over(self, event: RoleEvent) -> None:
-        done, reason = False, "nobody is fitter"
+        done, reason = False, "no node is fitter"
         try:
             done = await self._source.hand_over()
-        except Exception as error:  # it is only asked for; what goes on here goes on
+        except Exception as error:  # a failed transfer does not stop the change of role
             reason = f"{type(error).__name__}: {error}"
         self.metrics.hand_overs["done" if done else "failed"] += 1
-        _log.warning("asked for a hand-over", done=done, term=event.term, reason="" if done else reason)
+        _log.warning(
+            "leadership transfer requested", done=done, term=event.term, reason="" if done else reason
+        )
 
-    # -- what is shown ------------------------------------------------------------------------------------
+    # -- status and trace --------------------------------------------------------------------------------
 
-    def _switched(self, role: Step) -> None:
+    def _switched(self, role: RoleStep) -> None:
         self._enter(role)
         self._last_switch_unix_ms = self._wall_ms()
         self.metrics.switches[role] += 1
         if self._newest is not None:
-            detail = f"writable after {self._elected_to_writable_ms} ms" if role is Step.MASTER else ""
-            self._record(role, Outcome.DONE, self._newest, detail)
+            detail = f"writable after {self._elected_to_writable_ms} ms" if role is RoleStep.MASTER else ""
+            self._record(role, StepOutcome.DONE, self._newest, detail)
 
-    def _record(self, step: Step, outcome: Outcome, event: RoleEvent, detail: str = "") -> None:
+    def _record(self, step: RoleStep, outcome: StepOutcome, event: RoleEvent, detail: str = "") -> None:
         record = StepRecord(
             self._wall_ms(),
             event.role.value,
@@ -454,17 +489,17 @@ class RoleChangeHandler:
             detail,
         )
         self._history.append(record)
-        tell = _log.info if outcome in (Outcome.DONE, Outcome.SUPERSEDED) else _log.warning
-        tell("role change", **record._asdict())
+        log = _log.info if outcome in (StepOutcome.DONE, StepOutcome.SUPERSEDED) else _log.warning
+        log("role change", **record._asdict())
 
-    def _tell(self, e: str, event: RoleEvent, **fields: int | str) -> None:
+    def _trace_event(self, e: str, event: RoleEvent, **fields: int | str) -> None:
         if self._trace is not None:
-            told = {"term": event.term, "role_epoch": event.role_epoch, **fields}
-            self._trace.event("role", e, told)
+            record = {"term": event.term, "role_epoch": event.role_epoch, **fields}
+            self._trace.event("role", e, record)
 
-    def _tell_progress(self, e: str, event: RoleEvent, **fields: int | str) -> None:
-        """With what is committed and applied (`reput`) in this moment, and what has to be."""
-        self._tell(
+    def _trace_progress(self, e: str, event: RoleEvent, **fields: int | str) -> None:
+        """Trace an event with the current committed and applied (`reput`) index and the barrier."""
+        self._trace_event(
             e,
             event,
             committed=self._source.committed_index,
@@ -475,18 +510,18 @@ class RoleChangeHandler:
         )
 
     def _waits_for(self) -> str:
-        """What the present step waits for, and how far that is."""
+        """Describe what the current step waits for, and its progress."""
         barrier = self._newest.barrier_index if self._newest else -1
         match self._step:
-            case Step.WAITING_FOR_COMMIT:
+            case RoleStep.WAITING_FOR_COMMIT:
                 return f"commit of {barrier}; committed up to {self._source.committed_index}"
-            case Step.WAITING_FOR_DISPATCH:
+            case RoleStep.WAITING_FOR_DISPATCH:
                 return (
                     f"dispatch up to {barrier}; applied up to {self._source.applied_index}, "
                     f"dispatch_behind_bytes {self._lag_bytes}"
                 )
-            case Step.ENDING_CALL:
-                return "a cancelled call of the adapter to end"
+            case RoleStep.ENDING_CALL:
+                return "end of a cancelled call of the adapter"
             case step:
                 return f"the adapter: {step.value}"
 

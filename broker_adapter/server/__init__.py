@@ -1,1 +1,1 @@
-"""The broker of one node put together of its parts, and what it shows of itself."""
+"""The broker of one node: how its parts are assembled, and its status."""

@@ -1,43 +1,42 @@
-"""What the status page, JSON and /metrics say of the broker."""
+"""Status of the broker, for the status page, JSON and /metrics."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.delivery.service import DeliveryService
+from broker_adapter.endpoints.forwarding.forwarder import Forwarder
+from broker_adapter.endpoints.forwarding.service import ForwardService
+from broker_adapter.endpoints.traffic import Traffic
+from broker_adapter.endpoints.v4.port import RemotingPort
+from broker_adapter.endpoints.v5.serving import ClientService
 from broker_adapter.log.node import BrokerNode
 from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
-from broker_adapter.pop.service import DeliveryService
-from broker_adapter.proxy.forwarding.forwarder import Forwarder
-from broker_adapter.proxy.forwarding.service import ForwardService
-from broker_adapter.proxy.serving import ClientService
-from broker_adapter.remoting_door.port import RemotingPort
+from broker_adapter.put.message_writer import MessageWriter
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.server.log_host import LogHost
-from broker_adapter.server.runtime_rows import LogFacts, runtime_rows
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
-from broker_adapter.traffic.traffic import Traffic
-from dledger.platform import Histogram
+from dledger.metrics import LatencyHistogram
 
-#: A dispatch that is further behind than this is worth a look (bytes).
+#: A dispatch backlog above this is highlighted (bytes).
 _MUCH_BEHIND = 1 << 20
 
 
 class BrokerFacts(Protocol):
-    """The parts of a broker's program whose figures are shown."""
+    """The parts of a broker's program that the status describes."""
 
     node: BrokerNode
     settings: BrokerSettings
@@ -59,7 +58,7 @@ class BrokerFacts(Protocol):
     host: LogHost
 
     def registrations(self) -> Mapping[str, Any]:
-        """What each NameServer last answered to the registration, by address."""
+        """Return the state of the registration with each NameServer, by address."""
 
 
 class BrokerStatus:
@@ -103,7 +102,7 @@ class BrokerStatus:
         }
 
     def log_rows(self) -> Mapping[str, str]:
-        """Of the table of a broker's runtime."""
+        """Return the rows about the log in RocketMQ's runtime table."""
         node = self._program.node
         status = node.node_status()
         try:
@@ -124,7 +123,9 @@ class BrokerStatus:
         return runtime_rows(facts)
 
     def _card(self) -> Mapping[str, Any]:
-        """What the status page shows, which knows nothing of brokers: see showOwner in its view.js."""
+        """Return the facts for the node's status page, which displays the facts of any program (showOwner in
+        view.js).
+        """
         program = self._program
         adapter, status = program.adapter, program.handler.status
         figures = program.dispatcher.figures()
@@ -177,6 +178,7 @@ class BrokerStatus:
             family.add_metric([], value)
             yield family
         yield from _traffic(program.traffic)
+        yield _duplicates(program.delivery.duplicates)
         yield from _client_metrics(program)
         yield from _remoting_metrics(program.remoting)
         yield from program.host.metrics()
@@ -184,7 +186,7 @@ class BrokerStatus:
         yield from _role_change(program.handler.status, changes)
 
     def _gauges(self) -> Iterable[tuple[str, str, float]]:
-        """(name, meaning, value)."""
+        """Return (name, description, value) for each gauge."""
         program = self._program
         figures, delivery = program.dispatcher.figures(), program.delivery.figures()
         clients = program.clients.service
@@ -197,19 +199,19 @@ class BrokerStatus:
             ),
             (
                 "broker_dispatch_behind_bytes",
-                "Bytes committed here and not yet dispatched to ConsumeQueues and metadata.",
+                "Committed bytes that are not yet dispatched to ConsumeQueues and metadata.",
                 program.files.dispatch_behind_bytes,
             ),
             (
                 "broker_index_pending",
-                "Messages dispatched and not yet in the IndexFile.",
+                "Messages dispatched but not yet in the IndexFile.",
                 figures.index_pending,
             ),
             ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.long_polls)),
             ("broker_topics", "Topics that exist.", len(program.metadata.topics)),
             (
                 "broker_delivery_pending",
-                "Messages received and neither acknowledged nor given up.",
+                "Messages received but neither acknowledged nor dropped.",
                 delivery.pending,
             ),
             (
@@ -224,8 +226,13 @@ class BrokerStatus:
             ),
             (
                 "broker_delivery_kept_log_bytes",
-                "Bytes of the log that retention would purge, were it not for delayed messages.",
+                "Bytes of the log kept beyond the retention for delayed messages.",
                 delivery.kept_log_bytes,
+            ),
+            (
+                "broker_delivery_known_ids",
+                "Sends remembered for duplicate detection.",
+                delivery.known_ids,
             ),
             (
                 "broker_delivery_waiting_receives",
@@ -240,13 +247,13 @@ class BrokerStatus:
         )
 
     def _counters(self) -> Iterable[tuple[str, str, float]]:
-        """(name, meaning, value)."""
+        """Return (name, description, value) for each counter."""
         program = self._program
         figures, delivery = program.dispatcher.figures(), program.delivery.figures()
         return (
             (
                 "broker_foreign_records",
-                "Entries of users in the log that are no messages.",
+                "User entries in the log that are not messages.",
                 figures.foreign_records,
             ),
             (
@@ -256,17 +263,17 @@ class BrokerStatus:
             ),
             (
                 "broker_delivery_refused_fresh",
-                "Times that nothing fresh was given, as too much is pending.",
+                "Times that a queue gave a receive no new messages because of the pending limits.",
                 delivery.refused_fresh,
             ),
             (
                 "broker_delivery_dead_letters",
-                "Messages delivered too often and moved to a dead letter topic.",
+                "Messages moved to a dead letter topic after too many deliveries.",
                 delivery.dead_letters,
             ),
             (
                 "broker_delivery_appends",
-                "Appends of delivery state, each for many requests.",
+                "Appends of delivery state; each may hold many requests.",
                 delivery.rounds,
             ),
             (
@@ -275,42 +282,61 @@ class BrokerStatus:
                 delivery.damaged,
             ),
             (
+                "broker_delivery_ids_left_early",
+                "Sends forgotten early because of too many others. Late retries of them are stored again.",
+                delivery.ids_left_early,
+            ),
+            (
                 "broker_topics_expired",
-                "Topics made by use that this node deleted, as nobody used them.",
+                "Unused automatically created topics that this node deleted.",
                 program.topic_expiry.expired,
             ),
             (
                 "broker_groups_expired",
-                "Groups made by use that this node deleted, as nobody used them.",
+                "Unused automatically created groups that this node deleted.",
                 program.group_expiry.expired,
             ),
         )
 
 
-def _set_aside(found: SetAside) -> Any:
-    """Empty, and so not shown, without any."""
-    if not found.number:
+def _set_aside(set_aside: SetAside) -> Any:
+    """Describe the entries that were set aside. If there are none, the text is empty and is not displayed."""
+    if not set_aside.number:
         return ""
-    text = f"{found.number} entries, the last one {found.last_index}: {found.last_reason}"
+    text = f"{set_aside.number} entries, the last one {set_aside.last_index}: {set_aside.last_reason}"
     return {"text": text, "level": "bad"}
 
 
 def _traffic(traffic: Traffic) -> Iterable[Metric]:
-    """By topic and group there may be ten thousands: ask for those with the remoting request 315."""
+    """Return only totals, because there may be 10,000 topics and 10,000 groups.
+
+    Remoting request 315 returns values per topic and group.
+    """
     put, given = traffic.put_totals, traffic.given_totals
     for name, text, value in (
         ("broker_messages_put", "Messages that this node has stored as the master.", put.messages),
-        ("broker_bytes_put", "Bytes of their records.", put.size),
-        ("broker_messages_given", "Messages that this node has given to consumers.", given.messages),
-        ("broker_bytes_given", "Bytes of their records.", given.size),
+        ("broker_bytes_put", "Bytes of the records of these messages.", put.size),
+        ("broker_messages_given", "Messages that this node has delivered to consumers.", given.messages),
+        ("broker_bytes_given", "Bytes of the records of these messages.", given.size),
     ):
         family = CounterMetricFamily(name, text)
         family.add_metric([], value)
         yield family
 
 
+def _duplicates(by_topic: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "broker_duplicate_sends",
+        "Sends that this node, as master, recognized as duplicates of a stored message.",
+        labels=["topic"],
+    )
+    for topic, count in by_topic.items():
+        family.add_metric([topic], count)
+    return family
+
+
 def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:
-    """Of clients of RocketMQ 5."""
+    """Return metrics for RocketMQ 5 clients."""
     clients = GaugeMetricFamily(
         "broker_clients", "RocketMQ 5 clients connected to this node, by type.", labels=["type"]
     )
@@ -331,21 +357,21 @@ def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:
     )
     held.add_metric([], figures.held)
     yield held
-    held_s = CounterMetricFamily("broker_held_calls_seconds", "Seconds that such calls have waited.")
+    held_s = CounterMetricFamily("broker_held_calls_seconds", "Total waiting time of such calls in seconds.")
     held_s.add_metric([], figures.held_s)
     yield held_s
 
 
 def _remoting_metrics(port: RemotingPort) -> Iterable[Metric]:
-    """Of clients of RocketMQ 4."""
+    """Return metrics for RocketMQ 4 clients."""
     server = port.server
     connections = GaugeMetricFamily("broker_remoting_connections", "Connections of remoting clients.")
     connections.add_metric([], len(server.connections) if server else 0)
     yield connections
     requests = CounterMetricFamily(
         "broker_remoting_requests",
-        "Requests of remoting clients, by code (-1: codes that nobody knows) and answer (-1: the master has "
-        "answered, or nobody).",
+        "Requests of remoting clients, by code (-1: unknown codes) and answer (-1: the master responded, or "
+        "no response).",
         labels=["code", "answer"],
     )
     for (code, answer), count in sorted(port.counts.items()):
@@ -359,9 +385,10 @@ def _remoting_metrics(port: RemotingPort) -> Iterable[Metric]:
     yield limits
 
 
-def _elected_to_writable(histogram: Histogram) -> Metric:
+def _elected_to_writable(histogram: LatencyHistogram) -> Metric:
     family = HistogramMetricFamily(
-        "broker_elected_to_writable_seconds", "From the election of this node to its first accepted write."
+        "broker_elected_to_writable_seconds",
+        "Time from the election of this node to its first accepted write.",
     )
     names = [*(str(float(bound)) for bound in histogram.buckets), "+Inf"]
     family.add_metric([], list(zip(names, accumulate(histogram.counts), strict=True)), histogram.sum)
@@ -369,18 +396,18 @@ def _elected_to_writable(histogram: Histogram) -> Metric:
 
 
 def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[Metric]:
-    """What the handler is at, and all that it has counted."""
+    """Return the state and the counters of role changes."""
     wait = GaugeMetricFamily(
         "broker_role_change_waiting_seconds",
-        "How long the role change under way has waited in its step, by which it is named; none at rest.",
+        "Time that the current role change has spent in its step; absent without a role change.",
         labels=["step"],
     )
     if status.waits_for:
         wait.add_metric([status.step.value], status.waiting_ms / 1000)
     yield wait
-    yield GaugeMetricFamily("broker_fit", "1 while this node may be handed leadership.", float(status.fit))
+    yield GaugeMetricFamily("broker_fit", "1 while this node may receive leadership.", float(status.fit))
     for name, text, label, counts in (
-        ("broker_role_switches", "Changes of role that were completed.", "to", changes.switches),
+        ("broker_role_switches", "Completed role changes.", "to", changes.switches),
         (
             "broker_role_change_step_seconds",
             "Seconds spent in each step of role changes.",
@@ -389,7 +416,7 @@ def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[
         ),
         (
             "broker_role_change_failures",
-            "Steps of role changes that failed and were tried again.",
+            "Steps of role changes that failed and were retried.",
             "step",
             changes.failures,
         ),
@@ -401,7 +428,7 @@ def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[
         ),
         (
             "broker_hand_overs",
-            "Hand-overs of leadership by a broker that was unfit, by outcome.",
+            "Leadership hand-overs by an unfit broker, by outcome.",
             "outcome",
             changes.hand_overs,
         ),
@@ -411,7 +438,67 @@ def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[
             family.add_metric([str(key)], count)
         yield family
     for name, text, number in (
-        ("broker_role_events_superseded", "Role events dropped for newer ones.", changes.superseded),
-        ("broker_role_events_stale", "Role events that came after a newer one.", changes.stale_events),
+        ("broker_role_events_superseded", "Role events dropped in favor of newer ones.", changes.superseded),
+        ("broker_role_events_stale", "Role events that arrived after a newer one.", changes.stale_events),
     ):
         yield CounterMetricFamily(name, text, value=number)
+
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+#: RocketMQ's values for rows that this broker does not measure or that do not apply.
+_NOTHING: Final = {
+    "putMessageDistributeTime": "null",
+    "getMissTps": "0.0 0.0 0.0",
+    "putMessageEntireTimeMax": "0",
+    "getMessageEntireTimeMax": "0",
+    "earliestMessageTimeStamp": "-1",
+    "dispatchMaxBuffer": "0",
+    "startAcceptSendRequestTimeStamp": "0",
+    "remainTransientStoreBufferNumbs": str((1 << 31) - 1),
+}
+
+
+class LogFacts(NamedTuple):
+    """Positions and sizes in bytes. `sync_ms`: duration of the current sync."""
+
+    begin_pos: int
+    end_pos: int
+    pending: int
+    behind: int
+    disk_total: int
+    disk_free: int
+    sync_ms: int
+    uptime_ms: int
+
+
+def runtime_rows(facts: LogFacts) -> dict[str, str]:
+    """Return the rows for RocketMQ monitoring, with RocketMQ's names and number formats."""
+    used = 1 - facts.disk_free / facts.disk_total if facts.disk_total else 0.0
+    total, free = _readable(facts.disk_total), _readable(facts.disk_free)
+    return {
+        **_NOTHING,
+        "commitLogMinOffset": str(facts.begin_pos),
+        "commitLogMaxOffset": str(facts.end_pos),
+        "dispatchBehindBytes": str(facts.behind),
+        "remainHowManyDataToFlush": f"{facts.pending} B",
+        "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
+        "commitLogDiskRatio": str(used),
+        "consumeQueueDiskRatio": str(used),
+        "pageCacheLockTimeMills": str(facts.sync_ms),
+        "runtime": _duration(facts.uptime_ms // 1000),
+    }
+
+
+def _readable(size: int) -> str:
+    """Format a size like RocketMQ: one decimal place, a space, the unit."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}"
+
+
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

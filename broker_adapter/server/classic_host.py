@@ -1,60 +1,170 @@
-"""The classic log under a broker: its node, roles by hand, and RocketMQ's tables beside it."""
+"""Runs a broker on a classic log: its node, manual role changes, and RocketMQ's tables."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from broker_adapter.api import BrokerRole
-from broker_adapter.classic_node.node import ClassicNode
-from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.client.core.route_data import parse_clusters
 from broker_adapter.client.instance import ClientInstance
 from broker_adapter.client.options import ClientOptions
 from broker_adapter.config.settings import BrokerSettings
-from broker_adapter.deferred.deferring import Deferring, DeferringParts
+from broker_adapter.delivery_state.state import DeliveryState
+from broker_adapter.endpoints.v4 import request as read
 from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
-from broker_adapter.format.broker_ids import MASTER_ID
-from broker_adapter.ha.handshake import HaIdentity
+from broker_adapter.log.classic.ha.handshake import HaIdentity
+from broker_adapter.log.classic.node.node import ClassicNode
+from broker_adapter.log.classic.node.records import RECORDS
 from broker_adapter.log.protocol import AppendLog, RecordLog
+from broker_adapter.metadata.commands import Command
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.pop.state import DeliveryState
-from broker_adapter.processor import fields as read
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
-from broker_adapter.server.classic_tables import TableWriter, adopt_tables, set_back_offsets
-from broker_adapter.server.log_host import Beside, BrokerParts
+from broker_adapter.scheduled.deferring import DeferredStore, DeferredStoreParts
+from broker_adapter.scheduled.system_queues import OWN_TOPICS, SystemQueues
+from broker_adapter.server.classic_tables import AdoptedChanges, TableAdoption, TableWriter
+from broker_adapter.server.log_host import BackgroundService, BrokerParts, LogHost, ReplicatedHost
+from broker_adapter.server.record_limits import resolve_store_host
 from broker_adapter.server.slave_sync import SlaveSync
-from broker_adapter.store.dispatcher import Dispatcher
-from broker_adapter.system_queues.service import OWN_TOPICS, SystemQueues
-from dledger import NodeConfig, TlsFiles
-from dledger.platform import ClientTls, NodeTrace, get_logger
+from broker_adapter.server.table_base import note_clean_stop
+from broker_adapter.store.consume_queues import Incarnation
+from broker_adapter.store.dispatcher import Arrivals, Dispatcher
+from broker_adapter.wire.broker_ids import MASTER_ID
+from broker_adapter.wire.message import decode
+from dledger import AppendOutcome, DLedgerError, NodeConfig, TlsFiles
+from dledger.infra.files.disk import OsDisk
+from dledger.infra.logs import get_logger
+from dledger.infra.transport.tls import ClientTls
+from dledger.node.setup.trace import NodeTrace
+
+_RETRY_S = 1.0
+
+#: Appends a command before any other write.
+Append = Callable[[Command], asyncio.Future[AppendOutcome]]
+
+
+class MergeLogger:
+    """Appends the commands of a table merge to the log. Implements BackgroundService.
+
+    A merge is pending until all of its commands are in the log. On a slave, it also ends when data arrives
+    from the master, because the slave then copies the master's tables.
+
+    While the merge is pending, the base and the tables are not written. Suppose that they were written and
+    that the process ended between two commands. The next start would find nothing to merge, and slaves would
+    never delete the entries that RocketMQ had deleted.
+    """
+
+    def __init__(
+        self,
+        unlogged: Callable[[], Sequence[Command]],
+        end_offset: Callable[[], int],
+        leads: Callable[[], bool],
+        on_logged: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Create a logger.
+
+        `unlogged`: returns the commands of the merge that the log lacks. `end_offset`: returns the end of the
+        log; may be called on any thread. `leads`: returns True if this broker is master. `on_logged`: called
+        and awaited once the log contains all commands.
+        """
+        self._unlogged = unlogged
+        self._end_offset = end_offset
+        self._leads = leads
+        self._on_logged = on_logged
+        self._pending_at: int | None = None  # end of the log at the merge
+        self._is_logging = False
+        self._task: asyncio.Task[None] | None = None
+
+    def merged(self, commands: Sequence[Command]) -> None:
+        """Handle a merge of the tables. Call on the machine's thread."""
+        self._pending_at = self._end_offset() if commands else None
+
+    @property
+    def is_pending(self) -> bool:
+        """True while a merge is pending. May be read on any thread."""
+        return self._is_logging or self._pending_at == self._end_offset()
+
+    def start(self) -> None: ...
+
+    def log(self, append: Append) -> None:
+        """Append the commands in the current event loop step, when this broker becomes master."""
+        if self._task is not None:
+            self._task.cancel()
+        if not self.is_pending:
+            self._pending_at = None
+            return
+        self._is_logging = True
+        self._task = asyncio.create_task(self._log_all(append, self._append_all(append)), name="merge")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- inside
+
+    def _append_all(self, append: Append) -> Sequence[asyncio.Future[AppendOutcome]]:
+        """Append the commands up to the first refusal.
+
+        Commands after a refused one must not be appended, because the last command asserts that the log has
+        all others.
+        """
+        appended: list[asyncio.Future[AppendOutcome]] = []
+        for command in self._unlogged():
+            appended.append(append(command))
+            if appended[-1].done() and appended[-1].exception() is not None:
+                break
+        return appended
+
+    async def _log_all(self, append: Append, appended: Sequence[asyncio.Future[AppendOutcome]]) -> None:
+        while problem := await _failure_of(appended):
+            _log.error(
+                "changes of the tables are not in the log yet and missing on slaves", reason=str(problem)
+            )
+            await asyncio.sleep(_RETRY_S)
+            if not self._leads():
+                self._pending_at, self._is_logging = self._end_offset(), False
+                return
+            appended = self._append_all(append)
+        self._pending_at, self._is_logging = None, False
+        await self._on_logged()
+
+
+async def _failure_of(appended: Sequence[asyncio.Future[AppendOutcome]]) -> BaseException | None:
+    """Return the first failure after all appends have ended."""
+    outcomes = await asyncio.gather(*appended, return_exceptions=True)
+    return next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+
 
 _log = get_logger("classic")
-#: A NameServer that is asked at the start has so long (seconds).
+#: Timeout of the NameServer query at startup, in seconds.
 _NAMESRV_S = 2.0
 _MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _ROLES = {"master": True, "slave": False}
 
 
 class ClassicHost:
-    """Implements LogHost."""
+    """Host of a classic log. Implements LogHost."""
 
     format = RECORDS
     slaves_read = True
-    register_every_s = 5.0  # a slave learns so of another master
+    register_every_s = 5.0  # how soon a slave discovers a new master
     own_topics = OWN_TOPICS
 
     def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
         self._config = config
         self._settings = settings
         self._classic = settings.classic
+        self._slave_sync: SlaveSync | None = None
+        self._table_writer: TableWriter | None = None
         self.root = config.directory
         self.slave_id = settings.classic.broker_id
 
@@ -69,30 +179,78 @@ class ClassicHost:
         self._dispatcher = machine
         slave = HaIdentity(self._settings.cluster, self._settings.name, self.slave_id)
 
-        has_adopted = False
-
-        def adopt(is_new: bool) -> None:
-            nonlocal has_adopted
-            has_adopted = adopt_tables(self.root / "config", metadata, delivery, is_new)
-            if has_adopted:
-                machine.adopted()
-
-        def settle() -> None:
-            if has_adopted:
-                set_back_offsets(metadata, self._max_offset)
-
+        self._adoption = TableAdoption(self.root / "config", metadata, delivery)
+        self._merge_logger = MergeLogger(
+            self._adoption.unlogged,
+            lambda: self._node.log.complete_end_offset,
+            lambda: self._node.roles.leads,
+            self._write_tables,
+        )
         self._node = ClassicNode(
             self._config,
             self._classic,
             slave,
             machine,
+            store_host=resolve_store_host(self._settings.remoting.message_id_address(self._config.address)),
             derived_end=lambda: machine.figures().checkpoint.end_pos,
             other_master=self._other_master,
-            adopt=adopt,
-            settle=settle,
+            adopt=self._adopt,
+            settle=self._settle,
+            before_open=self._before_open,
+            recorded_steps_ms=lambda: delivery.ids.steps_ms,
             **options,
         )
         return self._node
+
+    def _before_open(self) -> None:
+        note_clean_stop(OsDisk(), self.root)
+
+    def _adopt(self, is_new: bool) -> tuple[int, Callable[[], None]] | None:
+        """Handle the recovery of the derived files. Called on the machine's thread."""
+        adoption = self._adoption
+        adoption.begin(is_new)
+        if adoption.has_changed:
+            self._dispatcher.adopted()
+        if not is_new:
+            return None
+        self._dispatcher.hide_earlier(one for one in adoption.incarnations if self._is_at(one))
+        return (adoption.position, self._restore) if adoption.position >= 0 else None
+
+    def _is_at(self, incarnation: Incarnation) -> bool:
+        """Return True if the log still contains the first message of the incarnation.
+
+        If the log has lost its end, there may be another message at this position.
+        """
+        topic, _, physical_offset = incarnation
+        try:
+            message = decode(self._node.records.record_at(physical_offset), verify_body=False)
+        except (BrokerError, DLedgerError):
+            return False
+        return (message.topic, message.queue_offset) == (topic, 0)
+
+    def _restore(self) -> None:
+        self._adoption.restore()
+        self._dispatcher.adopted()
+
+    def _settle(self) -> None:
+        """Handle the end of the initial replay. Called on the machine's thread."""
+        was_clean = self._node.log.recovery.was_clean
+        incarnations = self._dispatcher.queues.known_incarnations()
+        commands = self._adoption.finish(self._max_offset, incarnations, was_clean=was_clean)
+        if self._adoption.has_changed:
+            self._dispatcher.adopted()
+        self._merge_logger.merged(commands)
+
+    def command_logged(self, command: Command) -> None:
+        if self._slave_sync is not None:
+            self._slave_sync.command_logged(command)
+
+    def queue_restarted(self, topic: str, queue_id: int) -> None:
+        if self._slave_sync is not None:
+            self._slave_sync.queue_restarted(topic, queue_id)
+
+    def log_unlogged(self, append: Append) -> None:
+        self._merge_logger.log(append)
 
     @property
     def appends(self) -> AppendLog:
@@ -104,7 +262,7 @@ class ClassicHost:
 
     @property
     def reads_here(self) -> bool:
-        """A slave that has what its master has not may have other messages at the same offsets."""
+        """False on a slave whose log has diverged, because it may have other messages at the same offsets."""
         return not self._node.replication.has_diverged
 
     @property
@@ -116,23 +274,89 @@ class ClassicHost:
         return self._classic.ha_advertise or self._node.replication.address or self._classic.ha_listen
 
     def may_register(self, *, is_master: bool) -> bool:
-        """A master begins as a slave of nobody, whose id another one may have."""
+        """Return True unless the role is about to change.
+
+        A starting master is initially a slave, with a broker id that another broker may have.
+        """
         return is_master == self._node.roles.leads
 
-    def beside(self, parts: BrokerParts) -> Sequence[Beside]:
-        return (
-            SlaveSync(self._node, parts, self._client_tls, self._max_offset, self._dispatcher.adopted),
-            TableWriter(
-                self.root / "config", parts, self._node.wait_applied, lambda: self._dispatcher.is_durable
-            ),
+    def background_services(self, parts: BrokerParts) -> Sequence[BackgroundService]:
+        self._slave_sync = SlaveSync(
+            self._node,
+            parts,
+            self._client_tls,
+            self._max_offset,
+            self._dispatcher.adopted,
+            self._readable,
         )
+        self._table_writer = TableWriter(
+            self.root / "config",
+            parts,
+            self._node.wait_applied,
+            AdoptedChanges(
+                lambda: self._adoption.is_finished and not self._merge_logger.is_pending,
+                self._count_adopted,
+                lambda: self._dispatcher.durable_adopted_count,
+                self._make_durable,
+            ),
+            lambda: self._dispatcher.dispatched.end_pos,
+            self._dispatcher.queues.known_incarnations,
+        )
+        return self._slave_sync, self._merge_logger, self._table_writer
+
+    async def publish_catalog(self) -> None:
+        """Write the tables, as RocketMQ does before it acknowledges a change of topics or groups.
+
+        A broker that starts on the directory after a kill then knows the topic of each acknowledged message.
+        """
+        if self._table_writer is not None:
+            await self._table_writer.publish()
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        # During a rebuild the base determines the topics: the log also contains messages of deleted topics.
+        if self._slave_sync is not None and (self._adoption.is_finished or not self._adoption.has_base):
+            self._slave_sync.arrived(arrivals)
+
+    def _readable(self) -> Arrivals:
+        queues = self._dispatcher.queues.all()
+        return [
+            (queue.topic, queue.queue_id, queue.max_offset)
+            for queue in queues
+            if queue.min_offset < queue.max_offset
+        ]
+
+    async def _write_tables(self) -> None:
+        """Write the tables and the base, because the log contains the merge.
+
+        Otherwise a restart would merge again.
+        """
+        if self._table_writer is not None:
+            await self._make_durable()
+            await self._table_writer.write()
+
+    async def _count_adopted(self) -> int:
+        """Return the number of changes outside the log that readers see.
+
+        Each change is counted on the machine's thread, so this method runs a task on that thread to wait for
+        changes in progress.
+        """
+        await self._node.feed.run(lambda: None)
+        return self._dispatcher.adopted_count
+
+    async def _make_durable(self) -> None:
+        await self._node.flush()
+        await self._node.feed.run(self._dispatcher.settle)
 
     def _max_offset(self, topic: str, queue_id: int) -> int:
         queue = self._dispatcher.queues.get(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
     def suggested_reader(self, physical_offset: int) -> int:
-        """RocketMQ's rule: what is further behind than a part of the memory is read from the disk."""
+        """Suggest the broker to read from, by RocketMQ's rule.
+
+        The rule assumes that a message is no longer in memory if the data after it exceeds a share of the
+        memory.
+        """
         classic = self._classic
         behind = self._node.log.end_offset - physical_offset
         is_far = behind > _MEMORY_BYTES * classic.access_message_in_memory_max_ratio // 100
@@ -144,10 +368,10 @@ class ClassicHost:
             RequestCode.DELETE_EXPIRED_COMMITLOG: self._delete_expired,
         }
 
-    def deferring(self, own: Deferring, parts: DeferringParts) -> Deferring:
+    def deferring(self, own: DeferredStore, parts: DeferredStoreParts) -> DeferredStore:
         return SystemQueues(own, parts, reserved_ms=3_600_000 * self._classic.file_reserved_hours)
 
-    def told_settings(self) -> Mapping[str, str]:
+    def rocketmq_settings(self) -> Mapping[str, str]:
         classic = self._classic
         role = self.master_role.value if self._node.roles.leads else BrokerRole.SLAVE.value
         return {
@@ -179,28 +403,27 @@ class ClassicHost:
         }
 
     async def _other_master(self) -> str:
-        """As NameServers have it; nothing is known if none answers."""
-        remoting = self._settings.remoting
-        if not remoting.namesrv:
+        """Return the master's address according to the NameServers, or "" if it is unknown."""
+        if not self._settings.namesrv:
             return ""
         client = ClientInstance(
-            list(remoting.namesrv), ClientOptions(request_timeout_s=_NAMESRV_S), self._client_tls()
+            self._settings.namesrv, ClientOptions(request_timeout_s=_NAMESRV_S), self._client_tls()
         )
         try:
             answer = await client.call_name_server(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
             clusters = parse_clusters(answer.body)
         except BrokerError as error:
-            _log.warning("no NameServer says who is master now", reason=str(error))
+            _log.warning("no NameServer returned the current master", reason=str(error))
             return ""
         finally:
             await client.close()
         brokers = clusters.get(self._settings.cluster, ())
-        masters = [one.master for one in brokers if one.name == self._settings.name and one.master]
-        own = remoting.told_address(self._config.address)
+        masters = [known.master for known in brokers if known.name == self._settings.name and known.master]
+        own = self._settings.remoting.message_id_address(self._config.address)
         return next((master for master in masters if master != own), "")
 
     def _client_tls(self) -> ssl.SSLContext | None:
-        """Of what this broker asks by remoting; None: plain text. Reads files."""
+        """Return the TLS context for remoting calls of this broker, or None for plain text. Reads files."""
         section = self._config.tls
         if section is None or not self._settings.remoting.client_tls:
             return None
@@ -209,16 +432,27 @@ class ClassicHost:
     async def _delete_expired(
         self, connection: RemotingConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        """As RocketMQ's: files of old messages go at this hour, too. Answered before they have gone."""
+        """Delete files of old messages now. As in RocketMQ, the response precedes the deletion."""
         self._node.upkeep.clean_now()
         return request.answer(ResponseCode.SUCCESS)
 
     async def _change_role(
         self, connection: RemotingConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        """`role`: master or slave; `force`: whatever it lacks."""
+        """Change the role. Fields: `role` (master or slave), `force` (change the role despite
+        missing data).
+        """
         role = read.text(request.fields, "role")
         if role not in _ROLES:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"role {role[:32]!r}: master or slave")
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"role {role[:32]!r} is neither master nor slave")
         await self._node.change_role(_ROLES[role], force=read.flag(request.fields, "force"))
         return request.answer(ResponseCode.SUCCESS)
+
+
+def host_for(config: NodeConfig, settings: BrokerSettings) -> LogHost:
+    """Create the log host. Raises ConfigError for settings that the log does not support."""
+    if settings.store == "classic":
+        from broker_adapter.server.classic_host import ClassicHost  # not needed by other logs
+
+        return ClassicHost(config, settings)
+    return ReplicatedHost(config, settings)

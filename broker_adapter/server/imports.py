@@ -1,4 +1,4 @@
-"""Messages of another broker, which keep their queue offsets, and queues that begin where theirs do."""
+"""Import messages from another broker with their queue offsets, and set the first offset of each queue."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import groupby
 
-from broker_adapter.api import PullResult
-from broker_adapter.commitlog.message_writer import MessageWriter
-from broker_adapter.commitlog.put_gathering import QueuedRecords
-from broker_adapter.commitlog.record_writer import StoredRecords
+from broker_adapter.api import GetMessageResult
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.format.message import decode, record_size_at
-from broker_adapter.format.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from broker_adapter.metadata.commands import BeginQueue, check_user_topic
 from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.put.message_writer import MessageWriter, QueuedRecords
+from broker_adapter.put.record_writer import StoredRecords
+from broker_adapter.wire.message import decode, record_size_at
+from broker_adapter.wire.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
-#: Of one call: no step on the event loop takes longer than one of sends.
+#: Maximum records per call, so that an event loop step takes no longer than for sends.
 MAX_RECORDS = 1_024
 
 
 class Imports:
-    """Implements `broker_adapter.api.ImportApi`. On the node's event loop."""
+    """Stores imported messages. Implements `broker_adapter.api.ImportApi`. Runs on the node's event loop."""
 
     def __init__(
         self,
         writer: MessageWriter,
         proposals: Proposals,
-        read_queue: Callable[[str, int, int], Awaitable[PullResult]],
+        read_queue: Callable[[str, int, int], Awaitable[GetMessageResult]],
     ) -> None:
-        """`read_queue`: see the API."""
+        """`read_queue`: see `ImportApi`."""
         self._writer = writer
         self._proposals = proposals
         self._read_queue = read_queue
@@ -37,10 +36,10 @@ class Imports:
     async def begin_queue(self, topic: str, queue_id: int, offset: int) -> None:
         self._writer.check_master()
         (await self._proposals.propose(BeginQueue(topic, queue_id, offset))).check()
-        # The dispatcher tells it, too, but in its own time.
+        # The dispatcher also reports the new offset, but later.
         self._writer.skip_to([(topic, queue_id, offset)])
 
-    async def read_queue(self, topic: str, queue_id: int, offset: int) -> PullResult:
+    async def read_queue(self, topic: str, queue_id: int, offset: int) -> GetMessageResult:
         self._writer.check_master()
         return await self._read_queue(topic, queue_id, offset)
 
@@ -48,11 +47,11 @@ class Imports:
         self._writer.check_master()
         queued = await asyncio.to_thread(_queued, records, self._writer.max_body_bytes)
         await self._writer.put_stored(queued)
-        return sum(len(one.batch) for one in queued)
+        return sum(len(records_of_queue.batch) for records_of_queue in queued)
 
 
 def _queued(records: bytes, max_body_bytes: int) -> list[QueuedRecords]:
-    """By queue, in their order. Blocks."""
+    """Decode records and group them by queue, in order. Blocks."""
     found: list[tuple[tuple[str, int], int, bytes]] = []
     at = 0
     while at < len(records):
@@ -61,14 +60,14 @@ def _queued(records: bytes, max_body_bytes: int) -> list[QueuedRecords]:
         message = decode(record, max_body_bytes=max_body_bytes)
         check_user_topic(message.topic)
         if message.sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
-            text = f"record {len(found)}: a message in a transaction has no place in a queue"
+            text = f"record {len(found)}: a half or rolled-back message cannot be in a queue"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
         found.append(((message.topic, message.queue_id), message.queue_offset, record))
         if len(found) > MAX_RECORDS:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"more than {MAX_RECORDS} records at once")
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the call has more than {MAX_RECORDS} records")
         at = end
     if not found:
-        raise IllegalMessage(Status.REQUEST_MALFORMED, "no records")
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "the call contains no records")
     queued = []
     for queue, rows in groupby(found, key=lambda row: row[0]):
         run = list(rows)

@@ -1,8 +1,9 @@
-"""The log under a broker: what makes its node, and what else it needs to run."""
+"""Interface between a broker's program and the kind of log that it uses."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,22 +11,23 @@ from prometheus_client.core import Metric
 
 from broker_adapter.api import BrokerRole
 from broker_adapter.config.settings import BrokerSettings
-from broker_adapter.deferred.deferring import MakeDeferring, in_commands
-from broker_adapter.format.broker_ids import MASTER_ID
+from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.log.node import BrokerNode
 from broker_adapter.log.protocol import AppendLog, RecordFormat, RecordLog
 from broker_adapter.log.replicated import ENTRIES, ReplicatedAppends, ReplicatedRecords
+from broker_adapter.metadata.commands import Command
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.namesrv.registration import EVERY_S, RegistrarStatus
-from broker_adapter.pop.state import DeliveryState
 from broker_adapter.remoting.executors import Processor
-from broker_adapter.store.dispatcher import Dispatcher
-from dledger import NodeConfig, NodeServer
-from dledger.platform import NodeTrace
+from broker_adapter.scheduled.deferring import MakeDeferredStore, in_commands
+from broker_adapter.store.dispatcher import Arrivals, Dispatcher
+from broker_adapter.wire.broker_ids import MASTER_ID
+from dledger import AppendOutcome, NodeConfig, NodeServer
+from dledger.node.setup.trace import NodeTrace
 
 
 class BrokerParts(Protocol):
-    """What of a broker's program a log's own works use."""
+    """The parts of a broker's program that a log's own services use."""
 
     settings: BrokerSettings
     metadata: MetadataState
@@ -37,8 +39,11 @@ class BrokerParts(Protocol):
     def registrations(self) -> Mapping[str, RegistrarStatus]: ...
 
 
-class Beside(Protocol):
-    """A work beside the broker: `start` behind it, `stop` when it writes no more. It keeps its own errors."""
+class BackgroundService(Protocol):
+    """A service that runs while the broker runs. It handles its own errors.
+
+    `start` is called after the broker has started, and `stop` when the broker no longer writes.
+    """
 
     def start(self) -> None: ...
 
@@ -46,8 +51,11 @@ class Beside(Protocol):
 
 
 class LogHost(Protocol):
-    """`format`, `root` (of derived files) and `slave_id` (RocketMQ's id of this broker as slave) are there
-    from the beginning, the rest after `make_node`."""
+    """A kind of log, with the services and settings that depend on it.
+
+    `format`, `root` (directory of derived files) and `slave_id` (RocketMQ's broker id as a slave) are
+    available immediately, all other members after `make_node`.
+    """
 
     @property
     def format(self) -> RecordFormat: ...
@@ -66,7 +74,7 @@ class LogHost(Protocol):
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> BrokerNode:
-        """`options`: further ones of the node, for tests."""
+        """Create the node. `options`: additional node arguments, for tests."""
 
     @property
     def appends(self) -> AppendLog: ...
@@ -76,55 +84,80 @@ class LogHost(Protocol):
 
     @property
     def master_role(self) -> BrokerRole:
-        """Of a node that was started."""
+        """The role that a master of this log has. Requires a started node."""
 
     @property
     def ha_address(self) -> str:
-        """host:port where slaves fetch the log; "": logs find their own ways."""
+        """host:port at which slaves fetch the log; "" if replication uses no separate address."""
 
     @property
     def slaves_read(self) -> bool:
-        """Whether a node that is not the master answers reads itself."""
+        """True if slaves serve reads instead of forwarding them."""
 
     @property
     def register_every_s(self) -> float:
-        """Seconds: how often NameServers are told, and asked, if nothing changes."""
+        """Interval of NameServer registrations without changes, in seconds."""
 
     def may_register(self, *, is_master: bool) -> bool:
-        """Whether NameServers may hear of this role: not of one that is about to end."""
+        """Return False if the role is about to change, so that it must not be registered with NameServers
+        yet.
+        """
 
-    def beside(self, parts: BrokerParts) -> Sequence[Beside]: ...
+    def background_services(self, parts: BrokerParts) -> Sequence[BackgroundService]: ...
+
+    async def publish_catalog(self) -> None:
+        """Write topics and groups to the files that another broker reads when it is started on this
+        directory.
+        """
+
+    def log_unlogged(self, append: Callable[[Command], asyncio.Future[AppendOutcome]]) -> None:
+        """Append the commands that the state includes but the log lacks, in the current event-loop step.
+
+        A new master calls this before any other write.
+        """
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Handle dispatched messages. Called on the machine's thread."""
+
+    def command_logged(self, command: Command) -> None:
+        """Handle a command of the log, applied or refused. Called on the machine's thread."""
+
+    def queue_restarted(self, topic: str, queue_id: int) -> None:
+        """Handle a queue that restarts at offset 0. Called on the machine's thread."""
 
     @property
     def own_topics(self) -> Collection[str]:
-        """That the broker alone writes, whether there are configurations of them or not."""
+        """Topics that only the broker writes, with or without a config."""
 
     @property
-    def deferring(self) -> MakeDeferring:
-        """How delayed messages and halves of transactions are kept."""
+    def deferring(self) -> MakeDeferredStore:
+        """Storage of delayed messages and half messages."""
 
     @property
     def reads_here(self) -> bool:
-        """Who reads at a slave means that slave. False where slaves read: what it has is not to be read."""
+        """True if a slave may serve reads from its own data.
+
+        If `slaves_read` is set and the result is False, this node's data must not be read.
+        """
 
     def suggested_reader(self, physical_offset: int) -> int:
-        """The id of the broker at which somebody had better go on reading who has come so far."""
+        """Return the id of the broker from which a consumer at this position should continue to read."""
 
     def commands(self) -> Mapping[int, Processor]:
-        """Request codes by which operators change this log."""
+        """Return the processors of operator requests for this log, by request code."""
 
-    def told_settings(self) -> Mapping[str, str]:
-        """As RocketMQ names them, for whoever asks for a broker's settings."""
+    def rocketmq_settings(self) -> Mapping[str, str]:
+        """Return the broker settings under RocketMQ's names."""
 
     def shown(self) -> Mapping[str, Any]:
-        """For the status."""
+        """Return values for the status."""
 
     def metrics(self) -> Iterable[Metric]:
-        """Of this log's own; any others than those of the node."""
+        """Return metrics of this log, in addition to the node's metrics."""
 
 
 class ReplicatedHost:
-    """Implements LogHost: the log is that of a NodeServer."""
+    """Host of the replicated log of a NodeServer. Implements LogHost."""
 
     format = ENTRIES
     ha_address = ""
@@ -148,8 +181,8 @@ class ReplicatedHost:
         trace: NodeTrace | None,
         options: Mapping[str, Any],
     ) -> NodeServer:
-        told = None if trace is None else _DispatchTrace(trace)
-        self._node = node = NodeServer(self._config, machine, owned=True, trace=told, **options)
+        node_trace = None if trace is None else _DispatchTrace(trace)
+        self._node = node = NodeServer(self._config, machine, owned=True, trace=node_trace, **options)
         self.appends, self.records = ReplicatedAppends(node), ReplicatedRecords(node)
         return node
 
@@ -161,8 +194,19 @@ class ReplicatedHost:
     def may_register(self, *, is_master: bool) -> bool:
         return True
 
-    def beside(self, parts: BrokerParts) -> Sequence[Beside]:
+    def background_services(self, parts: BrokerParts) -> Sequence[BackgroundService]:
         return ()
+
+    async def publish_catalog(self) -> None: ...
+
+    def log_unlogged(self, append: Callable[[Command], asyncio.Future[AppendOutcome]]) -> None: ...
+
+    def arrived(self, arrivals: Arrivals) -> None: ...
+
+    def command_logged(self, command: Command) -> None: ...
+
+    def queue_restarted(self, topic: str, queue_id: int) -> None:
+        raise AssertionError("queues of a replicated log never restart")
 
     def suggested_reader(self, physical_offset: int) -> int:
         return MASTER_ID
@@ -170,7 +214,7 @@ class ReplicatedHost:
     def commands(self) -> Mapping[int, Processor]:
         return {}
 
-    def told_settings(self) -> Mapping[str, str]:
+    def rocketmq_settings(self) -> Mapping[str, str]:
         return {}
 
     def shown(self) -> Mapping[str, Any]:
@@ -181,8 +225,11 @@ class ReplicatedHost:
 
 
 class _DispatchTrace:
-    """Implements `NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
-    is its state machine, so that is as far as the node has applied, or loaded."""
+    """Forwards the node's trace events and adds the progress of the queues. Implements `NodeTrace`.
+
+    The Dispatcher is the state machine, so it has processed exactly the entries that the node has applied or
+    loaded.
+    """
 
     def __init__(self, trace: NodeTrace) -> None:
         self._trace = trace

@@ -1,1 +1,1 @@
-"""What is derived from the log: ConsumeQueues and IndexFiles, their checkpoint, the Dispatcher."""
+"""Files derived from the log: ConsumeQueues, IndexFiles and their checkpoint. The Dispatcher writes them."""

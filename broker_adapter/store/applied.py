@@ -1,4 +1,4 @@
-"""How far the Dispatcher has come."""
+"""Progress of the Dispatcher."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """One ConsumeQueue: the units of a (topic, queue id), in files of equal size.
 
-The file that begins with unit n is called by byte n * 20, in 20 digits, and has room for `units_per_file`
-units (RocketMQ: `consumequeue/<topic>/<queue id>/<start>`); what was never written of it is zeros. Units are
-appended by one thread and read by any. `max_offset` grows when they are in the file, so that readers never
-see one that is not.
+The file that starts with unit n is named after byte n * 20, in 20 digits, and holds `units_per_file` units
+(RocketMQ: `consumequeue/<topic>/<queue id>/<start>`). Its unwritten part is zeros. One thread appends units;
+any thread may read them. `max_offset` increases only after units are written, so that readers never see
+missing units.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
-from broker_adapter.format.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 from broker_adapter.store.open_files import OpenFiles
+from broker_adapter.wire.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 
-#: One read gives no more units, whatever is asked for.
+# Maximum units per read.
 MAX_READ_UNITS = 32_768
 
 
 class QueueState(NamedTuple):
-    """What a checkpoint says of a queue.
+    """State of a queue in a checkpoint.
 
-    `crcs` are those of its files, the last of which holds the newest unit: each is the CRC32 of a file from
-    its first byte to its last unit.
+    `crcs`: CRC32 of each file from its first byte to its last unit. The last file contains the newest unit.
     """
 
     topic: str
@@ -40,15 +39,15 @@ class QueueState(NamedTuple):
     crcs: tuple[int, ...]
 
 
-class Disagreement(Exception):
-    """Derived files are not what their checkpoint says they are."""
+class CheckpointMismatch(Exception):
+    """Raised when derived files do not match their checkpoint."""
 
 
 class ConsumeQueue:
-    """`min_offset` is the first offset that can be read, `max_offset` one behind the last.
+    """A queue with readable units from `min_offset` up to, but not including, `max_offset`.
 
-    `floor` is the least offset that the *log* gives the queue, the same on every node: where the topic was
-    deleted for the last time, else 0. What was purged raises min_offset alone.
+    `floor`: minimum offset according to the *log*, equal on every node: the end of the queue when its topic
+    was last deleted, the first offset of an imported queue, or 0. Purging raises only `min_offset`.
     """
 
     def __init__(
@@ -61,8 +60,11 @@ class ConsumeQueue:
         *,
         keeps_last: bool = False,
     ) -> None:
-        """`keeps_last`: the file with the newest unit stays when that cannot be read any more, unless the
-        topic was deleted: it alone tells others how far the queue has come."""
+        """Create an empty queue.
+
+        `keeps_last`: keep the file with the newest unit even if all its units are purged, unless the topic
+        was deleted. For other programs, this file is the only record of the queue's end.
+        """
         self._keeps_last = keeps_last
         self.topic = topic
         self.queue_id = queue_id
@@ -74,36 +76,43 @@ class ConsumeQueue:
         self._units_per_file = units_per_file
         self._file_size = units_per_file * UNIT_SIZE
         self._last_path = -1, directory
-        self._crcs: list[int] = []  # of the files that are kept: consecutive, the last one is written to
-        self._retired: tuple[int, int] | None = None  # number and CRC32 of a file that may be taken back
+        self._crcs: list[int] = []  # one per kept file, consecutive; the last file is appended to
+        self._retired: tuple[int, int] | None = None  # number and CRC32 of a file that may be reused
 
-    # -- for readers, from any thread -------------------------------------------------------------------
+    # -- for readers, from any thread --------------------------------------------------------------------
 
     def read(self, offset: int, count: int) -> list[ConsumeQueueUnit]:
-        """Up to `count` units from an offset on, at least one unless the offset is the end of the queue.
+        """Return up to `count` units starting at `offset`. Returns at least one, unless `offset` is the end
+        of the queue.
 
-        ReadFailed with OFFSET_BELOW_MINIMUM or OFFSET_ABOVE_MAXIMUM outside of the queue. StoredDataDamaged
-        (UNIT_DAMAGED) for what cannot be units of messages; that what can is the message's own unit, the
-        record tells.
+        Raises ReadFailed (OFFSET_BELOW_MINIMUM, OFFSET_ABOVE_MAXIMUM) for an offset outside the queue, and
+        StoredDataDamaged (UNIT_DAMAGED) for bytes that are not valid units. A valid unit may still refer to
+        the wrong record; only reading the record can detect this.
         """
         end = self.max_offset
         if offset > end:
-            raise ReadFailed(Status.OFFSET_ABOVE_MAXIMUM, f"{self} has no offset {offset}, it ends at {end}")
+            raise ReadFailed(
+                Status.OFFSET_ABOVE_MAXIMUM, f"offset {offset} is beyond the end of {self} at {end}"
+            )
         self._check_minimum(offset)
         try:
             units = decode_units(self._stored(offset, min(count, end - offset, MAX_READ_UNITS)))
         except FileNotFoundError:
             self._check_minimum(offset)  # purged meanwhile
+            if offset >= self.max_offset:  # another incarnation of the queue has started meanwhile
+                text = f"{self} ends at {self.max_offset}, before offset {offset}"
+                raise ReadFailed(Status.OFFSET_ABOVE_MAXIMUM, text) from None
             raise self._damaged(f"the file with offset {offset} is missing") from None
         if units and not _are_in_order(units):
-            self._check_minimum(offset)  # let go meanwhile, and its file made anew
-            raise self._damaged(f"not all of {len(units)} units from offset {offset} on can be messages")
+            self._check_minimum(offset)  # purged and recreated meanwhile
+            raise self._damaged(f"there are invalid units among the {len(units)} starting at offset {offset}")
         return units
 
     def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[ConsumeQueueUnit], int]) -> int:
-        """The first offset whose message was stored at this time or later; max_offset if there is none.
+        """Return the first offset whose message was stored at or after this time, or max_offset if there is
+        none.
 
-        `store_time_of` gives the store timestamp (ms) of a unit's message. Errors are those of `read`.
+        `store_time_of` returns the store timestamp (ms) of a unit's message. Raises the errors of `read`.
         """
         low, high = self.min_offset, self.max_offset
         while low < high:
@@ -123,22 +132,24 @@ class ConsumeQueue:
     def __str__(self) -> str:
         return f"queue {self.queue_id} of {self.topic}"
 
-    # -- for the writer's thread ------------------------------------------------------------------------
+    # -- for the writer's thread -------------------------------------------------------------------------
 
     def append(self, offset: int, units: bytes) -> None:
-        """Append units, the first of which belongs at `offset`. Equal ones that are there already are passed.
+        """Append units, the first of which has the queue offset `offset`. Existing units that are equal are
+        skipped.
 
-        StoredDataDamaged with QUEUE_ORDER for a gap, with UNIT_DAMAGED for others than are there.
+        Raises StoredDataDamaged: QUEUE_ORDER if there would be a gap, UNIT_DAMAGED if existing units differ.
         """
         known = self.max_offset - offset
         if known < 0:
             raise StoredDataDamaged(
-                Status.QUEUE_ORDER, f"{self}: a unit for offset {offset}, the next one is {self.max_offset}"
+                Status.QUEUE_ORDER,
+                f"{self}: the next unit is for offset {offset}, expected {self.max_offset}",
             )
         if known:
             count = min(known, len(units) // UNIT_SIZE)
             if offset < self.min_offset or self._stored(offset, count) != units[: count * UNIT_SIZE]:
-                raise self._damaged(f"other units than there are, from offset {offset} on")
+                raise self._damaged(f"the existing units starting at offset {offset} differ")
             units = units[count * UNIT_SIZE :]
         at = self.max_offset
         while units:
@@ -150,12 +161,15 @@ class ConsumeQueue:
         self.max_offset = at
 
     def begin_at(self, offset: int) -> None:
-        """Let an empty queue, of which there are no files, begin here."""
+        """Set the first offset of an empty queue that has no files."""
         assert not self._crcs, f"{self} has files"
         self.min_offset = self.max_offset = offset
 
-    def go_on_behind(self, path: Path, offset: int) -> None:
-        """Let an empty queue begin here, in this file if it is as those of this queue are."""
+    def continue_after(self, path: Path, offset: int) -> None:
+        """Set the first offset of an empty queue.
+
+        If an existing file has the right path and size, append to it.
+        """
         self.begin_at(offset)
         number = (offset - 1) // self._units_per_file
         if path == self._path(number) and self._files.size(path) == self._file_size:
@@ -163,19 +177,22 @@ class ConsumeQueue:
             self._crcs = [crc32(self._files.read(path, end, 0))]
             self._files.cut(path, end)
 
-    def begin_again(self, offset: int) -> None:
-        """Let the queue, whose files were removed, begin here."""
+    def restart_at(self, offset: int) -> None:
+        """Set the first offset of a queue whose files were removed."""
         self._crcs.clear()
         self._retired = None
         self.begin_at(offset)
 
     def raise_floor(self) -> list[Path]:
-        """Let nothing be readable of what there is. Returns the files that are not needed any more."""
+        """Make all units unreadable. Returns the files that are no longer needed."""
         self.floor = self.max_offset
         return self._raise_minimum(self.max_offset)
 
     def purge_below(self, physical_offset: int) -> list[Path]:
-        """Raise min_offset to the first message at this physical offset or later; as `raise_floor`."""
+        """Raise min_offset to the first message at or after this physical offset.
+
+        Returns the files that are no longer needed.
+        """
         offsets = range(self.min_offset, self.max_offset)
         if not offsets or self._physical_offset(offsets[0]) >= physical_offset:
             return []
@@ -183,8 +200,11 @@ class ConsumeQueue:
         return self._raise_minimum(self.min_offset + kept)
 
     def retire(self) -> list[Path]:
-        """A queue in which nothing can be read needs no file. Returns those that may go when a checkpoint of
-        its `state` is durable; if a message comes earlier, the queue goes on in the last of them."""
+        """Release the files of a queue that has no readable units.
+
+        Returns the files to remove once a checkpoint with the queue's `state` is durable. A message that
+        arrives earlier is appended to the last of these files.
+        """
         if self.min_offset < self.max_offset or not self._crcs or self._is_kept:
             return []
         paths, first = self.paths(), self._first_file
@@ -200,34 +220,36 @@ class ConsumeQueue:
         )
 
     def restore(self, state: QueueState) -> None:
-        """Become what a checkpoint says, cut what is beyond. Disagreement if the files are not like that."""
+        """Restore the state of a checkpoint and remove later units. Raises CheckpointMismatch."""
         self.min_offset, self.max_offset, self.floor = state.min_offset, state.max_offset, state.floor
         self._crcs = list(state.crcs)
         if not 0 <= self.min_offset <= self.max_offset or not 0 <= self.floor <= self.max_offset:
-            raise Disagreement(f"{self}: offsets {self.min_offset} to {self.max_offset}, floor {self.floor}")
+            raise CheckpointMismatch(
+                f"{self}: inconsistent offsets: {self.min_offset} to {self.max_offset}, floor {self.floor}"
+            )
         first = self._first_file
         empty = self.min_offset == self.max_offset and not self._crcs
         if not empty and (first < 0 or first * self._units_per_file > self.min_offset):
-            raise Disagreement(
-                f"{self}: {len(self._crcs)} files cannot hold the units from {self.min_offset}"
+            raise CheckpointMismatch(
+                f"{self}: {len(self._crcs)} files cannot contain all units starting at {self.min_offset}"
             )
         for number, crc in enumerate(self._crcs, first):
             path = self._path(number)
             end = min((self.max_offset - number * self._units_per_file) * UNIT_SIZE, self._file_size)
             size = self._files.size(path)
             if size != self._file_size:
-                raise Disagreement(f"{path} has {size} bytes, not {self._file_size}")
+                raise CheckpointMismatch(f"{path} is {size} bytes long, expected {self._file_size}")
             if crc32(self._files.read(path, end, 0)) != crc:
-                raise Disagreement(f"{path}: its first {end} bytes do not sum to {crc:#010x}")
+                raise CheckpointMismatch(f"{path}: the first {end} bytes do not match CRC {crc:#010x}")
             if end < self._file_size:
                 self._files.cut(path, end)
 
     def paths(self) -> list[Path]:
-        """Of the files that are kept."""
+        """Return the paths of the files that are kept."""
         first = self._first_file
         return [self._path(number) for number in range(first, first + len(self._crcs))]
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
 
     @property
     def _first_file(self) -> int:
@@ -235,7 +257,7 @@ class ConsumeQueue:
 
     def _path(self, number: int) -> Path:
         known, path = self._last_path
-        if known != number:  # making paths, and comparing others than itself, is dearer than a small write
+        if known != number:  # cached, because building a path costs more than a small write
             path = self._directory / f"{number * self._file_size:020d}"
             self._last_path = number, path
         return path
@@ -251,8 +273,11 @@ class ConsumeQueue:
         self._crcs[-1] = crc32(data, self._crcs[-1])
 
     def _begin_file(self, number: int, within: int, path: Path) -> int:
-        """The CRC32 of what is before the first unit: zeros, or what a retired file has. That one is not made
-        anew: the durable checkpoint may name it still."""
+        """Return the CRC32 of the bytes before the first unit, which are zeros or the contents of a retired
+        file.
+
+        A retired file is not recreated, because the durable checkpoint may still refer to it.
+        """
         retired, self._retired = self._retired, None
         if within and retired is not None and retired[0] == number and self._files.take_back(path):
             return retired[1]
@@ -263,13 +288,13 @@ class ConsumeQueue:
         parts = []
         while count > 0:
             number, within = divmod(offset, self._units_per_file)
-            here = min(count, self._units_per_file - within)
-            part = self._files.read(self._path(number), here * UNIT_SIZE, within * UNIT_SIZE)
-            if len(part) != here * UNIT_SIZE:
+            part_count = min(count, self._units_per_file - within)
+            part = self._files.read(self._path(number), part_count * UNIT_SIZE, within * UNIT_SIZE)
+            if len(part) != part_count * UNIT_SIZE:
                 raise self._damaged(f"the file with offset {offset} is too short")
             parts.append(part)
-            offset += here
-            count -= here
+            offset += part_count
+            count -= part_count
         return b"".join(parts)
 
     def _physical_offset(self, offset: int) -> int:
@@ -293,7 +318,8 @@ class ConsumeQueue:
     def _check_minimum(self, offset: int) -> None:
         if offset < self.min_offset:
             raise ReadFailed(
-                Status.OFFSET_BELOW_MINIMUM, f"{self} begins at {self.min_offset}, not at {offset}"
+                Status.OFFSET_BELOW_MINIMUM,
+                f"offset {offset} is before the start of {self} at {self.min_offset}",
             )
 
     def _damaged(self, problem: str) -> StoredDataDamaged:
@@ -301,14 +327,14 @@ class ConsumeQueue:
 
 
 def _are_in_order(units: list[ConsumeQueueUnit]) -> bool:
-    """Whether all can be units of messages that follow each other in the log. Every pull comes by here."""
+    """True if the units may belong to consecutive messages of the log. Called by every pull."""
     offsets, sizes, _ = zip(*units, strict=True)
     if offsets[0] < 0 or min(sizes) <= 0:
         return False
     if max(sizes) < FILLER_SIZE:
         return all(map(lt, offsets, offsets[1:]))
-    # A filler is where the message after it is (`dispatching`).
+    # A filler has the physical offset of the next message (`dispatching`).
     return all(
-        one[0] < after[0] or (one[0] == after[0] and one.size == FILLER_SIZE)
-        for one, after in pairwise(units)
+        unit[0] < after[0] or (unit[0] == after[0] and unit.size == FILLER_SIZE)
+        for unit, after in pairwise(units)
     )

@@ -1,7 +1,7 @@
-"""The Dispatcher (RocketMQ's reput): makes ConsumeQueues, index and metadata of committed entries.
+"""The Dispatcher (RocketMQ's reput) derives ConsumeQueues, index and metadata from committed entries.
 
-It is the state machine of the node: everything that is not said to be for any thread is called on the
-machine's thread. What it makes is durable as far as its checkpoint says, and made again from the log beyond.
+It is the state machine of the node. Methods run on the machine's thread unless documented otherwise. The
+files are durable up to the checkpoint; later data is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 import structlog
 
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE
-from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.log.protocol import RecordFormat
 from broker_adapter.store.applied import NOTHING
-from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
-from broker_adapter.store.checkpointer import Checkpointer
-from broker_adapter.store.consume_queue import Disagreement
-from broker_adapter.store.consume_queues import ConsumeQueues
-from broker_adapter.store.dispatching import Delivery, Dispatching, SetAside
-from broker_adapter.store.index_files import IndexFiles
+from broker_adapter.store.checkpoint import (
+    DerivedCheckpoint,
+    DerivedImage,
+    decode_image,
+    encode_image,
+    read_checkpoint,
+    remove_checkpoint,
+    write_checkpoint,
+)
+from broker_adapter.store.consume_queue import CheckpointMismatch
+from broker_adapter.store.consume_queues import ConsumeQueues, Incarnation, QueuesSnapshot
+from broker_adapter.store.dispatching import BatchDispatch, Delivery, SetAside
+from broker_adapter.store.index_files import IndexFiles, IndexSnapshot
 from broker_adapter.store.job_queue import JobQueue, ThreadJobQueue
+from broker_adapter.wire.consume_queue_unit import UNITS_PER_FILE
+from broker_adapter.wire.index_layout import IndexShape
 from dledger import Applied, AppliedEntry, ImageRefused
-from dledger.platform import Disk, OsDisk, make_directories
+from dledger.infra.files.disk import Disk, OsDisk, make_directories
 
 _log = structlog.get_logger(part="reput")
 
@@ -39,49 +46,56 @@ Arrivals = list[tuple[str, int, int]]
 
 
 class Metadata(Protocol):
-    """Topics, groups and offsets: `broker_adapter.metadata`."""
+    """Interface of the topics, groups and offsets (`broker_adapter.metadata`)."""
 
     def apply(self, index: int, body: bytes) -> None:
-        """Take the command that a record of the metadata topic holds. An exception sets the entry aside."""
+        """Apply the command in a record of the metadata topic.
+
+        If this method raises an error, the entry is set aside, except for OSError, MemoryError and
+        StorageError, which are problems of this node.
+        """
 
     def save(self) -> bytes: ...
 
     def load(self, data: bytes) -> None:
-        """Forget everything and take over what `save` gave; b"": the empty state."""
+        """Replace the state with a result of `save`. b"" means the empty state."""
 
     def checkpoint(self) -> bytes:
-        """As `save`, but for this node: what files of its own have need not be in it."""
+        """Encode the state for a checkpoint of this node, without the contents of the state's own files."""
 
     def sync(self) -> None:
-        """What the newest `checkpoint` leaves to its files is durable there on return. On any thread."""
+        """Sync the files to which the newest `checkpoint` refers. May be called on any thread."""
 
     def checkpointed(self) -> None:
-        """The newest `checkpoint` is durable, those before it are not needed any more. On any thread."""
+        """Record that the newest `checkpoint` is durable, which makes earlier ones obsolete.
+
+        May be called on any thread.
+        """
 
     def restore(self, data: bytes) -> None:
-        """Take over what `checkpoint` gave, with what the files had then. Any exception: `load` follows."""
+        """Restore a result of `checkpoint` and its files. After an exception, the caller must call `load`."""
 
     def close(self) -> None: ...
 
 
 def _no_delivery(index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
-    """For those who keep no such state."""
+    """Ignore delivery commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Sizes and limits. Files of other shapes than before are made again."""
+    """Sizes and limits. Files with other sizes are rebuilt."""
 
     units_per_file: int = UNITS_PER_FILE
     index_shape: IndexShape = ROCKETMQ_SHAPE
     max_open_files: int = 256
-    index_backlog: int = 50_000  # messages with keys that the index may lag behind
+    index_backlog: int = 50_000  # maximum lag of the index, in messages with keys
     checkpoint_interval_s: float = 5.0
-    checkpoint_bytes: int = 256 << 20  # of the log: a checkpoint comes earlier after so many
+    checkpoint_bytes: int = 256 << 20  # log growth that makes a checkpoint due
 
 
-class DispatchFigures(NamedTuple):
-    """For metrics. `index_pending`: messages that the index lags behind."""
+class DispatchMetrics(NamedTuple):
+    """Metrics of the dispatcher. `index_pending`: number of messages by which the index lags."""
 
     dispatched: Applied
     checkpoint: Applied
@@ -101,17 +115,22 @@ class Dispatcher:
         log: RecordFormat,
         delivery: Delivery = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
+        on_incarnation: Callable[[str, int], None] = lambda topic, queue_id: None,
         options: StoreOptions | None = None,
         disk: Disk | None = None,
         clock: Callable[[], float] = monotonic,
         job_queue: Callable[[str, int], JobQueue] = ThreadJobQueue,
     ) -> None:
-        """`durable_index`: of the local log; asked on any thread. `log`: how it stores records. `on_arrival`:
-        called once for each `apply` that brought messages, when they can be read, with (topic, queue id,
-        max_offset). `delivery`: called with (index, store timestamp, body, position of the entry, size of
-        its body) of each command of delivery, whose effects are part of what `metadata` saves. `clock`:
-        seconds.
+        """Create a dispatcher for the derived files in `root`.
+
+        `durable_index` returns the durable index of the local log, on any thread. `log` describes its record
+        format. `on_arrival` is called once per `apply` that added messages, after they are readable, with
+        (topic, queue id, max_offset). `delivery` is called with (index, store timestamp, body, position of
+        the entry, size of its body) for each delivery command; `metadata` saves its effects. `clock` returns
+        seconds. `on_incarnation` is called on the machine's thread with (topic, queue id) when a queue of a
+        classic log restarts at offset 0; `metadata` saves its effects.
         """
+        self._on_incarnation = on_incarnation
         self._root = root
         self._metadata = metadata
         self._on_arrival = on_arrival
@@ -138,32 +157,47 @@ class Dispatcher:
             durable_index=durable_index,
             metadata=metadata,
         )
-        self._lock = RLock()  # of the writer: `purge_below` may come from another thread
-        self._dispatching = Dispatching(
-            self.queues, self.index, self._index_jobs, metadata.apply, delivery, log
+        self._lock = RLock()  # serializes the writer and `purge_below` of another thread
+        self._dispatching = BatchDispatch(
+            self.queues,
+            self.index,
+            self._index_jobs,
+            metadata.apply,
+            delivery,
+            log,
+            self._before_incarnation,
         )
-        self._applied: Applied | None = None  # None: what there is is not that of any entry
+        self._applied: Applied | None = None  # None: the state does not correspond to an entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()
         self._checkpoint_pos = 0
-        #: The state was changed beside the log: it is in no checkpoint, or in that of this number.
-        self._is_adopted = False
+        # `_adopted_count`: number of state changes outside the log. `_adopted_in`: number of the newest
+        # started checkpoint, and of the changes that it includes. `_adopted_before`: number of changes in the
+        # previous one.
         self._adopted_count = 0
+        self._adopted_in = (0, 0)
+        self._adopted_before = 0
 
-    # -- from any thread --------------------------------------------------------------------------------
+    # -- from any thread ---------------------------------------------------------------------------------
 
     @property
     def dispatched(self) -> Applied:
-        """The last entry that readers see the effects of."""
+        """The last entry whose effects are visible to readers."""
         return self._dispatched
 
     @property
-    def is_durable(self) -> bool:
-        """Whether what was changed beside the log is in a checkpoint."""
-        return not self._is_adopted and self._checkpointer.count >= self._adopted_count
+    def adopted_count(self) -> int:
+        """Number of state changes outside the log so far."""
+        return self._adopted_count
 
-    def figures(self) -> DispatchFigures:
-        return DispatchFigures(
+    @property
+    def durable_adopted_count(self) -> int:
+        """Number of state changes outside the log that a durable checkpoint includes."""
+        number, count = self._adopted_in
+        return count if self._checkpointer.count >= number else self._adopted_before
+
+    def figures(self) -> DispatchMetrics:
+        return DispatchMetrics(
             self._dispatched,
             self._checkpointer.written,
             self._index_jobs.pending,
@@ -172,10 +206,19 @@ class Dispatcher:
             self._dispatching.set_aside,
         )
 
-    def purge_below(self, physical_offset: int) -> None:
-        """Let go of what lies before this byte of the log. Files go with a later checkpoint.
+    def wait_index(self, timeout_s: float) -> bool:
+        """Wait until the index includes everything that has been dispatched so far.
 
-        Waits for a batch that is being dispatched, and for the index if that lags: not for an event loop.
+        Return False after `timeout_s`.
+        """
+        is_done = Event()
+        self._index_jobs.submit(is_done.set)
+        return is_done.wait(timeout_s)
+
+    def purge_below(self, physical_offset: int) -> None:
+        """Drop derived data of the log before this position. A later checkpoint removes the files.
+
+        Do not call this on an event loop, because it waits for a running batch and for a lagging index.
         """
         with self._lock:
             changed = self.queues.purge_below(physical_offset)
@@ -184,45 +227,68 @@ class Dispatcher:
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()
 
+    def settle(self) -> None:
+        """Write a checkpoint of changes made outside the log, if the log is durable up to the last applied
+        entry. Blocks.
+        """
+        with self._lock:
+            self._checkpointer.advance()
+            self._checkpointer.drain()
+            has_adopted = self._adopted_count > self.durable_adopted_count
+            if self._applied is not None and has_adopted and not self._checkpointer.is_busy:
+                self._begin_checkpoint(self._applied)
+                self._checkpointer.advance()
+                self._checkpointer.drain()
+
     def tend(self) -> None:
-        """Make the checkpoint that is due, though nothing is applied any more: needless files wait for it. To
-        be called now and then; waits as `purge_below`."""
+        """Write a due checkpoint even without new entries, so that unneeded files are removed. Call
+        periodically.
+
+        Waits as `purge_below` does.
+        """
         with self._lock:
             applied = self._applied
             if applied is not None and not self._checkpointer.is_busy:
                 is_behind = applied != self._checkpointer.written or self.queues.has_needless_files
-                if (is_behind or self._is_adopted) and self._is_checkpoint_due(applied):
+                has_adopted = self._adopted_count > self.durable_adopted_count
+                if (is_behind or has_adopted) and self._is_checkpoint_due(applied):
                     self._begin_checkpoint(applied)
             self._checkpointer.advance()
 
     def adopted(self) -> None:
-        """The state was changed beside the log, which tells nothing of that: a checkpoint is due. On the
-        machine's thread."""
-        self._is_adopted = True
+        """Record a state change outside the log, which makes a checkpoint due.
 
-    # -- the state machine ------------------------------------------------------------------------------
+        Call on the machine's thread.
+        """
+        self._adopted_count += 1
+
+    # -- the state machine -------------------------------------------------------------------------------
 
     def recover(self) -> Applied | None:
-        """How far the files on disk reach, after cutting them to that. None: not to be believed, or empty.
+        """Restore the files to the state of their checkpoint, and return its position.
 
-        Whatever disagrees with the checkpoint, everything is made again: `load` has to follow.
+        Returns None if there is no checkpoint or the files do not match it. The caller must then rebuild the
+        files with `load`.
         """
         with self._lock:
             try:
                 make_directories(self._disk, self._root)
                 checkpoint = read_checkpoint(self._disk, self._root)
                 if checkpoint is None:
-                    _log.info("no checkpoint of derived files: they are made of the log")
+                    _log.info("no checkpoint of derived files: rebuilding them from the log")
                     return None
                 shapes = (self._options.units_per_file, self._options.index_shape)
                 if (checkpoint.units_per_file, checkpoint.index_shape) != shapes:
-                    raise Disagreement(f"files of another shape: {checkpoint.units_per_file} units a file")
-                self.queues.restore(checkpoint.queues, checkpoint.misplaced)
+                    raise CheckpointMismatch(
+                        f"the derived files were written with other sizes: {checkpoint.units_per_file} "
+                        "units per file"
+                    )
+                self.queues.restore(checkpoint.queues, checkpoint.misplaced, checkpoint.incarnations)
                 self.index.restore(checkpoint.index_files)
                 self._metadata.restore(checkpoint.metadata)
             except Exception as error:
-                # Whatever it is that cannot be read, the log has it all.
-                _log.error("derived files are not believed and made again from the log", reason=str(error))
+                # Any unreadable file can be rebuilt from the log.
+                _log.error("derived files are invalid: rebuilding them from the log", reason=str(error))
                 self.queues.forget()
                 self.index.forget()
                 return None
@@ -232,23 +298,33 @@ class Dispatcher:
             return checkpoint.applied
 
     def load(self, chunks: Iterable[bytes]) -> None:
-        """Begin again, from a state image or from nothing. ImageRefused; another image has to follow."""
+        """Restart from a state image, or from the empty state.
+
+        Raises ImageRefused if the image is invalid. The caller must then load another image.
+        """
         self._load(b"".join(chunks), ())
 
-    def begin_anew(self, physical_offset: int) -> None:
-        """Begin again from nothing, where the log begins. Queues whose messages are no more in the log go on
-        where they were: their files stay until a checkpoint says as much."""
+    def rebuild_from(self, physical_offset: int) -> None:
+        """Restart from the empty state at the start of the log.
+
+        Queues whose messages are purged from the log keep their offsets; their files remain until the next
+        checkpoint.
+        """
         with self._lock:
-            ends = self.queues.left_ends(physical_offset)
+            ends = self.queues.existing_ends(physical_offset)
             self._load(b"", ends)
-            self._dispatching.go_on_behind(ends)
+            self._dispatching.continue_after(ends)
+
+    def hide_earlier(self, incarnations: Iterable[Incarnation]) -> None:
+        """Skip messages of earlier incarnations. Call after `rebuild_from`, on the machine's thread."""
+        self._dispatching.hide_earlier(incarnations)
 
     def _load(self, data: bytes, kept: Collection[Path]) -> None:
         with self._lock:
             self._applied = None
             make_directories(self._disk, self._root)
             try:
-                image = decode_image(data) if data else Image([], b"", [])
+                image = decode_image(data) if data else DerivedImage([], b"", [])
                 self._metadata.load(image.metadata)
             except StoredDataDamaged as error:
                 raise ImageRefused(str(error)) from error
@@ -259,19 +335,19 @@ class Dispatcher:
             self._dispatched = NOTHING
 
     def replay(self, entries: Sequence[AppliedEntry]) -> None:
-        """Entries that the loaded image covers and the log still has: queues and index are made of them."""
+        """Rebuild queues and index from entries whose effects the loaded image already includes."""
         if entries:
             with self._lock:
                 self._dispatching.replay(entries)
                 self._dispatched = self._dispatching.reached
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
-        """Dispatch committed entries. What fails is the disk, never what the entries hold."""
+        """Dispatch committed entries. Raises only for disk errors, never because of an entry's contents."""
         if not entries:
             return
         with self._lock:
             self._dispatching.end_replay()
-            self._applied = None  # should it fail half-way, there is no state that a checkpoint could name
+            self._applied = None  # after a partial failure no checkpoint describes the state
             arrived = self._dispatching.apply(entries)
             self._applied = self._dispatched = self._dispatching.reached
             if not self._checkpointer.is_busy and self._is_checkpoint_due(self._applied):
@@ -281,23 +357,26 @@ class Dispatcher:
             self._on_arrival([(queue.topic, queue.queue_id, queue.max_offset) for queue in arrived])
 
     def begin_queue(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Let the next message of a new queue get this offset: for the metadata, in its `apply`. False: there
-        were messages in it."""
+        """Set the first offset of a new queue.
+
+        Return False if it ends at another offset. Called by the `apply` method of the metadata.
+        """
         return self._dispatching.begin_queue(topic, queue_id, offset)
 
     def save(self) -> Iterable[bytes]:
         with self._lock:
             self._dispatching.end_replay()
             queues = self.queues
-            image = Image(queues.positions(), self._metadata.save(), list(queues.misplaced))
+            image = DerivedImage(queues.positions(), self._metadata.save(), list(queues.misplaced))
             return [encode_image(image)]
 
     def close(self) -> None:
-        """Make a last checkpoint, if the log is durable so far, and let go of all files."""
+        """Write a last checkpoint if the log is durable up to the applied entry, and close all files."""
         with self._lock:
             self._checkpointer.advance()
             self._checkpointer.drain()
-            is_behind = self._is_adopted or self._applied != self._checkpointer.written
+            has_adopted = self._adopted_count > self.durable_adopted_count
+            is_behind = has_adopted or self._applied != self._checkpointer.written
             if self._applied is not None and is_behind and not self._checkpointer.is_busy:
                 self._begin_checkpoint(self._applied, settle=True)
                 self._checkpointer.advance()
@@ -308,7 +387,15 @@ class Dispatcher:
             self.index.close()
             self._metadata.close()
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
+
+    def _before_incarnation(self, topic: str, queue_id: int) -> None:
+        """Discard the checkpoint, because the new incarnation reuses the names of files that it describes.
+
+        After a crash before the next checkpoint, the files are rebuilt from the log.
+        """
+        self._checkpointer.discard()
+        self._on_incarnation(topic, queue_id)
 
     def _is_checkpoint_due(self, applied: Applied) -> bool:
         return (
@@ -319,6 +406,124 @@ class Dispatcher:
     def _begin_checkpoint(self, applied: Applied, *, settle: bool = False) -> None:
         self._checkpoint_time = self._clock()
         self._checkpoint_pos = applied.end_pos
-        if self._is_adopted:
-            self._is_adopted, self._adopted_count = False, self._checkpointer.count + 1
+        self._adopted_before = self.durable_adopted_count
+        self._adopted_in = self._checkpointer.count + 1, self._adopted_count
         self._checkpointer.begin(applied, self._metadata.checkpoint(), settle=settle)
+
+
+# Checkpoints: a snapshot between two batches, written while dispatching continues.
+#
+# A snapshot waits until the log is durable up to its position. Then the files are synced, the checkpoint is
+# replaced, and finally the files that it does not refer to are removed.
+
+
+@dataclass(slots=True)
+class _PendingCheckpoint:
+    applied: Applied
+    queues: QueuesSnapshot
+    metadata: bytes
+    index: IndexSnapshot | None = None
+    is_submitted: bool = False
+
+
+class OwnFiles(Protocol):
+    """The metadata's own files, to which a checkpoint refers (see `Metadata`)."""
+
+    def sync(self) -> None: ...
+
+    def checkpointed(self) -> None: ...
+
+
+class Checkpointer:
+    """Writes checkpoints. Called by one thread at a time. The job queues raise write errors."""
+
+    def __init__(
+        self,
+        root: Path,
+        disk: Disk,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        *,
+        index_jobs: JobQueue,
+        sync_jobs: JobQueue,
+        durable_index: Callable[[], int],
+        metadata: OwnFiles,
+    ) -> None:
+        self._root = root
+        self._disk = disk
+        self._queues = queues
+        self._index = index
+        self._index_jobs = index_jobs
+        self._sync_jobs = sync_jobs
+        self._durable_index = durable_index
+        self._metadata = metadata
+        self._pending: _PendingCheckpoint | None = None
+        self.written = NOTHING
+        # Number of checkpoints written.
+        self.count = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True from the snapshot of a checkpoint until it is written. There is never more than one."""
+        return self._pending is not None
+
+    def begin(self, applied: Applied, metadata: bytes, *, settle: bool = False) -> None:
+        """Take a snapshot of the state at `applied`. For `settle`, see `IndexFiles.snapshot`."""
+        assert self._pending is None
+        pending = self._pending = _PendingCheckpoint(applied, self._queues.snapshot(), metadata)
+
+        def take_index() -> None:  # runs after the jobs submitted so far, so at the same log position
+            pending.index = self._index.snapshot(settle=settle)
+
+        self._index_jobs.submit(take_index)
+
+    def advance(self) -> None:
+        """Start writing the snapshot if there is one and the log is durable up to its position."""
+        pending = self._pending
+        if pending is None or pending.is_submitted or self._durable_index() < pending.applied.index:
+            return
+        pending.is_submitted = True
+        self._index_jobs.submit(partial(self._sync_jobs.submit, partial(self._write, pending)))
+
+    def drain(self) -> None:
+        """Wait for the running jobs."""
+        self._index_jobs.drain()
+        self._sync_jobs.drain()
+
+    def restored(self, applied: Applied) -> None:
+        self.written = applied
+
+    def discard(self) -> None:
+        """Remove the checkpoint durably, and drop a snapshot that is not being written yet."""
+        self.drain()
+        self._pending = None
+        self.written = NOTHING
+        remove_checkpoint(self._disk, self._root)
+
+    def _write(self, pending: _PendingCheckpoint) -> None:
+        """Write a checkpoint. Runs on the sync job queue."""
+        queues, index = pending.queues, pending.index
+        assert index is not None
+        queues.changes.sync(self._disk)
+        index.changes.sync(self._disk)
+        self._metadata.sync()
+        write_checkpoint(
+            self._disk,
+            self._root,
+            DerivedCheckpoint(
+                pending.applied,
+                self._queues.units_per_file,
+                self._index.shape,
+                queues.states,
+                index.states,
+                pending.metadata,
+                queues.misplaced,
+                queues.incarnations,
+            ),
+        )
+        self._metadata.checkpointed()
+        self._queues.remove(queues.doomed)
+        self._index.remove(index.doomed)
+        self.written = pending.applied
+        self.count += 1
+        self._pending = None

@@ -1,7 +1,7 @@
-"""One IndexFile (`broker_adapter.format.index_layout`): one thread appends items, any follows chains.
+"""One IndexFile (`broker_adapter.wire.index_layout`). One thread appends items; any thread may search.
 
-Items are in the file as soon as they count. Its slots are kept in memory while it is the newest file, and
-written when it is full or closed: they follow from the items, and are made of them again after a crash.
+An item is written to the file before readers can find it. The slots of the newest file are held in memory and
+written when the file is full or closed; after a crash they are rebuilt from the items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.format.index_layout import (
+from broker_adapter.store.consume_queue import CheckpointMismatch
+from broker_adapter.store.open_files import OpenFiles
+from broker_adapter.wire.index_layout import (
     HEADER_SIZE,
     ITEM_SIZE,
     MAX_SECONDS,
@@ -30,11 +32,9 @@ from broker_adapter.format.index_layout import (
     link,
     may_be_stored_within,
 )
-from broker_adapter.format.key_hashes import Int64s
-from broker_adapter.store.consume_queue import Disagreement
-from broker_adapter.store.open_files import OpenFiles
+from broker_adapter.wire.key_hashes import Int64s
 
-#: An item, as numpy reads it.
+#: numpy layout of an item.
 ITEMS = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK_ITEMS = 1 << 18
 
@@ -42,7 +42,10 @@ Slots = npt.NDArray[np.int32]
 
 
 class IndexState(NamedTuple):
-    """What a checkpoint says of a file. `head_crc`: of header and slots, None while these are in memory."""
+    """State of a file in a checkpoint.
+
+    `head_crc`: CRC32 of header and slots, or None while they are in memory.
+    """
 
     name: str
     header: IndexHeader
@@ -51,7 +54,7 @@ class IndexState(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of messages, in the order of the log: parallel arrays."""
+    """Keys of messages in log order, as parallel arrays."""
 
     hashes: Int64s
     offsets: Int64s  # physical
@@ -63,14 +66,14 @@ class Keys(NamedTuple):
 
 class IndexFile:
     def __init__(self, path: Path, files: OpenFiles, shape: IndexShape) -> None:
-        """An empty one, of which nothing is on the disk before `create`, or one to `restore`."""
+        """Create an empty file object; call `create` or `restore` next."""
         self.path = path
         self._files = files
         self._shape = shape
         self._header = IndexHeader()
         self._items_crc = 0
         self._head_crc: int | None = None
-        self._slots: Slots | None = np.zeros(shape.slots, dtype=np.int32)  # None: they are in the file
+        self._slots: Slots | None = np.zeros(shape.slots, dtype=np.int32)  # None: the slots are in the file
         self._lock = Lock()  # header and slots change together
 
     @property
@@ -79,14 +82,14 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """Items that can still be added."""
+        """Number of items that can still be added."""
         return self._shape.items - self._header.next_item
 
     def create(self) -> None:
         self._files.create(self.path, self._shape.file_size)
 
     def add(self, keys: Keys) -> None:
-        """Add an item for each key; `room` for all of them is needed."""
+        """Add an item for each key. There must be at most `room` keys."""
         count = len(keys.hashes)
         assert 0 < count <= self.room and self._slots is not None, (count, self.room)
         header = self._header
@@ -114,9 +117,9 @@ class IndexFile:
             )
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of messages that may have this key and time, the newest first, from any thread.
+        """Yield physical offsets of messages that may have this key and time, newest first.
 
-        FileNotFoundError if the file was purged meanwhile.
+        Call from any thread. Raises FileNotFoundError if the file was purged in the meantime.
         """
         slot = self._shape.slot_of(key_hash)
         with self._lock:
@@ -133,20 +136,20 @@ class IndexFile:
             ):
                 yield item.physical_offset
             if item.seconds < MAX_SECONDS and header.begin_timestamp + item.seconds * 1000 + 999 < begin_ms:
-                return  # stamps never fall along the log: the others are older still
+                return  # all remaining items are older, because timestamps never decrease along the log
             number = link(item.previous, number)
 
     def write_header(self) -> None:
         self._files.write(self.path, encode_header(self._header), 0)
 
     def write_slots(self) -> None:
-        """Header and slots as RocketMQ's tools want to find them."""
+        """Write header and slots in the form that RocketMQ's tools expect."""
         assert self._slots is not None
         self.write_header()
         self._files.write(self.path, self._slots.astype(">i4").tobytes(), HEADER_SIZE)
 
     def seal(self) -> None:
-        """Nothing will be added any more."""
+        """Complete the file. No items can be added afterwards."""
         assert self._slots is not None
         self.write_slots()
         crc = crc32(encode_header(self._header))
@@ -158,51 +161,61 @@ class IndexFile:
         return IndexState(self.path.name, self._header, self._items_crc, self._head_crc)
 
     def restore(self, state: IndexState) -> None:
-        """Become what a checkpoint says, cut what is beyond. Disagreement if the file is not like that."""
+        """Restore a checkpoint and remove later items.
+
+        Raises CheckpointMismatch if the file does not match.
+        """
         self._header, self._items_crc, self._head_crc = state.header, state.items_crc, state.head_crc
         if not 1 <= self._header.next_item <= self._shape.items:
-            raise Disagreement(f"{self.path}: next item {self._header.next_item}")
+            raise CheckpointMismatch(
+                f"{self.path}: invalid number of the next item: {self._header.next_item}"
+            )
         size = self._files.size(self.path)
         if size != self._shape.file_size:
-            raise Disagreement(f"{self.path} has {size} bytes, not {self._shape.file_size}")
+            raise CheckpointMismatch(f"{self.path} is {size} bytes long, expected {self._shape.file_size}")
         if self._head_crc is not None:
             self._slots = None
             head = self._files.read(self.path, HEADER_SIZE + self._shape.slots * SLOT_SIZE, 0)
             if crc32(head) != self._head_crc or head[:HEADER_SIZE] != encode_header(self._header):
-                raise Disagreement(f"{self.path}: header and slots do not sum to {self._head_crc:#010x}")
+                raise CheckpointMismatch(
+                    f"{self.path}: header and slots do not match CRC {self._head_crc:#010x}"
+                )
         if self._read_items() != self._items_crc:
-            raise Disagreement(f"{self.path}: its items do not sum to {self._items_crc:#010x}")
+            raise CheckpointMismatch(f"{self.path}: the items do not match CRC {self._items_crc:#010x}")
         if self._slots is not None and self.room:
             self._files.cut(self.path, self._shape.item_position(self._header.next_item))
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
 
     def _item(self, number: int) -> IndexItem:
         return decode_item(self._files.read(self.path, ITEM_SIZE, self._shape.item_position(number)))
 
     def _read_items(self) -> int:
-        """The sum of all items; the slots are made of them, if they are in memory."""
+        """Return the checksum of all items. If the slots are in memory, rebuild them."""
         crc = 0
         for first in range(1, self._header.next_item, _CHUNK_ITEMS):
             count = min(_CHUNK_ITEMS, self._header.next_item - first)
             data = self._files.read(self.path, count * ITEM_SIZE, self._shape.item_position(first))
             if len(data) != count * ITEM_SIZE:
-                raise Disagreement(f"{self.path} is too short")
+                raise CheckpointMismatch(f"{self.path} is too short")
             crc = crc32(data, crc)
             if self._slots is not None:
                 slots = np.frombuffer(data, dtype=ITEMS)["hash"].astype(np.int64) % self._shape.slots
-                # Of items in one slot the last one stays.
+                # The last item of a slot wins.
                 self._slots[slots] = np.arange(first, first + count, dtype=np.int32)
         return crc
 
 
 def _chained(slots: Int64s, newest: Slots, first: int) -> tuple[Int64s, tuple[Int64s, Int64s], int]:
-    """For new items in these slots, numbered from `first`: what is `previous` to each, what the slots then
-    lead to (slots, numbers), and how many of these were empty. `newest` is what the slots lead to now."""
+    """Link new items, numbered from `first`, into the chains of their slots.
+
+    `newest` contains the current head of each slot. Returns the `previous` field of each item, the new heads
+    as (slots, numbers), and the number of slots that were empty.
+    """
     previous = newest[slots].astype(np.int64)
     order = np.argsort(slots, kind="stable")
     grouped = slots[order]
-    follows = grouped[1:] == grouped[:-1]  # the one before is in the same slot
+    follows = grouped[1:] == grouped[:-1]  # True if the previous item is in the same slot
     previous[order[1:][follows]] = first + order[:-1][follows]
     last = np.append(~follows, True)
     opened = int(np.count_nonzero(previous == NO_ITEM))
@@ -210,7 +223,7 @@ def _chained(slots: Int64s, newest: Slots, first: int) -> tuple[Int64s, tuple[In
 
 
 def _seconds(begin: int, stamps: Int64s) -> Int64s:
-    """`index_layout.seconds_since` of each."""
+    """Compute `index_layout.seconds_since` for each stamp."""
     if begin <= 0:
         return np.zeros(len(stamps), dtype=np.int64)
     seconds: Int64s = np.clip((stamps - begin) // 1000, 0, MAX_SECONDS)

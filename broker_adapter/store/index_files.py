@@ -1,4 +1,7 @@
-"""All IndexFiles of a node: which messages may have a key. One thread changes them, any may ask."""
+"""All IndexFiles of a node, which map keys to candidate messages.
+
+One thread changes them; any thread may search.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from broker_adapter.format.index_layout import IndexShape, index_key, index_keys, key_hash
-from broker_adapter.format.key_hashes import key_hashes
-from broker_adapter.store.consume_queue import Disagreement
+from broker_adapter.store.consume_queue import CheckpointMismatch
 from broker_adapter.store.index_file import IndexFile, IndexState, Keys
 from broker_adapter.store.open_files import Changes, OpenFiles
-from dledger.platform import Disk, list_directory
+from broker_adapter.wire.index_layout import IndexShape, index_key, index_keys, key_hash
+from broker_adapter.wire.key_hashes import key_hashes
+from dledger.infra.files.disk import Disk, list_directory
 
 _log = structlog.get_logger(part="reput")
 
@@ -26,12 +29,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_STAMP = 253_402_300_799_999  # the end of the year 9999
 
 
-#: A message that has keys: topic, UNIQ_KEY, KEYS, physical offset, store timestamp (ms).
+# A message with keys: topic, UNIQ_KEY, KEYS, physical offset, store timestamp (ms).
 KeyedMessage = tuple[str, str | None, str | None, int, int]
 
 
 class IndexSnapshot(NamedTuple):
-    """The files at one point of the log; `doomed` may go once a checkpoint without them is durable."""
+    """The files at one log position.
+
+    `doomed`: files to remove once a checkpoint without them is durable.
+    """
 
     states: list[IndexState]
     changes: Changes
@@ -39,27 +45,29 @@ class IndexSnapshot(NamedTuple):
 
 
 class IndexFiles:
-    """The files are called by the time (UTC, yyyyMMddHHmmssSSS) of the first message in them, or a little
-    later: each has a greater name than the one before."""
+    """Index files. The name of a file is the time (UTC, yyyyMMddHHmmssSSS) of its first message.
+
+    A name may be later than that time, so that names are unique and increase.
+    """
 
     def __init__(
         self, root: Path, disk: Disk, *, shape: IndexShape | None = None, max_open_files: int = 16
     ) -> None:
-        """In `root`/index; nothing is there until `restore` or a first key."""
+        """Create the table for `root`/index without files."""
         self.shape = shape or IndexShape()
         self._directory = root / DIRECTORY
         self._disk = disk
         self._open_files = OpenFiles(disk, root, limit=max_open_files)
-        self._all: tuple[IndexFile, ...] = ()  # replaced whole: others read it
+        self._all: tuple[IndexFile, ...] = ()  # replaced as a whole, because other threads read it
         self._doomed: list[Path] = []
 
-    # -- from any thread --------------------------------------------------------------------------------
+    # -- from any thread ---------------------------------------------------------------------------------
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of messages that may have this key and a store timestamp within both (ms).
+        """Yield physical offsets of messages that may have this key and a store timestamp in the range (ms).
 
-        The newest first, none twice in a row. Other keys may have the same hash, and times are taken to the
-        second: whoever reads the message looks again. What was purged meanwhile is left out.
+        The newest comes first; consecutive duplicates and purged files are omitted. Other keys may have the
+        same hash, and times are rounded to seconds, so callers must check the messages.
         """
         hash_ = key_hash(index_key(topic, key))
         before = -1
@@ -74,13 +82,13 @@ class IndexFiles:
 
     @property
     def items(self) -> int:
-        """How many items all files have."""
+        """Number of items in all files."""
         return sum(file.header.next_item - 1 for file in self._all)
 
-    # -- on the thread that changes them ----------------------------------------------------------------
+    # -- for the writer's thread -------------------------------------------------------------------------
 
     def add(self, messages: Iterable[KeyedMessage]) -> None:
-        """Add the keys of messages, in the order of the log."""
+        """Add the keys of messages in log order."""
         texts: list[str] = []
         offsets: list[int] = []
         stamps: list[int] = []
@@ -91,16 +99,18 @@ class IndexFiles:
             stamps += [store_timestamp] * len(mine)
         if not texts:
             return
-        left = Keys(key_hashes(texts), np.array(offsets, dtype=np.int64), np.array(stamps, dtype=np.int64))
-        while len(left.hashes):
+        remaining = Keys(
+            key_hashes(texts), np.array(offsets, dtype=np.int64), np.array(stamps, dtype=np.int64)
+        )
+        while len(remaining.hashes):
             newest = self._all[-1] if self._all else None
             if newest is None or not newest.room:
-                newest = self._roll(int(left.stamps[0]))
-            now, left = left.split(newest.room)
-            newest.add(now)
+                newest = self._roll(int(remaining.stamps[0]))
+            keys_of_file, remaining = remaining.split(newest.room)
+            newest.add(keys_of_file)
 
     def purge_below(self, physical_offset: int) -> None:
-        """Let go of files that have older messages only; the newest file stays."""
+        """Drop the files that contain only older messages, except the newest file."""
         kept = tuple(
             file for file in self._all if file is self._all[-1] or file.header.end_offset >= physical_offset
         )
@@ -108,7 +118,7 @@ class IndexFiles:
         self._all = kept
 
     def snapshot(self, *, settle: bool = False) -> IndexSnapshot:
-        """`settle`: the newest file is written whole, for readers of the files."""
+        """Take a snapshot. `settle`: first write the newest file completely, for external readers."""
         if self._all and self._all[-1].state().head_crc is None:
             newest = self._all[-1]
             (newest.write_slots if settle else newest.write_header)()
@@ -116,39 +126,41 @@ class IndexFiles:
         return IndexSnapshot([file.state() for file in self._all], self._open_files.take_changes(), doomed)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """From any thread."""
+        """Remove files. May be called on any thread."""
         for path in paths:
             self._open_files.remove(path)
 
     def restore(self, states: Iterable[IndexState]) -> None:
-        """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""
-        found: list[IndexFile] = []
+        """Restore a checkpoint. Raises CheckpointMismatch or OSError if the files do not match."""
+        files: list[IndexFile] = []
         for state in states:
-            if found and found[-1].state().head_crc is None:
-                raise Disagreement(f"{found[-1].path} is not the newest file, but not sealed either")
+            if files and files[-1].state().head_crc is None:
+                raise CheckpointMismatch(
+                    f"{files[-1].path} is not sealed, although it is not the newest file"
+                )
             file = IndexFile(self._directory / state.name, self._open_files, self.shape)
             file.restore(state)
-            found.append(file)
-        self._all = tuple(found)
-        kept = {file.path for file in found}
+            files.append(file)
+        self._all = tuple(files)
+        kept = {file.path for file in files}
         self.remove(path for path in self._own_files() if path not in kept)
 
     def forget(self) -> None:
-        """No file is known, whatever is there."""
+        """Forget all files without changing them."""
         self._open_files.close()
         self._open_files.take_changes()
         self._all = ()
         self._doomed.clear()
 
     def wipe(self) -> None:
-        """Forget everything and remove all files. Others than an index has are left where they are."""
+        """Forget and remove all IndexFiles. Other files are not removed."""
         self.forget()
         self.remove(self._own_files())
 
     def close(self) -> None:
         self._open_files.close()
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
 
     def _roll(self, stamp: int) -> IndexFile:
         if self._all:
@@ -168,7 +180,7 @@ class IndexFiles:
             if _NAME.match(name):
                 found.append(self._directory / name)
             else:
-                _log.warning("a file that is no IndexFile is left alone", path=str(self._directory / name))
+                _log.warning("ignoring a file that is not an IndexFile", path=str(self._directory / name))
         return found
 
 

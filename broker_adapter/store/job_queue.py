@@ -1,4 +1,4 @@
-"""A thread behind a bounded queue: work that may lag a little, but neither without end nor unnoticed."""
+"""Runs jobs on a thread with a bounded queue. The work may lag, but only by a limited amount."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ Job = Callable[[], None]
 
 
 class JobQueue(Protocol):
-    """Does jobs in order. What a job raises, `submit` and `drain` raise from then on; no job follows it."""
+    """Runs jobs in order. After a job raises, no job runs, and `submit` and `drain` raise JobQueueFailed."""
 
     @property
     def pending(self) -> int:
-        """Weight of what was submitted and is not done."""
+        """Total weight of unfinished jobs."""
 
     def submit(self, job: Job, weight: int = 0) -> None:
-        """Waits while more than the limit is pending."""
+        """Add a job. Wait while the total weight of the pending jobs exceeds the limit."""
 
     def drain(self) -> None:
-        """Wait until everything is done."""
+        """Wait until all jobs are done."""
 
     def close(self) -> None:
-        """Do what was submitted, then end. Raises nothing."""
+        """Finish all submitted jobs, then end. Never raises an exception."""
 
 
 class JobQueueFailed(RuntimeError):
-    """A job raised, which is the cause of this."""
+    """Raised after a job has failed, with the job's exception as the cause, or after the queue was closed."""
 
 
 class ThreadJobQueue:
-    """A JobQueue on a daemon thread: a disk may not answer, and a process must end all the same."""
+    """A JobQueue on a daemon thread, so that a hanging disk cannot keep the process from exiting."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""Messages that follow each other in the log and differ in nothing that dispatching asks but their numbers.
+"""Finds runs of consecutive messages that differ only in numeric fields and body.
 
-Producers send batches of them, and comparing the columns of a batch costs a fraction of looking at its
-messages one by one. What is not alike is nobody's loss: it is read alone (`records.place`).
+Producers send such messages in batches. Comparing the columns of a batch costs a fraction of dispatching each
+message. All other messages are dispatched one by one (`dispatching.place`).
 """
 
 from __future__ import annotations
@@ -15,52 +15,56 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker_adapter.format.message import Version
-from broker_adapter.format.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from broker_adapter.log.protocol import Piece
+from broker_adapter.wire.message import Version
+from broker_adapter.wire.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 
 Column = npt.NDArray[Any]
 
-#: Magic and size together, of an entry as of a record.
+# Magic and size of an entry or a record, as one number.
 _begin = Struct(">Q").unpack_from
-#: Of a record (V1, IPv4 hosts): size, magic, sys_flag, size of the body.
+# Fields of a record (V1, IPv4 hosts): size, magic, sys_flag, size of the body.
 _record = Struct(">II28xi44xi").unpack_from
-_BODY_AT = 88  # in such a record
+_BODY_AT = 88  # position in such a record
 _V1 = int(Version.V1)
 _DISPATCHED = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
-#: Fewer are not worth the comparing.
+# Minimum length of a run.
 _LEAST = 16
-#: How many entries are looked at for a run: more and more as long as all of them belong to it.
+# Number of entries compared in one search: minimum and maximum. It grows while all compared entries match.
 _FIRST_LOOK, _LONGEST_LOOK = 64, 4096
-#: After a look that was not worth it, so many entries are taken one by one, and each time twice as many.
+# After an unsuccessful search, this many entries are dispatched one by one. The number doubles each time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 4096
 
 
 class MessageRun(NamedTuple):
-    """`count` entries of `entry_size` bytes each. `tail`: topic and properties of each, with lengths."""
+    """A run of `count` entries of `entry_size` bytes each.
+
+    `tail`: the topic and properties that all messages share, with their lengths. `physical_offset`: offset of
+    the first message.
+    """
 
     count: int  # type: ignore[assignment]  # hides tuple.count
     entry_size: int
     record_size: int
     tail: bytes
-    physical_offset: int  # of the first; the others follow at a distance of entry_size
+    physical_offset: int
     queue_ids: Column
     queue_offsets: Column
 
     def parts(self) -> Iterator[tuple[int, int, int]]:
-        """(queue id, number of its first message in the run, one behind its last), as in the log."""
+        """Yield (queue id, start, end) for each part of the run in one queue, in log order."""
         ids = self.queue_ids
         borders = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), self.count]
         for begin, end in pairwise(borders):
             yield int(ids[begin]), begin, end
 
     def has_offsets_from(self, first: int, begin: int, end: int) -> bool:
-        """Whether messages `begin` to `end` have queue offsets that count up from `first`."""
+        """True if the queue offsets in this part of the run are consecutive and start at `first`."""
         return np.array_equal(self.queue_offsets[begin:end], np.arange(first, first + end - begin))
 
     def units(self, begin: int, end: int, tag_code: int) -> bytes:
-        """The ConsumeQueue units of messages `begin` to `end`."""
+        """Return the ConsumeQueue units of the messages in this part of the run."""
         units = np.empty(end - begin, dtype=_UNIT)
         units["physical_offset"] = self.physical_offset + self.entry_size * np.arange(begin, end)
         units["size"] = self.record_size
@@ -69,24 +73,24 @@ class MessageRun(NamedTuple):
 
 
 class RunFinder:
-    """Of one piece of the log: records with their headers, verified."""
+    """Finds runs in one piece of the log, which contains verified records with their headers."""
 
     def __init__(self, piece: Piece, header_size: int) -> None:
-        """`header_size`: bytes before each record."""
+        """Create a finder. `header_size` is the number of bytes before each record."""
         self._piece = piece
         self._header_size = header_size
-        self._look = _FIRST_LOOK
-        self._singly = 0  # entries to be taken one by one before the next look
+        self._search_length = _FIRST_LOOK
+        self._singly = 0  # entries to dispatch one by one before the next search
         self._pause = _FIRST_PAUSE
         self.looks = 0
 
     def find(self, at: int, entry_size: int) -> MessageRun | None:
-        """The run that begins with the entry at `at`; None: take this one alone."""
+        """Return the run that starts at `at`, or None if this entry must be dispatched alone."""
         if self._singly:
             self._singly -= 1
             return None
         piece, header = self._piece.data, self._header_size
-        most = min((len(piece) - at) // entry_size, self._look)
+        most = min((len(piece) - at) // entry_size, self._search_length)
         if most < _LEAST or entry_size < header + _BODY_AT:
             return None
         begin = _begin(piece, at)
@@ -106,8 +110,9 @@ class RunFinder:
         self.looks += 1
         rows = np.frombuffer(piece, dtype=_layout(header, entry_size, tail_size), count=most, offset=at)
         count = _alike(rows, entry_size)
-        self._look = min(4 * self._look, _LONGEST_LOOK) if count == most else _FIRST_LOOK
-        # Where the first and the last are where they say, those between are, too: entries lie side by side.
+        self._search_length = min(4 * self._search_length, _LONGEST_LOOK) if count == most else _FIRST_LOOK
+        # Entries are contiguous. If the first and the last entry are at their stated positions, so are all
+        # others.
         if count < _LEAST or not (
             self._is_in_place(at, rows[0])
             and self._is_in_place(at + (count - 1) * entry_size, rows[count - 1])
@@ -131,7 +136,7 @@ class RunFinder:
 
 @lru_cache(maxsize=1024)
 def _layout(header: int, entry_size: int, tail_size: int) -> np.dtype[Any]:
-    """What is compared of an entry: what is the same in all of a run comes as plain numbers of any order."""
+    """Return the layout for comparing entries. Fields that must be equal have native byte order."""
     fields: dict[str, tuple[Any, int]] = {
         "begin": ("u8", 0),
         "record_begin": ("u8", header),
@@ -153,7 +158,7 @@ def _layout(header: int, entry_size: int, tail_size: int) -> np.dtype[Any]:
 
 
 def _alike(rows: Column, entry_size: int) -> int:
-    """How many of the first rows belong together."""
+    """Return the length of the longest uniform prefix of `rows`."""
     physical_offsets = rows["physical_offset"]
     count = _leading(physical_offsets == physical_offsets[0] + entry_size * np.arange(len(rows)))
     for name in ("begin", "record_begin", "sys_flag", "body_size"):
@@ -164,5 +169,5 @@ def _alike(rows: Column, entry_size: int) -> int:
 
 
 def _leading(alike: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
+    """Return the number of leading true values."""
     return len(alike) if alike.all() else int(alike.argmin())

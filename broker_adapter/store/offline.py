@@ -1,5 +1,6 @@
-"""ConsumeQueues and IndexFiles of a node, read from their files: without a server or a change, also if they
-are torn."""
+"""Reads the ConsumeQueues and IndexFiles of a stopped node, even if they are damaged, without changing
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +12,27 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.consume_queue_unit import (
+from broker_adapter.store.checkpoint import read_checkpoint
+from broker_adapter.store.consume_queues import DIRECTORY
+from broker_adapter.store.index_file import ITEMS
+from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
+from broker_adapter.wire.consume_queue_unit import (
     UNIT_SIZE,
     ConsumeQueueUnit,
     decode_units,
     queue_offset_at,
 )
-from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
-from broker_adapter.store.checkpoint import read_checkpoint
-from broker_adapter.store.consume_queues import DIRECTORY
-from broker_adapter.store.index_file import ITEMS
-from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
-from dledger.platform import Disk, OsDisk, list_directory
+from broker_adapter.wire.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
+from dledger.infra.files.disk import Disk, OsDisk, list_directory
 
-#: Units read at once.
+# Units per read.
 _BLOCK = 16_384
 _FILE_NAME = re.compile(r"[0-9]{20}\Z")
 _UNWRITTEN = ConsumeQueueUnit(0, 0, 0)
 
 
 class StoredUnit(NamedTuple):
-    """One unit of a queue, at its offset."""
+    """One unit of a queue, and its offset."""
 
     topic: str
     queue_id: int
@@ -40,8 +41,11 @@ class StoredUnit(NamedTuple):
 
 
 class OfflineQueues:
-    """`root`: the directory of the broker's derived files. `problems`: what could not be read, in words; it
-    is complete once `units` has come to its end. Raises for nothing that the files hold or lack."""
+    """ConsumeQueues in `root`, the directory of the broker's derived files.
+
+    `problems` describes unreadable parts; it is complete once `units` has ended. Invalid file contents do not
+    raise exceptions.
+    """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self._directory = root / DIRECTORY
@@ -49,15 +53,19 @@ class OfflineQueues:
         self.problems: list[str] = []
 
     def units(self) -> Iterator[StoredUnit]:
-        """All units of messages, queue by queue, in their order, up to what was never written. After a crash
-        that may be more than the checkpoint beside them covers: the broker makes these again."""
+        """Yield all units of messages, queue by queue in order, up to the unwritten part.
+
+        The first file of a queue that was restored from a state image is also unwritten before its first
+        unit. After a crash, there may be units beyond the checkpoint in the same directory; the broker
+        rebuilds them.
+        """
         for topic in sorted(list_directory(self._disk, self._directory)):
             queues = list_directory(self._disk, self._directory / topic)
             for queue in sorted(queues, key=lambda name: (len(name), name)):
                 if queue.isdecimal():
                     yield from self._units_of(topic, int(queue))
                 else:
-                    self.problems.append(f"{topic}/{queue} is no queue")
+                    self.problems.append(f"{topic}/{queue} is not a queue")
 
     def _units_of(self, topic: str, queue_id: int) -> Iterator[StoredUnit]:
         folder = self._directory / topic / str(queue_id)
@@ -65,19 +73,21 @@ class OfflineQueues:
         for name in sorted(list_directory(self._disk, folder)):
             path = folder / name
             if not _FILE_NAME.match(name) or int(name) % UNIT_SIZE:
-                self.problems.append(f"{path} is no file of a queue")
+                self.problems.append(f"{path} is not a ConsumeQueue file")
                 continue
             if next_start is not None and int(name) != next_start:
-                self.problems.append(f"{path}: the file before it ends at {next_start}")
-            read = 0
-            for offset, unit in self._units_in(path, queue_offset_at(int(name))):
-                read += 1
+                self.problems.append(f"{path}: the previous file ends at {next_start}")
+            is_first, next_start = next_start is None, int(name)
+            for offset, unit in self._units_in(path, queue_offset_at(int(name)), starts_within=is_first):
+                next_start = (offset + 1) * UNIT_SIZE
                 if unit.is_message():
                     yield StoredUnit(topic, queue_id, offset, unit)
-            next_start = int(name) + read * UNIT_SIZE
 
-    def _units_in(self, path: Path, first: int) -> Iterator[tuple[int, ConsumeQueueUnit]]:
-        """With their offsets, up to the first that was never written."""
+    def _units_in(
+        self, path: Path, first: int, *, starts_within: bool
+    ) -> Iterator[tuple[int, ConsumeQueueUnit]]:
+        """Yield units with their offsets, up to the unwritten part. `starts_within`: the file may also be
+        unwritten before its first unit."""
         try:
             handle = self._disk.open(path, write=False)
         except OSError as error:
@@ -87,9 +97,11 @@ class OfflineQueues:
         try:
             while block := self._disk.pread(handle, _BLOCK * UNIT_SIZE, at):
                 for unit in decode_units(block[: len(block) - len(block) % UNIT_SIZE]):
-                    if unit == _UNWRITTEN:
+                    if unit != _UNWRITTEN:
+                        starts_within = False
+                        yield first, unit
+                    elif not starts_within:
                         return
-                    yield first, unit
                     first += 1
                 at += len(block)
         except OSError as error:
@@ -99,8 +111,10 @@ class OfflineQueues:
 
 
 class OfflineIndex:
-    """Which messages the IndexFiles of a node have under which keys. `root`: as of `OfflineQueues`. Read at
-    once: 16 bytes for each key of each message. `problems`: what could not be read, in words."""
+    """Keys of messages in the IndexFiles of a node. For `root`, see `OfflineQueues`.
+
+    Uses 16 bytes of memory per key of a message. `problems` describes unreadable parts.
+    """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self._disk = disk or OsDisk()
@@ -114,7 +128,7 @@ class OfflineIndex:
         self._hashes = items["hash"][order].astype(np.int64)
 
     def holds(self, texts: Sequence[str], physical_offset: int) -> bool:
-        """Whether the message at this offset is in the files under all of these texts (`index_keys`)."""
+        """True if the message at this offset is indexed under each of these texts (`index_keys`)."""
         first, last = np.searchsorted(self._offsets, [physical_offset, physical_offset + 1])
         hashes = set(self._hashes[first:last].tolist())
         return all(key_hash(text) in hashes for text in texts)
@@ -128,7 +142,10 @@ class OfflineIndex:
         return checkpoint.index_shape if checkpoint else IndexShape()
 
     def _items_in(self, path: Path) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """Up to the first that was never written: no message stands at offset 0."""
+        """Return the items before the unwritten part of the file.
+
+        It starts at the first item with offset 0.
+        """
         found = [np.empty(0, dtype=ITEMS)]
         at = HEADER_SIZE + self._shape.slots * SLOT_SIZE + ITEM_SIZE
         try:

@@ -1,4 +1,4 @@
-"""Preallocated files by path: few of them open at a time, and a note of what has to be synced."""
+"""Accesses preallocated files by path. Limits the number of open handles, and records unsynced changes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from dledger.platform import Buffer, Disk, HandleCache, list_directory, make_directories, sync_file, write_all
+from dledger.infra.files.disk import Buffer, Disk, list_directory, make_directories, sync_file, write_all
+from dledger.infra.files.handle_cache import HandleCache
 
 
 @dataclass(slots=True)
 class Changes:
-    """What was written since the last time that somebody asked: to be synced."""
+    """Changes since the last `take_changes`, which must be synced."""
 
     files: set[Path] = field(default_factory=set)
     directories: set[Path] = field(default_factory=set)
 
     def sync(self, disk: Disk) -> None:
-        """Durable on return. OSError: nobody knows what is."""
+        """Sync the changes. After an OSError, it is unknown which changes are durable."""
         for path in sorted(self.files):
             sync_file(disk, path)
         for path in sorted(self.directories):
@@ -26,20 +27,23 @@ class Changes:
 
 
 class OpenFiles:
-    """One thread writes, any may read. More than `limit` files are open only while as many are in use."""
+    """Files for one writing thread and any number of readers.
+
+    At most `limit` files are open, unless more are in use at the same time.
+    """
 
     def __init__(self, disk: Disk, root: Path, *, limit: int = 256) -> None:
-        """`root` and what is above it are somebody else's to make durable, and stay."""
+        """Create a cache. `root` and its parents are not created, synced or removed."""
         self._disk = disk
         self._root = root
         self._handles = HandleCache(disk.open, disk.close, limit)
-        self._names_lock = Lock()  # held while names of files and directories come or go
+        self._names_lock = Lock()  # held while names of files and directories change
         self._retired: set[Path] = set()
         self._changes = Changes()
 
     def create(self, path: Path, size: int) -> None:
-        """A file of zeros in place of what was there, and the directories above it."""
-        # Those that were there, too: an earlier life may have made them, and died before it synced.
+        """Create or replace a file of zeros, and create its parent directories."""
+        # Include existing directories, because an earlier process may have created them without a sync.
         self._changes.directories.update(self._directories_of(path), (self._root,))
         self._handles.forget(path)
         with self._names_lock:
@@ -59,7 +63,7 @@ class OpenFiles:
         self._changes.files.add(path)
 
     def cut(self, path: Path, end: int) -> None:
-        """Zeros from `end` on; the size stays."""
+        """Overwrite the file with zeros starting at `end`. Its size does not change."""
         with self._handles.using(path) as handle:
             size = self._disk.size(handle)
             self._disk.truncate(handle, end)
@@ -67,7 +71,7 @@ class OpenFiles:
         self._changes.files.add(path)
 
     def read(self, path: Path, size: int, offset: int) -> bytes:
-        """Up to `size` bytes. FileNotFoundError if the file is gone."""
+        """Read up to `size` bytes. Raises FileNotFoundError if the file does not exist."""
         with self._handles.using(path) as handle:
             return self._disk.pread(handle, size, offset)
 
@@ -76,49 +80,55 @@ class OpenFiles:
             return self._disk.size(handle)
 
     def remove(self, path: Path) -> None:
-        """Whether it is there or not, and the directories that are empty without it."""
+        """Remove a file if it exists, and parent directories that become empty."""
         with self._names_lock:
             self._remove(path)
 
     def retire(self, path: Path) -> None:
-        """The file may go with `remove_retired`, unless it is taken back before: it need not be synced. On
-        the writer's thread."""
+        """Permit `remove_retired` to remove the file, unless it is reused before. Its changes need no sync.
+
+        Call on the writer's thread.
+        """
         self._changes.files.discard(path)
         with self._names_lock:
             self._retired.add(path)
 
     def take_back(self, path: Path) -> bool:
-        """Whether a retired file is still there: it stays then, with all that is in it. On the writer's
-        thread."""
+        """Reuse a retired file and its contents.
+
+        Return False if it was removed. Call on the writer's thread.
+        """
         with self._names_lock:
-            is_there = path in self._retired
+            exists = path in self._retired
             self._retired.discard(path)
-        if is_there:
-            self._changes.files.add(path)  # what was written before it was retired, too
-        return is_there
+        if exists:
+            self._changes.files.add(path)  # including writes from before it was retired
+        return exists
 
     def remove_retired(self, path: Path) -> None:
-        """From any thread. Its directory stays: see `remove_empty`."""
+        """Remove a retired file, but not its directory (see `remove_empty`). May be called on any thread."""
         with self._names_lock:
             if path in self._retired:
                 self._retired.discard(path)
                 self._unlink(path)
 
     def remove_empty(self, directory: Path) -> None:
-        """A directory without anything in it, and those above it that are empty without it."""
+        """Remove an empty directory, and parents that become empty."""
         with self._names_lock:
             self._prune(directory / "any")
 
     def discard(self, path: Path) -> None:
-        """Remove a file whose changes need not be synced; its directory, which may have to be, stays. On the
-        writer's thread."""
+        """Remove a file whose changes need no sync, but not its directory, which may need one.
+
+        Call on the writer's thread.
+        """
         self._changes.files.discard(path)
         with self._names_lock:
             self._retired.discard(path)
             self._unlink(path)
 
     def take_changes(self) -> Changes:
-        """On the writer's thread."""
+        """Return and reset the unsynced changes. Call on the writer's thread."""
         changes, self._changes = self._changes, Changes()
         return changes
 
@@ -127,10 +137,10 @@ class OpenFiles:
         with self._names_lock:
             self._retired.clear()
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
 
     def _directories_of(self, path: Path) -> list[Path]:
-        """Those above a file, the lowest first, below the root."""
+        """Return the parent directories of a file below the root, innermost first."""
         above = path.parents
         return list(above[: above.index(self._root)])
 
@@ -151,5 +161,5 @@ class OpenFiles:
                 self._disk.rmdir(directory)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
-                    raise  # somebody else has put something there, or taken it away
+                    raise  # another process changed the directory
                 return

@@ -1,11 +1,5 @@
-"""A deterministic simulator of whole clusters with brokers, on that of `dledger.testing`.
+"""Brokers for tests: processes of `dledger dev`, and the pytest plugin that starts them."""
 
-`run_seed` is a random run from one seed: brokers made of the real parts, producers, consumer groups and an
-administrator, all faults of the log's simulator, and all checks. `BrokerSimulation` is the same cluster,
-driven by hand.
-"""
+from broker_adapter.testing.dev_process import DevCluster, DevProcess
 
-from broker_adapter.testing.run import RunResult, broker_profile, run_seed
-from broker_adapter.testing.simulation import BrokerSimulation
-
-__all__ = ["BrokerSimulation", "RunResult", "broker_profile", "run_seed"]
+__all__ = ["DevCluster", "DevProcess"]

@@ -1,1 +1,1 @@
-"""Replays the traces of chaos runs and says, with evidence, whether what was promised was kept."""
+"""Consistency checker for the traces of chaos runs. It gives a verdict on each guarantee, with evidence."""

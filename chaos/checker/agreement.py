@@ -1,10 +1,9 @@
-"""Queries by which the lines of a trace are compared with each other: do they say the same of an operation, a
-log, a writer, and does each say all that its like do?"""
+"""Queries that compare the lines of a trace that concern the same operation, log or writer."""
 
 from __future__ import annotations
 
-#: Operations that say of how many messages they were, beside how many of these are there.
-COUNTED = """
+#: Operations that state a number of messages, with the number in the trace.
+MESSAGE_COUNTS = """
 SELECT e.run, e.op, e.src, e.inc, e.seq, e.f, e.n, CASE WHEN e.type = 'invoke' OR e.f = 'send_batch'
   THEN coalesce(i.n, 0) WHEN e.f IN ('append', 'send') THEN 1 ELSE coalesce(d.n, 0) END AS there
 FROM (SELECT run, op, type, f, count AS n, src, inc, seq FROM events
@@ -15,8 +14,8 @@ LEFT JOIN (SELECT run, op, src, inc, count(*) AS n FROM events WHERE ev = 'dlv' 
   ON d.run = e.run AND d.op = e.op AND d.src = e.src AND d.inc = e.inc
 """
 
-#: Operations that never ended, of clients that did not crash. A read that waits for more may be left.
-UNENDED = """
+#: Operations without a completion whose client did not crash. Excludes reads that wait for new messages.
+PENDING_OPERATIONS = """
 SELECT o.run, o.op, o.f, o.src, o.inc, o.seq FROM ops o
 JOIN runs r ON r.run = o.run AND r.history IS NULL
 ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'crash') c
@@ -24,20 +23,20 @@ ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'crash') c
 WHERE o.completions = 0 AND o.f <> 'get'
 """
 
-#: Files of nodes in which an entry stands twice, or one that is committed lies behind one that is not.
-MUDDLED = """
+#: Files of nodes with a duplicated entry, or with a committed entry behind an uncommitted one.
+DUMP_ORDER = """
 SELECT d.run, d.node, d.n, d.low, d.high, d.sure_high, d.unsure_low, m.off AS settled FROM dump_ends d
 LEFT JOIN (SELECT run, max(off) AS off FROM meta WHERE e = 'settled' GROUP BY run) m ON m.run = d.run
 """
 
-#: Entries of which files of different nodes tell otherwise whether they let the log begin later, and where.
-LETS_GO = """
+#: Entries whose `purge_to` differs among the files of nodes.
+PURGE_POINTS = """
 SELECT run, lidx, min(coalesce(purge_to, -1)) AS low, max(coalesce(purge_to, -1)) AS high FROM dump
 WHERE sure GROUP BY run, coalesce(ledger, ''), lidx
 """
 
-#: Messages that a consumer was through with, and that were not given to it, as the same writer tells.
-NEVER_GIVEN = """
+#: Messages that a consumer finished without a line of the same writer about their delivery.
+UNDELIVERED = """
 SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
 ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l.consumer = d.consumer
   AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op) AND l.src = d.src
@@ -45,8 +44,8 @@ ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l
 WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
 """
 
-#: What was sent again, beside the operation that had sent it.
-AGAIN = """
+#: Retries, with the operation that made the first attempt.
+RETRIES = """
 SELECT a.run, a.op, a.retry_no, a.mid, o.op AS sent_by, coalesce(o.mid, i.mid) AS sent_mid, a.src, a.inc,
   a.seq, count(*) OVER (PARTITION BY a.run, a.op, a.mid, a.retry_no) AS n
 FROM (SELECT run, op, retry_no, mid, src, inc, seq FROM events WHERE ev = 'attempt') a
@@ -54,9 +53,9 @@ LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run
 LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
 """
 
-#: Lines about an operation, beside who began it (`by_others`) and which log it is about (`of_others`: a
-#: message of a batch that is for another log, or one that a read or a look-up brought from another).
-#: Converted histories have one writer, and operations on several logs.
+#: Lines of an operation written by another writer than its start (`by_others`), or about another log
+#: (`of_others`): a message of a batch, or a result of a read or look-up. Excludes converted histories, which
+#: have one writer and operations on several logs.
 PARTS_OF_OPERATIONS = """
 SELECT l.run, l.ev, l.op, l.mid, l.src, l.inc, l.seq, o.f, o.src AS begun_by,
   o.src <> l.src OR o.inc <> l.inc AS by_others,
@@ -70,9 +69,9 @@ JOIN (SELECT run, op, min(src) AS src, min(inc) AS inc, min(f) AS f, min(topic) 
 JOIN runs r ON r.run = l.run AND r.history IS NULL
 """
 
-#: Acks of messages that their member had not been through with in that queue, and messages that it gave back
-#: and had not failed at.
-UNDONE = """
+#: Acknowledgments of messages that the member had not finished processing, and returns of messages whose
+#: processing had not failed.
+UNMATCHED_ACKS = """
 SELECT o.run, o.op, o.f, o.mid, o.consumer, o.src, o.inc, o.seq FROM ops o
 JOIN runs r ON r.run = o.run AND r.history IS NULL
 ANTI JOIN done d ON d.run = o.run AND d.grp = o.grp AND d.consumer = o.consumer AND d.mid = o.mid
@@ -81,8 +80,8 @@ ANTI JOIN done d ON d.run = o.run AND d.grp = o.grp AND d.consumer = o.consumer 
 WHERE o.f IN ('ack', 'change_invisible')
 """
 
-#: Ends of transactions, beside how often these begin and whether they begin as the same message.
-OTHER_HALVES = """
+#: Ends of transactions, with the number of their starts and whether these have the same message.
+TRANSACTION_ENDS = """
 SELECT e.run, e.op, e.mid, count(b.op) AS n, e.src, e.inc, e.seq,
   coalesce(max(CASE WHEN b.digest <> e.digest OR b.key <> e.key OR b.tag <> e.tag OR b.topic <> e.topic
     OR b.q <> e.q THEN 1 ELSE 0 END), 0) = 1 AS differs
@@ -91,9 +90,9 @@ LEFT JOIN ops b ON b.run = e.run AND b.mid = e.mid AND b.f = 'txn_begin'
 WHERE e.f IN ('txn_commit', 'txn_rollback') GROUP BY e.run, e.op, e.mid, e.src, e.inc, e.seq
 """
 
-#: Members of groups that were given messages of topics for which they had not joined, or left without that.
-#: One writer tells all of a member.
-UNJOINED = """
+#: Members of groups that received messages of topics for which they had not joined, or that left without
+#: joining. One writer writes all lines of a member.
+NON_MEMBERS = """
 SELECT d.run, d.grp, d.consumer, d.topic, min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq FROM (
   SELECT run, grp, consumer, topic, src, inc, seq FROM dlv_lines
   WHERE grp IS NOT NULL AND consumer IS NOT NULL AND topic IS NOT NULL
@@ -105,17 +104,17 @@ ANTI JOIN member j ON j.run = d.run AND j.grp = d.grp AND j.consumer = d.consume
 GROUP BY d.run, d.grp, d.consumer, d.topic
 """
 
-#: Members of whom several writers say that they joined.
-TOLD_BY_OTHERS = """
+#: Members with joins by several writers.
+SHARED_MEMBERS = """
 SELECT j.run, j.grp, j.consumer, j.src, j.inc, j.seq FROM member j
 SEMI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'join' GROUP BY run, grp, consumer
   HAVING min(src) < max(src)) s ON s.run = j.run AND s.grp = j.grp AND s.consumer = j.consumer
 WHERE j.e = 'join'
 """
 
-#: Resets that were asked for, beside the lines of the same writer that say so before. Of groups of which any
-#: line tells a reset.
-UNTOLD_RESETS = """
+#: Requested resets, with the earlier lines of the same writer that announce them. Only for groups with any
+#: line about a reset.
+UNANNOUNCED_RESETS = """
 SELECT o.run, o.op, o.grp, o.off_asked AS off, o.src, o.inc, o.seq FROM ops o
 JOIN runs r ON r.run = o.run AND r.history IS NULL
 SEMI JOIN (SELECT run, grp FROM member WHERE e = 'reset' GROUP BY run, grp) g
@@ -125,9 +124,9 @@ ANTI JOIN member m ON m.run = o.run AND m.grp = o.grp AND m.topic = o.topic AND 
 WHERE o.f = 'reset_off'
 """
 
-#: Lines that tell of a reset, and no operation that asked for it or met it: the offset is the one that was
-#: asked for, or assigned or committed meanwhile.
-STRAY_RESETS = """
+#: Announced resets without a matching operation: its offset must be the requested one, or the one that was
+#: assigned or committed in between.
+UNREQUESTED_RESETS = """
 SELECT m.run, m.grp, m.log, m.off, m.src, m.inc, m.seq FROM member m
 JOIN runs r ON r.run = m.run AND r.history IS NULL
 SEMI JOIN (SELECT run, grp FROM ops WHERE f = 'reset_off' GROUP BY run, grp) g
@@ -138,8 +137,8 @@ ANTI JOIN member a ON a.run = m.run AND a.grp = m.grp AND a.log = m.log AND a.of
 WHERE m.e = 'reset'
 """
 
-#: Groups by how their members say that they consume a topic.
-JOINED_OTHERWISE = """
+#: Groups and topics, with the subscriptions that their members report.
+SUBSCRIPTIONS = """
 SELECT run, grp, topic, min(src) AS src, min(inc) AS inc, min(seq) AS seq, min(mode) AS mode_min,
   max(mode) AS mode_max, min(filter) AS filter_min, max(filter) AS filter_max,
   min(CASE WHEN from_start THEN 1 ELSE 0 END) AS start_min,
@@ -147,7 +146,7 @@ SELECT run, grp, topic, min(src) AS src, min(inc) AS inc, min(seq) AS seq, min(m
 FROM member WHERE e = 'join' GROUP BY run, grp, topic
 """
 
-#: What members read in a generation, and what was taken from them, beside how they were assigned it.
+#: Reads and revocations of members in an epoch, with the assignment in that epoch.
 UNASSIGNED = """
 SELECT m.run, m.m_what, m.grp, m.consumer, m.log, m.epoch, m.from_off, count(a.run) AS n,
   max(a.off) AS off, m.src, m.inc, m.seq
@@ -163,7 +162,7 @@ LEFT JOIN member a ON a.run = m.run AND a.grp = m.grp AND a.consumer = m.consume
 GROUP BY m.run, m.m_what, m.grp, m.consumer, m.log, m.epoch, m.from_off, m.src, m.inc, m.seq
 """
 
-#: Masters, and how many of the steps to that role their node has told of before.
+#: Masters, with the number of steps to that role that their node reported before.
 STEPS = """
 SELECT m.run, m.node, m.term, m.src, m.inc, m.seq, count(DISTINCT s.e) AS n FROM milestones m
 LEFT JOIN milestones s ON s.run = m.run AND s.node = m.node AND s.inc = m.inc AND s.term = m.term
@@ -171,7 +170,7 @@ LEFT JOIN milestones s ON s.run = m.run AND s.node = m.node AND s.inc = m.inc AN
 WHERE m.e = 'master_ready' GROUP BY m.run, m.node, m.term, m.src, m.inc, m.seq
 """
 
-#: Votes that a node gave in a term of which it has told that it was kept, and never with a vote.
+#: Votes in a term that the node reported as persisted, but never with a vote.
 VOTES_KEPT = """
 SELECT v.run, v.node, v.term, v.candidate, v.src, v.inc, v.seq FROM milestones v
 JOIN (SELECT run, node, inc, term, max(coalesce(vote, '')) AS vote FROM milestones WHERE e = 'term_vote'
@@ -180,11 +179,11 @@ JOIN (SELECT run, node, inc, term, max(coalesce(vote, '')) AS vote FROM mileston
 WHERE v.e = 'vote'
 """
 
-UNOPENED = """
+WRITER_STARTS = """
 SELECT w.run, w.src, w.opens FROM writers w JOIN runs r ON r.run = w.run AND r.history IS NULL
 """
 
-#: All logs of nodes that lines name. A run has one; nobody looks at what a line says of another.
+#: All logs of nodes that lines name. A run has one; checks ignore lines about another.
 LEDGERS = """
 SELECT l.run, count(*) AS n, min(l.ledger) AS first, max(l.ledger) AS last FROM (
   SELECT run, ledger FROM events WHERE ledger IS NOT NULL AND ev <> 'meta' GROUP BY run, ledger
@@ -192,8 +191,8 @@ SELECT l.run, count(*) AS n, min(l.ledger) AS first, max(l.ledger) AS last FROM 
 JOIN runs r ON r.run = l.run AND r.history IS NULL GROUP BY l.run
 """
 
-#: Ends that were answered, beside the end to which the last reads were to come: nothing was sent after it.
-ENDS_TOLD = """
+#: Reported ends of logs, with the target of the last reads. Nothing was sent after the target was set.
+REPORTED_ENDS = """
 SELECT q.run, q.log, q.max_off, t.off, q.src, q.inc, q.seq FROM reads q
 JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
   ON t.run = q.run AND t.log = q.log
@@ -201,8 +200,8 @@ JOIN runs r ON r.run = q.run AND r.history IS NULL
 WHERE q.f IN ('max_off', 'min_off') AND q.outcome = 'ok' AND q.max_off IS NOT NULL
 """
 
-#: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
-#: in the trace. `queues`: whether there are brokers on the nodes.
+#: Nodes of the run, with the counts that the reader of the files reported and those in the trace. `queues`:
+#: the nodes run brokers.
 FILES_READ = """
 SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.ended, d.high, l.n AS ledger_told,
   coalesce(d.n, 0) AS ledger_there, c.n AS queues_told, coalesce(u.n, 0) AS queues_there
@@ -225,7 +224,7 @@ LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
   ON u.run = n.run AND u.node = n.node
 """
 
-#: Masters that were lost, beside how much of their logs is in the trace, and was read.
+#: Lost masters, with the number of records in their logs that were read and that the trace has.
 LEFT_READ = """
 SELECT t.run, t.member, t.src, t.inc, t.seq, coalesce(l.n, 0) AS there, max(d.n) AS told FROM meta t
 LEFT JOIN (SELECT run, node, count(*) AS n FROM left_records GROUP BY run, node) l
@@ -234,32 +233,36 @@ LEFT JOIN meta d ON d.run = t.run AND d.node = t.member AND d.e = 'dumped' AND d
 WHERE t.e = 'taken_over' GROUP BY t.run, t.member, t.src, t.inc, t.seq, l.n
 """
 
-#: Runs by how many nodes they have, and of how many the files were read.
+#: Runs with their number of nodes, and the number of nodes whose files were read.
 NODES_READ = f"""
 SELECT r.run, r.nodes, count(f.node) AS n FROM runs r
 LEFT JOIN ({FILES_READ}) f ON f.run = r.run AND f.ledger_told IS NOT NULL
 WHERE r.history IS NULL GROUP BY r.run, r.nodes
 """
 
-#: How many nodes of a run were watched, and how many there must be.
+#: Number of nodes whose syncs were recorded, and of all nodes of the run.
 WATCHED = """
-SELECT r.run, r.history, r.flush_mode, r.store, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched
+SELECT r.run, r.history, r.flush_mode, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched
 FROM runs r
 LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' GROUP BY run) w
   ON w.run = r.run
 """
 
-#: How many lives of a node were watched, and in how many it has written a trace.
+#: Number of processes of a node whose syncs were recorded, and number of processes that wrote a trace. Nodes
+#: with a classic log write none, so the processes count that the harness started.
 WATCHED_LIVES = """
 SELECT l.run, l.node, l.lives, coalesce(w.n, 0) AS watched, r.flush_mode
 FROM (SELECT run, substr(src, 6) AS node, count(*) AS lives FROM writers WHERE of_node > 0
-  GROUP BY run, substr(src, 6)) l
+  GROUP BY run, substr(src, 6)
+  UNION ALL
+  SELECT m.run, m.node, count(*) FROM meta m JOIN runs c ON c.run = m.run AND c.store = 'classic'
+  WHERE m.e = 'started' GROUP BY m.run, m.node) l
 LEFT JOIN (SELECT run, node, count(*) AS n FROM disk WHERE e = 'watched' GROUP BY run, node) w
   ON w.run = l.run AND w.node = l.node
 JOIN runs r ON r.run = l.run
 """
 
-#: Syncs, each beside the end of what its node had written a second later: a line may come late.
+#: Syncs, with the end of the log that the node reported until a second later, because lines may be delayed.
 SYNCED_BEYOND = """
 SELECT * FROM (
   SELECT run, node, k, lidx, src, inc, seq, max_by(ended, told_at) OVER (PARTITION BY run, node ORDER BY t, k
@@ -274,7 +277,7 @@ SELECT * FROM (
 ) WHERE k = 1
 """
 
-#: Faults by what they say at their beginning and at their end.
+#: Faults, with their effect at the start and at the end.
 EFFECTS = """
 SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
   count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended,
@@ -284,12 +287,12 @@ LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
 WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
 """
 
-LOGS_TOLD = """
+ANNOUNCED_LOGS = """
 SELECT r.run, count(m.run) AS n FROM runs r LEFT JOIN meta m ON m.run = r.run AND m.e = 'log'
 WHERE r.history IS NULL GROUP BY r.run
 """
 
-#: Queues that clients asked for or were assigned, and of which nobody says that there are.
+#: Queues that clients requested or were assigned, but that no line announces.
 UNKNOWN_LOGS = """
 SELECT a.run, a.log, a.src, a.inc, a.seq FROM (
   SELECT run, log, src, inc, seq FROM reads

@@ -1,5 +1,4 @@
-"""How much there is to check: counts by run, which decide which checks apply and are printed beside their
-verdicts."""
+"""Counts per run. They determine which checks apply, and the report shows them with the verdicts."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from chaos.checker.engine import Engine, union
 from chaos.checker.histories.models import MODELS
 from chaos.trace.schema import HOSTILE
 
-#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
-#: holds.
+#: Sums over tables that are counts themselves, as (table, {counter: sum}).
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
     ("line_counts", {name: name for name in ("flushes", "applied", "chains", "watched")}),
@@ -22,7 +20,6 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
             "receives": "CASE WHEN f = 'receive' THEN n END",
             "acks_ok": "CASE WHEN f = 'ack' AND outcome = 'ok' THEN n END",
             "commits_off": "CASE WHEN f = 'commit_off' THEN n END",
-            "fenced": "CASE WHEN f = 'commit_off' AND outcome = 'ok' THEN fenced END",
             "resets": "CASE WHEN f = 'reset_off' AND outcome = 'ok' THEN n END",
             "fetched": "CASE WHEN f = 'fetch_off' AND outcome = 'ok' THEN n END",
             "routes": "CASE WHEN f = 'route' AND outcome = 'ok' AND termed THEN n END",
@@ -109,8 +106,8 @@ Census = dict[str, dict[str, int]]
 
 
 def take_census(engine: Engine) -> Census:
-    """run -> name of the count -> count; every count of every run that has lines."""
-    found: Census = defaultdict(lambda: {name: 0 for _, counts in _COUNTS for name in counts})
+    """Return all counters of every run that has lines, by run and name."""
+    census: Census = defaultdict(lambda: {name: 0 for _, counts in _COUNTS for name in counts})
     queries = []
     for number, (table, counts) in enumerate(_COUNTS):
         sums = [*counts.values(), *["0"] * (_WIDTH - len(counts))]
@@ -122,5 +119,5 @@ def take_census(engine: Engine) -> Census:
         )
     for row in engine.rows(union(queries)):
         _, counts = _COUNTS[int(row["part"] or 0)]
-        found[str(row["run"])].update({name: int(row[f"n{i}"] or 0) for i, name in enumerate(counts)})
-    return dict(found)
+        census[str(row["run"])].update({name: int(row[f"n{i}"] or 0) for i, name in enumerate(counts)})
+    return dict(census)

@@ -1,4 +1,4 @@
-"""Processes that this one has started."""
+"""Child processes of this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def child_processes() -> set[int]:
-    """Their ids; none where the system does not say (only Linux does)."""
+    """Return the ids of the child processes. On systems other than Linux, the result is empty."""
     tasks = Path("/proc/self/task").glob("*/children")
     return {int(pid) for task in tasks for pid in task.read_text().split()}

@@ -1,46 +1,47 @@
-"""Is everything in the trace that a verdict needs? One stage, before all other checks: W1-W11, V2.
+"""Completeness of the trace: W1-W14, V2. This stage precedes all other checks.
 
-Each check here decides one need of `chaos.checker.needs`, and nothing else decides it. They are planned and
-counted like all checks; the judge looks at them first.
+Each check here decides one need of `chaos.checker.needs`, and no other check decides it. The checks are
+planned and counted like all others; the judge evaluates their results first.
 """
 
 from __future__ import annotations
 
 from chaos.checker.agreement import (
+    ANNOUNCED_LOGS,
+    DUMP_ORDER,
     EFFECTS,
-    ENDS_TOLD,
     FILES_READ,
     LEDGERS,
     LEFT_READ,
-    LETS_GO,
-    LOGS_TOLD,
-    MUDDLED,
     NODES_READ,
+    PURGE_POINTS,
+    REPORTED_ENDS,
     STEPS,
     SYNCED_BEYOND,
     UNKNOWN_LOGS,
-    UNOPENED,
     VOTES_KEPT,
     WATCHED,
     WATCHED_LIVES,
+    WRITER_STARTS,
 )
 from chaos.checker.checks.registry import Check, Part, void
 from chaos.checker.shapes import HALF_ANSWERED, ODD_SHAPES, names_in
 from chaos.checker.whole_operations import CHECKS as WHOLE_OPERATIONS
 from chaos.trace.schema import ENDING
 
-#: A wall clock is read a moment after the monotonic one. The least of so many differences tells how the
-#: clocks are set, this exactly: on one machine writers agree to a microsecond.
+#: Minimum number of lines to estimate the offset of a wall clock, which is read a moment after the monotonic
+#: one, and the precision of the estimate. The minimum of that many differences is exact to a microsecond
+#: among writers on one machine.
 _LINES_FOR_CLOCK = 20
 _CLOCK_SLACK_NS = 1_000_000
-#: Clocks that may differ by more order nothing that a run is about.
-_MOST_BOUND_NS = 1_000_000_000
+#: Maximum bound of the clocks. A larger one orders none of the events of a run.
+_MAX_BOUND_NS = 1_000_000_000
 
-#: After so many of what comes in pairs, one without the other means that a node does not tell all.
-_SOME = 10
+#: Number of events from which missing counterparts show that a node's reports are incomplete.
+_MIN_EVENTS = 10
 
-#: Of one writer; a number above that is none.
-_MOST_LINES = 1 << 30
+#: Maximum number of lines of a writer; a higher `seq` is invalid.
+_MAX_SEQ = 1 << 30
 
 _SENT_IDS = """
 SELECT run, mid, min(op) AS op, max(op) AS op_last, min(digest) AS digest, max(digest) AS digest_last,
@@ -48,7 +49,7 @@ SELECT run, mid, min(op) AS op, max(op) AS op_last, min(digest) AS digest, max(d
 FROM sends GROUP BY run, mid
 """
 
-_WHO = "src || ' incarnation ' || CAST(inc AS STRING) AS who"
+_WRITER = "src || ' incarnation ' || CAST(inc AS STRING) AS who"
 
 _CLOCKS = """
 SELECT run, src, inc, seq, mono, lag(mono) OVER (PARTITION BY run, src, inc ORDER BY seq) AS before
@@ -61,8 +62,8 @@ SELECT m.run, min(m.src) AS src, min(m.inc) AS inc, min(m.seq) AS seq, min(m.boo
 FROM meta m JOIN runs r ON r.run = m.run WHERE m.boot_id IS NOT NULL AND r.bound = 0 GROUP BY m.run
 """
 
-#: How far the wall clocks of clients and nodes are ahead of their monotonic ones, at least, and of all of one
-#: boot. Both run alike, so they can differ by no more than the clocks of writers do.
+#: Minimum offset of the wall clock from the monotonic clock, for each client and node and for all writers of
+#: one boot. The offsets can differ by at most the bound of the clocks.
 _AHEAD = """
 SELECT w.run, w.src, w.inc, w.n, w.ahead, r.bound,
   min(w.ahead) OVER (PARTITION BY w.run, b.boot) AS least
@@ -73,7 +74,7 @@ JOIN runs r ON r.run = w.run AND r.history IS NULL
 WHERE w.src LIKE 'client:%' OR w.src LIKE 'node:%'
 """
 
-#: Messages that were given to somebody, beside when their send began; of a transaction, when that began.
+#: Delivered messages, with the time at which their send, or their transaction, started.
 _EFFECTS_FIRST = """
 SELECT p.run, p.log, p.mid, coalesce(b.inv, p.inv) AS inv, p.read_at, r.bound FROM placed p
 JOIN runs r ON r.run = p.run AND r.history IS NULL
@@ -93,8 +94,8 @@ ANTI JOIN (SELECT run, src FROM writers GROUP BY run, src) w ON w.run = m.run AN
 WHERE m.e = 'expect'
 """
 
-#: Of nodes, W13 says more.
-_STOPPED = """
+#: Writers without an end. W13 covers nodes.
+_UNCLOSED = """
 SELECT run, src FROM writers WHERE ends = 0 AND src <> 'admin' AND src NOT LIKE 'node:%' GROUP BY run, src
 """
 
@@ -104,7 +105,7 @@ ANTI JOIN meta m ON m.run = w.run AND m.e = 'expect' AND m.member = w.src
 WHERE w.src <> 'admin'
 """
 
-#: The process of which each life of a node was.
+#: The id of each process of a node.
 _LIVES = """
 SELECT w.run, w.src, w.inc, w.n, w.ends, w.first_mono, w.last_mono, substr(w.src, 6) AS node, b.pid
 FROM writers w
@@ -113,7 +114,7 @@ LEFT JOIN (SELECT run, src, inc, max(pid) AS pid FROM meta WHERE e = 'writer_beg
 WHERE w.src LIKE 'node:%'
 """
 
-_UNTOLD = f"""
+_LIVES_WITH_LINES = f"""
 SELECT l.*, s.pid AS started, c.n AS written FROM ({_LIVES}) l
 LEFT JOIN (SELECT run, node, pid FROM meta WHERE e = 'started' GROUP BY run, node, pid) s
   ON s.run = l.run AND s.node = l.node AND s.pid = l.pid
@@ -121,14 +122,15 @@ LEFT JOIN (SELECT run, node, pid, max(n) AS n FROM meta WHERE e = 'written' GROU
   ON c.run = l.run AND c.node = l.node AND c.pid = l.pid
 """
 
-_UNSEEN = f"""
+_SILENT_LIVES = f"""
 SELECT s.run, s.node, s.pid, s.src, s.inc, s.seq FROM meta s
+JOIN runs r ON r.run = s.run AND r.store IS NULL
 ANTI JOIN ({_LIVES}) l ON l.run = s.run AND l.node = s.node AND l.pid = s.pid WHERE s.e = 'started'
 """
 
-#: Lives that end without a farewell, and no fault took them away while they went on: after their beginning,
-#: and before the next life of the node begins.
-_BROKEN_OFF = f"""
+#: Processes that wrote no last line although no fault ended them between their start and the start of the
+#: node's next process.
+_UNCLOSED_LIVES = f"""
 SELECT x.run, x.node, x.pid FROM (
   SELECT *, lead(first_mono) OVER (PARTITION BY run, node ORDER BY first_mono, inc) AS next_mono
   FROM ({_LIVES}) l) x
@@ -142,14 +144,14 @@ ANTI JOIN (
 WHERE x.ends = 0
 """
 
-#: How often each life told how it began.
-_BEGUN = """
+#: Number of lines with which each process of a node records how it started.
+_LIFE_STARTS = """
 SELECT run, node, inc, min(src) AS src, count(*) FILTER (WHERE e = 'recover') AS begins FROM nodes
 WHERE ev <> 'role' GROUP BY run, node, inc
 """
 
-#: What each node told of, beside whether there are brokers on the nodes.
-_TOLD = """
+#: Events that each node reported, and whether the nodes run brokers.
+_REPORTED_EVENTS = """
 SELECT n.run, n.node, q.run IS NOT NULL AS queues, r.flush_mode,
   count(*) FILTER (WHERE n.e = 'append') AS appends,
   count(*) FILTER (WHERE n.e = 'flush') AS flushes, count(*) FILTER (WHERE n.e = 'commit') AS commits,
@@ -159,7 +161,7 @@ LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run)
 GROUP BY n.run, n.node, q.run, r.flush_mode
 """
 
-#: What all nodes together told of elections and masters.
+#: Elections and masters that all nodes together reported.
 _ELECTIONS = """
 SELECT m.run, q.run IS NOT NULL AS queues, count(*) FILTER (WHERE m.e = 'leader') AS leaders,
   count(*) FILTER (WHERE m.e = 'vote') AS votes, count(*) FILTER (WHERE m.e = 'term_vote') AS term_votes,
@@ -169,11 +171,11 @@ FROM milestones m LEFT JOIN (SELECT run FROM sent_logs WHERE log LIKE 'q:%' AND 
 GROUP BY m.run, q.run
 """
 
-#: Models of histories (`chaos.checker.readers`) that no last reads belong to.
+#: Models of histories (`chaos.checker.readers`) that need no last read.
 _UNDRAINED = "coalesce(history, '') IN ('register', 'store')"
 
-#: Logs that must be read to their end: those that the run says there are, and those with sends; beside the
-#: position that the last reads were to reach.
+#: Logs that must be read to their end: those that the run announces and those with sends, with the position
+#: that the last reads were to reach.
 _TARGETS = """
 SELECT a.run, a.log, max(a.told) AS told, max(a.oks) AS oks, max(a.top) AS top, max(t.off) AS off,
   max(r.history) AS history
@@ -188,14 +190,14 @@ LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' G
 GROUP BY a.run, a.log
 """
 
-#: How far the last reads of other systems' histories came.
+#: Last reads of other systems' histories, and how far they reached.
 _UNREACHED = """
 SELECT t.run, t.log, t.off, r.top FROM meta t JOIN runs h ON h.run = t.run AND h.history IS NOT NULL
 LEFT JOIN read_logs r ON r.run = t.run AND r.log = t.log WHERE t.e = 'drain_target' AND t.off >= 0
 """
 
-#: Final reads: from where to where, and how far those that began at lower positions had come. `low`: where
-#: the log begins.
+#: Final reads with their ranges, and how far reads from lower positions had reached. `low`: the start of the
+#: log.
 _FINAL_READS = """
 SELECT *, max(until) OVER (PARTITION BY run, log ORDER BY from_off, op
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -235,12 +237,12 @@ _KIND = "'of the kind ' || ev || ' ' || coalesce(what, '') || ' ' || coalesce(f,
 CHECKS: tuple[Check, ...] = (
     void(
         "W1",
-        "every writer's lines are numbered without a hole",
+        "the lines of every writer are numbered without gaps",
         "lines",
         "{src} incarnation {inc}: {n} lines, numbered {first} to {last}",
         Part(
             "writers",
-            f"CASE WHEN first <> 0 OR last > {_MOST_LINES} THEN true "
+            f"CASE WHEN first <> 0 OR last > {_MAX_SEQ} THEN true "
             "ELSE last + 1 <> n OR 2 * numbers <> n * (n - 1) END",
             "src, inc, n, first, last",
             few=True,
@@ -249,49 +251,49 @@ CHECKS: tuple[Check, ...] = (
     *WHOLE_OPERATIONS,
     void(
         "W4",
-        "every message id is sent by one operation only",
+        "every message id belongs to one send",
         "sends",
-        "message {mid} was sent by operations {op} to {op_last}",
+        "message {mid} was sent by operations {op} and {op_last}",
         Part(_SENT_IDS, "op < op_last OR digest < digest_last OR i < i_last", "mid, op, op_last"),
     ),
     void(
         "W5",
-        "the clock of a writer never goes back, and all writers have the same clock",
+        "the clock of a writer never goes back, and the clocks of all writers agree",
         "lines",
         "{who}: {what}",
-        Part(_CLOCKS, "mono < before", f"{_WHO}, src, inc, seq, 'the clock went back' AS what"),
+        Part(_CLOCKS, "mono < before", f"{_WRITER}, src, inc, seq, 'the clock went back' AS what"),
         Part(
             _BOOTS,
             "boot < boot_last",
-            f"{_WHO}, src, inc, seq, 'clocks of several boots, no bound given' AS what",
+            f"{_WRITER}, src, inc, seq, 'clocks of several boots without a stated bound' AS what",
             few=True,
         ),
         Part(
             "runs",
-            f"history IS NULL AND bound > {_MOST_BOUND_NS}",
-            "'run_begin' AS who, 'clocks may be ' || CAST(bound AS STRING) || ' ns apart: times prove '"
+            f"history IS NULL AND bound > {_MAX_BOUND_NS}",
+            "'run_begin' AS who, 'clocks may differ by ' || CAST(bound AS STRING) || ' ns, so times prove '"
             " || 'nothing' AS what",
             few=True,
         ),
         Part(
             _AHEAD,
             f"n >= {_LINES_FOR_CLOCK} AND ahead - least > bound + {_CLOCK_SLACK_NS}",
-            f"{_WHO}, src, inc, 'by the wall clock, its clock or that of another writer jumped, or they "
-            "are ' || CAST(ahead - least AS STRING) || ' ns apart' AS what",
+            f"{_WRITER}, src, inc, 'its clock or the clock of another writer jumped, or "
+            "they differ by ' || CAST(ahead - least AS STRING) || ' ns' AS what",
             few=True,
         ),
         Part(
             _EFFECTS_FIRST,
             "read_at + bound < inv",
             "log AS who, log, mid, 'message ' || CAST(mid AS STRING) || ' was read ' "
-            "|| CAST(inv - read_at AS STRING) || ' ns before its send began' AS what",
+            "|| CAST(inv - read_at AS STRING) || ' ns before its send started' AS what",
         ),
     ),
     void(
         "W6",
-        "every line was understood",
+        "every line is readable",
         "lines",
-        "{file}: {n} lines that are {what}",
+        "{file}: {n} lines {what}",
         Part(
             _FILES,
             "other_version > 0",
@@ -301,92 +303,92 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _FILES,
             "misfits > 0",
-            "file, 'of no kind of the schema, lack a field, or are about another than their writer' AS what, "
+            "file, 'of an unknown kind, without a required field, or about another node' AS what, "
             "misfits AS n",
             few=True,
         ),
         Part(
             ODD_SHAPES,
             "mute <> 0",
-            f"'all files' AS file, n, {_KIND} || ', some of which lack what the others have:' "
+            f"'all files' AS file, n, {_KIND} || ', some of which lack fields that others have:' "
             f"|| {names_in('mute')} AS what",
             few=True,
         ),
         Part(
             LEDGERS,
             "n > 1",
-            "'all files' AS file, n, 'names of logs of nodes, from ' || first || ' to ' || last AS what",
+            "'all files' AS file, n, 'name several logs of nodes, from ' || first || ' to ' || last AS what",
             few=True,
         ),
     ),
     void(
         "W14",
-        "every line says as much as its like",
+        "lines of a kind have the same fields",
         "lines",
-        "{n} lines are {what}",
+        "{n} lines {what}",
         Part(
             ODD_SHAPES,
             "sometimes <> 0",
-            f"n, {_KIND} || ', some of which lack what the others have:' || {names_in('sometimes')} AS what",
+            f"n, {_KIND} || ', some of which lack fields of the others:' || {names_in('sometimes')} AS what",
             few=True,
         ),
         Part(
             ODD_SHAPES,
             "foreign_fields <> 0",
-            f"n, {_KIND} || ', with what is not of that kind:' || {names_in('foreign_fields')} AS what",
+            f"n, {_KIND} || ', with fields of other kinds:' || {names_in('foreign_fields')} AS what",
             few=True,
         ),
         Part(
             ODD_SHAPES,
             "wanting <> 0",
-            f"n, {_KIND} || ', without what each must say:' || {names_in('wanting')} AS what",
+            f"n, {_KIND} || ', without required fields:' || {names_in('wanting')} AS what",
             few=True,
         ),
         Part(
             HALF_ANSWERED,
             "torn > 0 OR (qoff > 0 AND qoff < n)",
-            "n, 'answers to sends, and some say only in part where the message stands' AS what",
+            "n, 'answer sends, and some state the position of the message only in part' AS what",
         ),
     ),
     void(
         "W7",
-        "every expected writer wrote, and ended in peace or was killed",
+        "every expected writer wrote a trace, and either closed it or was killed",
         "lines",
         "{src}: {what}",
         Part(_ABSENT, "true", "src, 'expected, but wrote nothing' AS what", few=True),
-        Part(_STOPPED, "true", "src, 'stopped writing' AS what", few=True),
-        Part(_UNEXPECTED, "true", "src, 'wrote, and nobody expected it' AS what", few=True),
+        Part(_UNCLOSED, "true", "src, 'stopped writing' AS what", few=True),
+        Part(_UNEXPECTED, "true", "src, 'wrote, but was not expected' AS what", few=True),
         Part(
             "SELECT run, sum(begins) AS begins FROM writers GROUP BY run",
             "begins <> 1",
-            "'admin' AS src, 'no or several beginnings of the run' AS what",
+            "'admin' AS src, 'no start of the run, or several' AS what",
             few=True,
         ),
-        Part(UNOPENED, "opens = 0", "src, 'does not say on which machine it began' AS what", few=True),
-        Part("runs", "expected = 0", "'admin' AS src, 'no expected writers are named' AS what", few=True),
+        Part(WRITER_STARTS, "opens = 0", "src, 'does not state its machine and boot' AS what", few=True),
+        Part("runs", "expected = 0", "'admin' AS src, 'names no expected writers' AS what", few=True),
     ),
     void(
         "W8",
-        "after the healing every log was read from its beginning to its end",
+        "after healing, every log was read from its start to its end",
         "lines",
         "{log}: {what}",
         Part(
             "runs",
             f"healed IS NULL OR (drained IS NULL AND NOT {_UNDRAINED})",
-            "'' AS log, 'not healed, or not drained to the end' AS what",
+            "'' AS log, 'not healed, or not read to the end' AS what",
             few=True,
         ),
-        Part(LOGS_TOLD, "n = 0", "'' AS log, 'nobody says which logs there are' AS what", few=True),
+        Part(ANNOUNCED_LOGS, "n = 0", "'' AS log, 'no line names the logs of the run' AS what", few=True),
         Part(
             _TARGETS,
             f"(off IS NULL OR off < top) AND (oks > 0 OR told = 1) AND NOT {_UNDRAINED}",
-            "log, 'no target of the last reads, or one below an acknowledged position' AS what",
+            "log, 'the last reads have no target, or one below an acknowledged position' AS what",
             few=True,
         ),
         Part(
             _TARGETS,
             "told = 0 AND history IS NULL",
-            "log, 'messages were sent there, and nobody says that there is such a log' AS what",
+            "log, 'has sends, but no line announces this log' AS what",
             few=True,
         ),
         Part(
@@ -399,44 +401,43 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _NOT_READ,
             "until <= off",
-            "log, 'the final reads came up to ' || CAST(until - 1 AS STRING) || ' of ' "
+            "log, 'the final reads reached ' || CAST(until - 1 AS STRING) || ' of ' "
             "|| CAST(off AS STRING) AS what",
         ),
         Part(
             UNKNOWN_LOGS,
             "true",
-            "log, 'somebody asked for it, or was assigned it, and nobody says that it exists' AS what, "
-            "src, inc, seq",
+            "log, 'was requested or assigned, but no line announces this log' AS what, src, inc, seq",
         ),
         Part(
-            ENDS_TOLD,
+            REPORTED_ENDS,
             "max_off > off + 1",
-            "log, 'an end at ' || CAST(max_off AS STRING) || ' was answered, and the last reads were to "
-            "come to ' || CAST(off AS STRING) AS what, src, inc, seq",
+            "log, 'an answer reported the end ' || CAST(max_off AS STRING) || ', but the target of the last "
+            "reads was ' || CAST(off AS STRING) AS what, src, inc, seq",
             few=True,
         ),
         Part(
             _FINAL_READS,
             "from_off > greatest(coalesce(before, 0), low)",
-            "log, 'the final reads passed over what is before ' || CAST(from_off AS STRING) AS what, src, "
+            "log, 'the final reads skipped positions below ' || CAST(from_off AS STRING) AS what, src, "
             "inc, seq",
         ),
     ),
     void(
         "W9",
-        "the files of all nodes could be read whole",
+        "the files of all nodes were readable without damage",
         "lines",
         "{node}: entries {lidx} to {last} are damaged ({text})",
         Part("holes", "true", "node, lidx, last, text, src, inc, seq", few=True),
     ),
     void(
         "W10",
-        "no line of a writer stands twice",
+        "no line of a writer is duplicated",
         "lines",
-        "{src} incarnation {inc}: {n} lines, numbered {first} to {last}: there are copies",
+        "{src} incarnation {inc}: {n} lines, numbered {first} to {last}, include duplicates",
         Part(
             "writers",
-            f"CASE WHEN first < 0 OR last > {_MOST_LINES} THEN n > 1 "
+            f"CASE WHEN first < 0 OR last > {_MAX_SEQ} THEN n > 1 "
             "ELSE n > last - first + 1 OR (n = last - first + 1 AND 2 * numbers <> (first + last) * n) END",
             "src, inc, n, first, last",
             few=True,
@@ -444,70 +445,70 @@ CHECKS: tuple[Check, ...] = (
     ),
     void(
         "W11",
-        "the syncs of all lives of all nodes were seen, where an answer promises that something is durable",
+        "the syncs of all processes of all nodes were recorded, if acknowledgments promise durability",
         "lines",
         "{what}",
         Part(
             WATCHED,
-            "history IS NULL AND store IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
-            "'what was synced was seen on ' || CAST(watched AS STRING) || ' of ' || CAST(nodes AS STRING) "
+            "history IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
+            "'syncs were recorded on ' || CAST(watched AS STRING) || ' of ' || CAST(nodes AS STRING) "
             "|| ' nodes' AS what",
         ),
         Part(
             WATCHED_LIVES,
             "flush_mode = 'SYNC_FLUSH' AND watched < lives",
-            "node || ': what was synced was seen in ' || CAST(watched AS STRING) || ' of ' || "
+            "node || ': syncs were recorded in ' || CAST(watched AS STRING) || ' of ' || "
             "CAST(lives AS STRING) || ' lives' AS what",
         ),
         Part(
             SYNCED_BEYOND,
             "lidx > ended",
-            "node || ': syncs are said to cover index ' || CAST(lidx AS STRING) || ', and its log ended at ' "
+            "node || ': recorded syncs cover index ' || CAST(lidx AS STRING) || ', but its log ended at ' "
             "|| CAST(ended AS STRING) AS what, src, inc, seq",
         ),
     ),
     void(
         "W13",
-        "every life of a node has its file, whole, and ended in peace or by a fault of its time",
+        "every process of a node has a complete file, and either closed it or was ended by a fault",
         "of_nodes",
         "{node}, process {pid}: {what}",
         Part(
-            _UNTOLD,
+            _LIVES_WITH_LINES,
             "pid IS NULL OR started IS NULL",
-            "node, pid, 'nobody says that it was started' AS what",
+            "node, pid, 'has no line about its start' AS what",
             few=True,
         ),
         Part(
-            _UNTOLD,
+            _LIVES_WITH_LINES,
             "pid IS NOT NULL AND (written IS NULL OR written <> n)",
-            "node, pid, CAST(n AS STRING) || ' lines are there of ' || coalesce(CAST(written AS STRING), "
-            "'a number that nobody tells') AS what",
+            "node, pid, 'has ' || CAST(n AS STRING) || ' lines of ' || coalesce(CAST(written AS STRING), "
+            "'an unknown number') AS what",
             few=True,
         ),
         Part(
-            _UNSEEN,
+            _SILENT_LIVES,
             "true",
-            "node, pid, 'was started, and has written nothing' AS what, src, inc, seq",
+            "node, pid, 'was started, but wrote nothing' AS what, src, inc, seq",
             few=True,
         ),
-        Part(_BROKEN_OFF, "true", "node, pid, 'stopped writing, and no fault explains it' AS what", few=True),
+        Part(_UNCLOSED_LIVES, "true", "node, pid, 'stopped writing without a fault' AS what", few=True),
         Part(
-            _BEGUN,
+            _LIFE_STARTS,
             "begins = 0",
-            "node, '?' AS pid, src, inc, 'does not tell with what log and term it began' AS what",
+            "node, '?' AS pid, src, inc, 'does not report the log and term with which it started' AS what",
         ),
         Part(
-            _TOLD,
-            f"(appends >= {_SOME} AND (commits = 0 OR (flushes = 0 AND flush_mode = 'SYNC_FLUSH'))) "
-            f"OR (queues AND commits >= {_SOME} AND (applies = 0 OR reputs = 0))",
-            "node, '?' AS pid, 'told of ' || CAST(appends AS STRING) || ' appends, ' "
+            _REPORTED_EVENTS,
+            f"(appends >= {_MIN_EVENTS} AND (commits = 0 OR (flushes = 0 AND flush_mode = 'SYNC_FLUSH'))) "
+            f"OR (queues AND commits >= {_MIN_EVENTS} AND (applies = 0 OR reputs = 0))",
+            "node, '?' AS pid, 'reported ' || CAST(appends AS STRING) || ' appends, ' "
             "|| CAST(flushes AS STRING) || ' flushes, ' || CAST(commits AS STRING) || ' commits, ' "
             "|| CAST(applies AS STRING) || ' applied, ' || CAST(reputs AS STRING) || ' dispatched' AS what",
         ),
         Part(
             _ELECTIONS,
             "leaders > 0 AND (votes = 0 OR term_votes = 0 OR (queues AND (elected = 0 OR ready = 0)))",
-            "'all nodes' AS node, '?' AS pid, 'told of ' || CAST(leaders AS STRING) || ' leaders, ' "
+            "'all nodes' AS node, '?' AS pid, 'reported ' || CAST(leaders AS STRING) || ' leaders, ' "
             "|| CAST(votes AS STRING) || ' votes, ' || CAST(elected AS STRING) || ' elected brokers, ' "
             "|| CAST(ready AS STRING) || ' masters' AS what",
             few=True,
@@ -515,112 +516,111 @@ CHECKS: tuple[Check, ...] = (
         Part(
             STEPS,
             "n < 4",
-            "node, '?' AS pid, 'told of being master of term ' || CAST(term AS STRING) || ', and of ' "
-            "|| CAST(n AS STRING) || ' of the four steps before' AS what, src, inc, seq",
+            "node, '?' AS pid, 'reported that it was master of term ' || CAST(term AS STRING) "
+            "|| ', and only ' || CAST(n AS STRING) || ' of the four steps before' AS what, src, inc, seq",
             few=True,
         ),
         Part(
             VOTES_KEPT,
             "true",
-            "node, '?' AS pid, 'told of a vote for ' || candidate || ' in term ' || CAST(term AS STRING) "
-            "|| ', and not that it had kept it' AS what, src, inc, seq",
+            "node, '?' AS pid, 'reported a vote for ' || candidate || ' in term ' || CAST(term AS STRING) "
+            "|| ', but not that it persisted the vote' AS what, src, inc, seq",
             few=True,
         ),
     ),
     void(
         "W12",
-        "the files of every node were read to their end",
+        "the files of every node were read completely",
         "lines",
         "{node}: {what}",
         Part(
             NODES_READ,
             "n <> coalesce(nodes, 1)",
             "'all' AS node, 'the files of ' || CAST(n AS STRING) || ' nodes were read, of ' "
-            "|| coalesce(CAST(nodes AS STRING), 'a number that nobody tells') AS what",
+            "|| coalesce(CAST(nodes AS STRING), 'an unknown number') AS what",
             few=True,
         ),
         Part(
             FILES_READ,
             "coalesce(ledger_told <> ledger_there, true)",
-            "node, CAST(ledger_there AS STRING) || ' entries are there of ' "
-            "|| coalesce(CAST(ledger_told AS STRING), 'a number that nobody tells') AS what",
+            "node, 'the trace has ' || CAST(ledger_there AS STRING) || ' entries of ' "
+            "|| coalesce(CAST(ledger_told AS STRING), 'an unknown number') AS what",
             few=True,
         ),
         Part(
             FILES_READ,
             "ledger_there > 0 AND ended <> high",
-            "node, 'the files end at index ' || CAST(ended AS STRING) || ', and the entries that are there "
+            "node, 'the files end at index ' || CAST(ended AS STRING) || ', the entries in the trace "
             "at ' || CAST(high AS STRING) AS what",
             few=True,
         ),
         Part(
             FILES_READ,
             "(queues OR queues_there > 0) AND coalesce(queues_told <> queues_there, true)",
-            "node, CAST(queues_there AS STRING) || ' units of ConsumeQueues are there of ' "
-            "|| coalesce(CAST(queues_told AS STRING), 'a number that nobody tells') AS what",
+            "node, 'the trace has ' || CAST(queues_there AS STRING) || ' units of ConsumeQueues of ' "
+            "|| coalesce(CAST(queues_told AS STRING), 'an unknown number') AS what",
             few=True,
         ),
         Part(
             LEFT_READ,
             "coalesce(told <> there, true)",
-            "member AS node, CAST(there AS STRING) || ' records of the log that it had when it was lost are "
-            "there of ' || coalesce(CAST(told AS STRING), 'a number that nobody tells') AS what, src, inc, "
-            "seq",
+            "member AS node, 'the trace has ' || CAST(there AS STRING) || ' records of the lost log, of ' "
+            "|| coalesce(CAST(told AS STRING), 'an unknown number') AS what, src, inc, seq",
             few=True,
         ),
         Part(
-            MUDDLED,
+            DUMP_ORDER,
             "n > high - low + 1",
-            "node, CAST(n AS STRING) || ' entries are there, from index ' || CAST(low AS STRING) || ' to ' "
-            "|| CAST(high AS STRING) || ': some stand twice' AS what",
+            "node, 'the trace has ' || CAST(n AS STRING) || ' entries from index ' || CAST(low AS STRING) "
+            "|| ' to ' || CAST(high AS STRING) || ', with duplicates' AS what",
             few=True,
         ),
         Part(
-            MUDDLED,
+            DUMP_ORDER,
             "unsure_low < sure_high OR unsure_low <= settled OR sure_high > settled",
-            "node, 'entries up to ' || CAST(sure_high AS STRING) || ' are said to be committed, those from ' "
-            "|| CAST(unsure_low AS STRING) || ' on not' AS what",
+            "node, 'entries up to ' || CAST(sure_high AS STRING) || ' are marked as committed, those from ' "
+            "|| CAST(unsure_low AS STRING) || ' as uncommitted' AS what",
             few=True,
         ),
         Part(
             "dump",
             "purge_to IS NOT NULL AND (NOT internal OR purge_to < 0 OR purge_to > lidx)",
-            "node, 'the entry at ' || CAST(lidx AS STRING) || ' is said to let the log begin at ' "
-            "|| CAST(purge_to AS STRING) || ', and cannot' AS what, src, inc, seq",
+            "node, 'the entry at ' || CAST(lidx AS STRING) || ' releases entries below ' "
+            "|| CAST(purge_to AS STRING) || ', which it cannot' AS what, src, inc, seq",
         ),
         Part(
-            LETS_GO,
+            PURGE_POINTS,
             "low < high",
-            "CAST(NULL AS STRING) AS node, 'the entry at ' || CAST(lidx AS STRING) || ' lets the log begin '"
-            "|| 'at ' || CAST(high AS STRING) || ' on one node, and not on another' AS what",
+            "CAST(NULL AS STRING) AS node, 'the entry at ' || CAST(lidx AS STRING) || ' releases entries up '"
+            "|| 'to ' || CAST(high AS STRING) || ' on one node, but not on another' AS what",
         ),
     ),
     void(
         "V2",
-        "every planned fault happened and took effect; leaders changed if that was the aim",
+        "every planned fault took effect; leaders changed if the scenario targets them",
         "lines",
         "{what}",
         Part(
             "runs",
             "history IS NULL AND (coalesce(planned_faults, 0) <= 0 OR effective < planned_faults "
             "OR faults > planned_faults)",
-            "'faults planned: ' || coalesce(CAST(planned_faults AS STRING), 'not said') "
-            "|| ', that took effect: ' || CAST(effective AS STRING) AS what",
+            "'faults planned: ' || coalesce(CAST(planned_faults AS STRING), 'not stated') "
+            "|| ', effective: ' || CAST(effective AS STRING) AS what",
             few=True,
         ),
         Part(
             EFFECTS,
             "NOT began OR ended = 0 OR elsewhere IS NOT NULL",
-            "'fault ' || CAST(fault AS STRING) || ' (' || f || '), ' || CASE WHEN NOT began "
+            "'fault ' || CAST(fault AS STRING) || ' (' || f || ') ' || CASE WHEN NOT began "
             "THEN 'did not take effect' WHEN ends = 0 THEN 'did not end' "
             "WHEN ended = 0 THEN 'had taken no effect when it ended' "
-            "ELSE 'began on ' || targets || ' and ended as of ' || elsewhere END AS what, src, inc, seq",
+            "ELSE 'started on ' || targets || ' and ended on ' || elsewhere END AS what, src, inc, seq",
             few=True,
         ),
         Part(
             _TERMS,
             "aim = 'leader' AND (term_min IS NULL OR term_min = term_max)",
-            "'the faults aimed at leaders, and no leader changed' AS what",
+            "'the faults targeted leaders, but no leader changed' AS what",
             few=True,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What the checks need of an engine: SQL over named tables, and rows that fit into memory."""
+"""Interface of the SQL engines that run the checks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ Cell = int | str | bool | None
 Row = dict[str, Cell]
 
 
-class EngineFailed(Exception):
-    """What went wrong in an engine, as text: it has ended, and cannot be asked any more. `details`: where."""
+class EngineError(Exception):
+    """Raised if the engine failed and is unusable. The text states the problem; `details` contains the
+    traceback."""
 
-    def __init__(self, said: str, details: str = "") -> None:
-        super().__init__(said)
+    def __init__(self, text: str, details: str = "") -> None:
+        super().__init__(text)
         self.details = details
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The rows of one of several queries, and how long it took."""
+class QueryResult:
+    """Result of one of several queries. `seconds`: its duration."""
 
     name: str
     rows: list[Row]
@@ -28,27 +29,31 @@ class Answer:
 
 
 class Engine(Protocol):
-    """Runs the SQL of the checks, which keeps to what Spark and DuckDB both understand."""
+    """Runs the SQL of the checks, which uses only constructs that Spark and DuckDB both support."""
 
     def view(self, name: str, sql: str) -> None:
-        """Name a query."""
+        """Define a view."""
 
     def facts(self, queries: Mapping[str, str]) -> None:
-        """Name queries, and keep their results, if that is cheaper than to compute them again. None needs
-        another."""
+        """Define tables from independent queries. Materializes a table if that is cheaper than recomputing
+        it."""
 
     def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
-        """Name what a function makes of groups of rows, for what no SQL can say: (run, log, found), one row
-        for each run, log and kind of the rows (run, log, kind, item) of a query. `function` is given the
-        kind and the items, in no order, and is run where the rows are: other processes import it."""
+        """Define a table from a Python function over groups of rows, for results that SQL cannot express.
+
+        The rows (run, log, kind, item) of the query are grouped by run, log and kind. The table has the
+        columns (run, log, found), with one row per group. `function` receives the kind and the items, in no
+        order, and must be importable by worker processes.
+        """
 
     def rows(self, sql: str) -> list[Row]:
-        """The rows of a query that gives few."""
+        """Return the rows of a query with a small result."""
 
-    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
-        """The rows of queries that give few, in the order in which they come; several may run at once."""
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[QueryResult]:
+        """Yield the results of queries, which must be small, as the queries complete. Several may run
+        concurrently."""
 
 
 def union(queries: Sequence[str]) -> str:
-    """One query for the rows of all of them."""
+    """Combine queries with UNION ALL."""
     return "\nUNION ALL\n".join(queries)

@@ -1,6 +1,6 @@
-"""What lies in the run directories, looked at as bytes before an engine reads it.
+"""Inspection of the files in run directories, before an engine reads them.
 
-Here is found what an engine would pass over in silence: empty files, copies, lines that a killed writer tore.
+Detects defects that an engine would ignore: empty files, copies, and incomplete lines of killed writers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from struct import Struct
 from chaos.checker.paths import shown
 from chaos.trace.schema import RAW_DIR, SUFFIX
 
-#: Converted traces: the same columns, as Parquet files, instead of `raw/`.
+#: Directory of a converted trace: the same columns in Parquet files, instead of `raw/`.
 PARQUET_DIR = "parquet"
 PARQUET_SUFFIX = ".parquet"
-#: Parquet files begin and end with it; before the end stands the length of the footer.
+#: Parquet files start and end with these bytes. The length of the footer precedes the final ones.
 _MAGIC = b"PAR1"
 _TAIL = Struct("<I4s")
 _BLOCK_BYTES = 1 << 20
 
 
 class IntakeError(Exception):
-    """There is nothing that can be checked; the text says why."""
+    """Raised if there is nothing to check. The text states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """One file of a writer. `torn`: it does not end with a line break. `bytes` is its size."""
+    """One file of a writer. `torn`: the file does not end with a line break. `bytes`: its size."""
 
     run_dir: Path
     path: Path
@@ -44,7 +44,7 @@ class RawFile:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFile:
-    """One Parquet file of a converted trace, which may lie in folders below `folder`."""
+    """One Parquet file of a converted trace, at any depth below `folder`."""
 
     run_dir: Path
     path: Path
@@ -57,13 +57,13 @@ class ColumnFile:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What there is to read: files that can be."""
+    """The readable files of the run directories, and their defects."""
 
     raw: tuple[RawFile, ...]
     parquet: tuple[ColumnFile, ...]
-    #: What makes a run directory unfit, by directory: the verdict of its runs is at best "unknown".
+    #: Defects by run directory. They limit the verdict of the directory's runs to "unknown".
     troubles: dict[Path, tuple[str, ...]]
-    #: Run directories with a file that is there twice.
+    #: Run directories with a duplicated file.
     copied: frozenset[Path] = frozenset()
 
     @property
@@ -71,33 +71,33 @@ class Intake:
         return sum(file.bytes for file in self.parquet)
 
 
-def take_in(run_dirs: list[Path]) -> Intake:
-    """Look at the run directories. A file that cannot be read is told among the troubles.
+def inspect_runs(run_dirs: list[Path]) -> Intake:
+    """Inspect the run directories. Unreadable files are listed among the defects.
 
     Raises:
-        IntakeError: a directory cannot be read, or holds neither raw lines nor Parquet files; or none of all
-            files can be read.
+            IntakeError: a directory cannot be read, or has no lines and no Parquet files; or no file is
+            readable.
     """
     raw: list[RawFile] = []
     parquet: list[ColumnFile] = []
     troubles: dict[Path, list[str]] = defaultdict(list)
     if len({path.resolve() for path in run_dirs}) < len(run_dirs):
-        raise IntakeError("the same run directory was named twice")
+        raise IntakeError("the same run directory is named twice")
     for run_dir in run_dirs:
         lines, columns = _files(run_dir)
         for path in lines or columns:
             try:
                 _require_regular(path)
                 if lines:
-                    raw.append(look_at(run_dir, path))
+                    raw.append(inspect_file(run_dir, path))
                 else:
-                    parquet.append(_look_at_columns(run_dir, path))
+                    parquet.append(_inspect_parquet(run_dir, path))
             except (OSError, IntakeError) as error:
                 name = shown(path.relative_to(run_dir))
-                said = error.strerror if isinstance(error, OSError) else str(error)
-                troubles[run_dir].append(f"{name} could not be read: {said}")
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                troubles[run_dir].append(f"{name} could not be read: {reason}")
     if not raw and not parquet:
-        raise IntakeError("; ".join(said for all_said in troubles.values() for said in all_said))
+        raise IntakeError("; ".join(reason for all_said in troubles.values() for reason in all_said))
     for file in raw:
         if file.bytes == 0:
             troubles[file.run_dir].append(f"{file.path.name} is empty")
@@ -106,36 +106,38 @@ def take_in(run_dirs: list[Path]) -> Intake:
         for concerned in {copy[0], first[0]}:
             troubles[concerned].append(f"{copy[1]} is a copy of {first[1]}")
             copied.add(concerned)
-    said_of = {path: tuple(said) for path, said in troubles.items()}
-    return Intake(tuple(raw), tuple(parquet), said_of, frozenset(copied))
+    defects_of = {path: tuple(reason) for path, reason in troubles.items()}
+    return Intake(tuple(raw), tuple(parquet), defects_of, frozenset(copied))
 
 
 def _files(run_dir: Path) -> tuple[list[Path], list[Path]]:
-    """The files of lines, and, if there are none, those of columns."""
+    """Return the files of lines and, if there are none, the Parquet files."""
     try:
         str(run_dir.absolute()).encode()
         if not run_dir.is_dir():
-            raise IntakeError(f"{run_dir} is no directory")
+            raise IntakeError(f"{run_dir} does not exist or is not a directory")
         folder, columns = run_dir / RAW_DIR, run_dir / PARQUET_DIR
-        # Not by a pattern: that passes over directories that cannot be read.
+        # Not by a glob, which ignores unreadable directories.
         lines = sorted(
             path for path in _below(folder) if path.name.endswith(SUFFIX) and path.parent == folder
         )
         if lines:
             return lines, []
-        if found := sorted(path for path in _below(columns) if path.name.endswith(PARQUET_SUFFIX)):
-            return [], found
+        if parquet_files := sorted(path for path in _below(columns) if path.name.endswith(PARQUET_SUFFIX)):
+            return [], parquet_files
     except UnicodeEncodeError:
-        raise IntakeError(f"{shown(run_dir)} is not UTF-8, and Java opens no such file; rename it") from None
+        raise IntakeError(
+            f"the name of {shown(run_dir)} is not UTF-8, so Java cannot open it; rename it"
+        ) from None
     except OSError as error:
-        raise IntakeError(f"{run_dir} cannot be read: {error.strerror}") from error
+        raise IntakeError(f"cannot read {run_dir}: {error.strerror}") from error
     raise IntakeError(
-        f"{run_dir} holds no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*{PARQUET_SUFFIX}"
+        f"{run_dir} contains no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*{PARQUET_SUFFIX}"
     )
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Everything below a folder that is no folder itself; nothing if there is no such folder.
+    """Yield the files below a folder. Yields none if the folder does not exist.
 
     Raises:
         OSError: a folder cannot be read.
@@ -146,28 +148,30 @@ def _below(folder: Path) -> Iterator[Path]:
 
     if folder.exists():
         for parent, folders, names in os.walk(folder, onerror=stop):
-            # A folder in the place of a file is told of.
+            # Yield folders with the name of a file, so that they are reported.
             wrong = (name for name in folders if name.endswith((SUFFIX, PARQUET_SUFFIX)))
             yield from (Path(parent, name) for name in (*names, *wrong))
 
 
 def _require_regular(path: Path) -> None:
-    """Raises:
-    OSError: the file is gone.
-    IntakeError: it is none that every engine reads.
+    """Require a regular file with a name that every engine reads.
+
+    Raises:
+        OSError: the file does not exist.
+        IntakeError: the file is unsuitable.
     """
     if not S_ISREG(path.stat().st_mode):
-        raise IntakeError("it is no regular file")
+        raise IntakeError("it is not a regular file")
     if path.name.startswith((".", "_")):
-        raise IntakeError("Spark passes over names that begin with . or _; rename it")
+        raise IntakeError("Spark ignores names that start with . or _; rename it")
     if any(0xD800 <= ord(character) < 0xE000 for character in path.name):
-        raise IntakeError("its name is not UTF-8, and Java opens no such file; rename it")
+        raise IntakeError("its name is not UTF-8, so Java cannot open it; rename it")
 
 
 def _copies(
     raw: list[RawFile], parquet: list[ColumnFile]
 ) -> Iterator[tuple[tuple[Path, Path], tuple[Path, Path]]]:
-    """Files that are there twice: (run directory, path) of the later and of the first one."""
+    """Yield duplicated files: (run directory, path) of the later and of the first one."""
     hashes = [(file.sha256, file.run_dir, file.path) for file in raw if file.bytes]
     hashes += _hashes_of_equally_large(parquet)
     seen: dict[str, tuple[Path, Path]] = {}
@@ -178,8 +182,8 @@ def _copies(
 
 
 def _hashes_of_equally_large(parquet: list[ColumnFile]) -> Iterator[tuple[str, Path, Path]]:
-    """Of Parquet files: one with a size of its own is no copy, and need not be read. SHA-256, run directory
-    and path."""
+    """Yield SHA-256, run directory and path of Parquet files. Files with a unique size are not read, because
+    they cannot be copies."""
     times = Counter(file.bytes for file in parquet)
     for file in parquet:
         if times[file.bytes] > 1:
@@ -187,10 +191,12 @@ def _hashes_of_equally_large(parquet: list[ColumnFile]) -> Iterator[tuple[str, P
                 yield hashlib.file_digest(opened, "sha256").hexdigest(), file.run_dir, file.path
 
 
-def _look_at_columns(run_dir: Path, path: Path) -> ColumnFile:
-    """Raises:
-    OSError: the file cannot be read.
-    IntakeError: it does not begin or end as Parquet files do.
+def _inspect_parquet(run_dir: Path, path: Path) -> ColumnFile:
+    """Check the start and the end of a Parquet file.
+
+    Raises:
+        OSError: the file cannot be read.
+        IntakeError: the file is not Parquet, or is truncated.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -199,15 +205,15 @@ def _look_at_columns(run_dir: Path, path: Path) -> ColumnFile:
         file.seek(max(0, size - _TAIL.size))
         tail = file.read()
     if head != _MAGIC:
-        raise IntakeError("it is no Parquet file")
+        raise IntakeError("it is not a Parquet file")
     footer, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
     if magic != _MAGIC or footer + len(_MAGIC) + _TAIL.size > size:
-        raise IntakeError("it is torn: its end is missing")
+        raise IntakeError("it is truncated: the footer is missing")
     return ColumnFile(run_dir, path, size)
 
 
-def look_at(run_dir: Path, path: Path) -> RawFile:
-    """Size, lines and hash of a file."""
+def inspect_file(run_dir: Path, path: Path) -> RawFile:
+    """Return the size, number of lines, and hash of a file."""
     digest, size, lines, last = hashlib.sha256(), 0, 0, b"\n"
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

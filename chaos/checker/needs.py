@@ -1,9 +1,9 @@
-"""What a verdict needs: the table that `docs/checker.md` shows.
+"""Properties of a trace that a verdict depends on.
 
-A check says something only of a trace that has what the check rests on. Each need is met or unmet in a run;
-which of the two, one check of the trace itself says (`by`), and nobody else. A check names the needs without
-which a violation of it is no evidence (`Check.needs`) and those without which the absence of violations is
-none (`Check.clear_needs`). The judge turns what such a check found into "unknown" where a need is unmet.
+A check is conclusive only for traces with certain properties, its needs. One check of the trace itself (`by`)
+decides whether a run meets a need. Every other check lists the needs that must be met for its violations to
+count (`Check.needs`), and those that must be met for the absence of violations to count
+(`Check.clear_needs`). `chaos.checker.judge` reports a check as unknown if its needs are unmet.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from enum import StrEnum
 
 
 class Need(StrEnum):
-    """A property of the trace of a run. The value names it for people."""
+    """A property of the trace of a run. The value is the name of the property in reports."""
 
-    LINES = "every line"
-    ONCE = "lines that stand once"
-    UNDERSTOOD = "lines that can be read"
-    SHAPED = "lines that say as much as their like"
-    OPERATIONS = "whole operations"
-    PROCESSES = "processes with one operation at a time"
-    IDS = "ids of messages that are unique"
-    CLOCKS = "clocks that can be compared"
+    LINES = "all lines"
+    ONCE = "no duplicate lines"
+    UNDERSTOOD = "readable lines"
+    SHAPED = "complete lines"
+    OPERATIONS = "complete operations"
+    PROCESSES = "sequential processes"
+    IDS = "unique message ids"
+    CLOCKS = "comparable clocks"
     WRITERS = "all writers"
-    LIVES = "all lives of nodes"
+    LIVES = "all node processes"
     FINAL_READS = "final reads"
-    DUMPS = "all files of nodes"
-    SOUND_FILES = "files without damage"
-    FAULTS = "faults that took effect"
-    TAKES = "answers to all who took"
-    SYNCS = "syncs that were seen"
+    DUMPS = "all node files"
+    SOUND_FILES = "undamaged node files"
+    FAULTS = "effective faults"
+    TAKES = "known outcomes of dequeues"
+    SYNCS = "recorded syncs"
 
 
 @dataclass(frozen=True, slots=True)
 class NeedSpec:
-    """`by`: the check that says whether it is met. `evidence`: the lines by which it is seen. `writer`: who
-    writes these. `from_prefix`: whether it can be said of a run that still goes on."""
+    """Decision and evidence of a need.
+
+    `by`: the check that decides it. `evidence`: the lines that show it. `writer`: the writer of these lines.
+    `from_prefix`: the need can already be decided while the run is in progress.
+    """
 
     by: str
     evidence: str
@@ -47,53 +50,52 @@ class NeedSpec:
 
 _ALL, _CLIENTS, _NEMESIS = "every writer", "clients", "nemesis"
 NEEDS: dict[Need, NeedSpec] = {
-    Need.LINES: NeedSpec("W1", "each writer's lines are numbered without a hole (`seq`)", _ALL, True),
-    Need.ONCE: NeedSpec("W10", "no writer has a number twice; no file or directory is a copy", _ALL, True),
-    Need.UNDERSTOOD: NeedSpec("W6", "kinds of lines, their ranges, `v`; files without garbage", _ALL, True),
-    Need.SHAPED: NeedSpec("W14", "which fields the lines of a kind have", _ALL),
+    Need.LINES: NeedSpec("W1", "`seq` of each writer has no gaps", _ALL, True),
+    Need.ONCE: NeedSpec("W10", "`seq` of each writer has no duplicates; no file is a copy", _ALL, True),
+    Need.UNDERSTOOD: NeedSpec("W6", "known kinds of lines, values in range, `v`; intact files", _ALL, True),
+    Need.SHAPED: NeedSpec("W14", "all lines of a kind have the same fields", _ALL),
     Need.OPERATIONS: NeedSpec(
         "W2",
-        "one invoke, at most one completion of each `op`; its `count` of messages; `attempt` and `done` of "
-        "what was sent and given",
+        "one invoke and at most one completion of each `op`; its `count` of messages; `attempt`, `done`",
         _CLIENTS,
         True,
     ),
-    Need.PROCESSES: NeedSpec("W3", "operations of each `proc`, one after the other", _CLIENTS, True),
-    Need.IDS: NeedSpec("W4", "each `mid` in one send", _CLIENTS, True),
+    Need.PROCESSES: NeedSpec("W3", "operations of each `proc` do not overlap", _CLIENTS, True),
+    Need.IDS: NeedSpec("W4", "each `mid` is in one send", _CLIENTS, True),
     Need.CLOCKS: NeedSpec("W5", "`mono`, `wall`, `boot_id`, `clock_bound_ns`", _ALL, True),
-    Need.WRITERS: NeedSpec("W7", "`expect`, and `trace_end` of each", _NEMESIS),
-    Need.LIVES: NeedSpec("W13", "`started`, `written`, `pid` of each life, faults of its time", _NEMESIS),
+    Need.WRITERS: NeedSpec("W7", "`expect`, and a `trace_end` of each writer", _NEMESIS),
+    Need.LIVES: NeedSpec("W13", "`started`, `written`, `pid` of each node process, and its faults", _NEMESIS),
     Need.FINAL_READS: NeedSpec("W8", "`log`, `healed`, `drain_target`, drains", "nemesis, final reader"),
-    Need.DUMPS: NeedSpec("W12", "`dumped` and its `count`, of each node", "reader of the nodes' files"),
+    Need.DUMPS: NeedSpec("W12", "`dumped` and its `count` of each node", "reader of the nodes' files"),
     Need.SOUND_FILES: NeedSpec("W9", "no `dump_hole`", "reader of the nodes' files"),
     Need.FAULTS: NeedSpec("V2", "`planned_faults`, `effective` of each fault", _NEMESIS),
-    Need.TAKES: NeedSpec("H0", "outcomes of operations that take from a queue", "histories", True),
-    Need.SYNCS: NeedSpec("W11", "`watched`: each life of each node, under `SYNC_FLUSH`", "recorder of syncs"),
+    Need.TAKES: NeedSpec("H0", "outcomes of dequeues", "histories", True),
+    Need.SYNCS: NeedSpec("W11", "`watched` of each process of each node (`SYNC_FLUSH`)", "recorder of syncs"),
 }
 
-#: Evidence without a need: lines that are there contradict each other.
+#: The minimum: existing lines contradict each other.
 EVIDENT = (Need.ONCE,)
-#: No line is missing that the contradiction could be explained by, whoever would have written it.
+#: No line of any client or node is missing that could explain the contradiction.
 WHOLE = (Need.ONCE, Need.LINES, Need.UNDERSTOOD, Need.OPERATIONS, Need.WRITERS)
-#: And of no life of a node.
+#: In addition, no process of a node is missing.
 NODES = (*WHOLE, Need.LIVES)
-#: What one writer said, in the order in which it said it: no line is missing, or is there and means nothing.
+#: All lines of one writer, in its order.
 NODE_LINES = (Need.ONCE, Need.LINES, Need.UNDERSTOOD)
-#: And everything was read in the end.
+#: In addition, final reads reached the end of every log.
 DRAINED = (*WHOLE, Need.FINAL_READS)
 
 
 def needs_by_check() -> dict[str, Need]:
-    """Which need each check of the trace itself decides."""
+    """Return the need that each check of the trace decides, by check id."""
     return {spec.by: need for need, spec in NEEDS.items()}
 
 
 def joined(*several: Sequence[Need]) -> tuple[Need, ...]:
-    """All of them, each once, in the order of `Need`."""
-    wanted = {need for needs in several for need in needs}
-    return tuple(need for need in Need if need in wanted)
+    """Return the union of the sequences, in the order of `Need`."""
+    included = {need for needs in several for need in needs}
+    return tuple(need for need in Need if need in included)
 
 
 def words(needs: Iterable[Need]) -> str:
-    """Needs for people: each with the check that decides it."""
+    """Return the needs as text for a report, each with the check that decides it."""
     return ", ".join(f"{need} ({NEEDS[need].by})" for need in needs)

@@ -1,4 +1,4 @@
-"""Paths as people read them, and as engines name them."""
+"""Paths in messages, and in the notation of the engines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/(?:/[^/]*)?(?=/|$)|file:(?=/)")
 
 
 def file_of(named: str) -> Path:
-    """The file that an engine names: Spark by a URI with escapes (`file:///a%20b`), DuckDB by its path."""
+    """Return the file for a name that an engine uses. Spark uses an escaped URI (`file:///a%20b`), DuckDB a
+    path."""
     uri = _URI.match(named)
     return Path(unquote(named[uri.end() :])) if uri else Path(named)
 
 
 def shown(path: Path) -> str:
-    """A path in messages: bytes of names that are not UTF-8 are escaped."""
+    """Return a path for a message. Escapes bytes that are not UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,58 +1,57 @@
-"""The tables that the checks are written on, made of the lines of the traces.
+"""Tables built from the lines of the traces, on which the checks are defined.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and
-never uses NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING
-(quadratic in Spark). Facts are written once and have only the columns that checks read; digests are
-numbers, and chains have one (`chain_key`): what has numbers to take the least of is hashed, what
-has strings is sorted.
+All SQL here and in the checks uses only constructs that Spark and DuckDB both support, and is grouped by run.
+It never uses NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING,
+which is quadratic in Spark. Materialized tables have only the columns that checks read. Digests are numbers,
+and chains have a numeric key (`chain_key`): Spark aggregates numbers by hashing, but strings by sorting.
 
-As long as the trace:
+Tables whose size grows with the trace:
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
-         What its sender took back has failed; `said` is the outcome of the send itself.
-reads    one operation that read a log or asked for its ends.
-         Those of the final phase that began after the healing are in final_reads as well.
+         A recalled message counts as failed; `said` is the outcome of the send itself.
+reads    one operation that read a log or requested its ends.
+         Reads of the final phase that started after healing are also in final_reads.
 dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
-         (NULL if it has none). received: to a group that is given messages one by one. looked_up: what was
-         found by key instead.
-seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
-placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
-         read_at: when a reader was first given it. finals: how often final reads showed it; in other
-         systems' histories, how often any read did.
-known    one position of a log: which message, its rank, and, if something was purged, since when it is gone,
-         and since when all before it is (gone_before).
-through  one message that a group is through with, and when it was first.
+         (NULL without one). received: delivered with per-message acknowledgment. Results of look-ups by key
+         are in looked_up instead.
+seen     messages that clients or files show at a position: acknowledged sends, deliveries, dumps.
+placed   one message in one log: number and outcomes of its sends, its positions, its observers.
+         read_at: its first delivery. finals: number of final reads that returned it; in histories of other
+         systems, of all reads.
+known    one position of a log: its message, its rank, and, in runs with a purge, the times at which it and
+         everything before it were purged (gone_before).
+through  one message that a group has finished, and when it first did.
 items    one message of a batch that was sent.
 dump, cq, done, nodes, disk, left_records
          lines of these kinds. `ledger` of an event of a node is never NULL.
 
-Few rows, however long the trace:
+Tables with few rows:
 
-shapes       one kind of lines: which fields all of them have, and which any has.
+shapes       one kind of lines: the fields that all such lines have, and the fields that any has.
 line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
-lookups      operations that looked something up by its key.
-final_reads  operations of the final phase, after the healing, that read logs.
+lookups      operations that look up messages by key.
+final_reads  read operations of the final phase, after healing.
 op_counts    one kind of operation and outcome.
-runs         one run: what was planned, promised and done.
-milestones   events of nodes besides those that come with every batch.
+runs         one run: its plan, its guarantees, its results.
+milestones   events of nodes, without the events that occur with every batch.
 sent_logs    one log: acknowledged sends by outcome, term and time.
-read_logs    one log: how far it was read.
-histories    op_counts of other systems' histories, and of which model these are.
-odd_ops      operations whose lines are not one invoke and one completion at most.
+read_logs    one log: the position up to which it was read.
+histories    op_counts of other systems' histories, with their model.
+odd_ops      operations whose lines are not one invoke and at most one completion.
 dump_ends    one node's files of one ledger.
 cq_ends      one ConsumeQueue of one node.
-purges       one index up to which a node forgot the log, and when: only if files up to there were removed.
-kept_logs    one log of a run in which something was removed: where it begins in the end.
-begins       one log of a run in which something was removed: where it begins since when, after each purge.
-removed      files of one node's log that were removed from its beginning, as the recorder of syncs saw it.
-recalled     messages that somebody tried to take back, with what outcome; and what LEFT_BEHIND says.
-unanswered   messages of `sends` that did not fail, and have no position.
+purges       one index up to which a node purged the log, and when, if files up to there were removed.
+kept_logs    one log of a run with a purge: the position at which it starts at the end.
+begins       one log of a run with a purge: the position at which it starts after each purge, and since when.
+removed      files of one node's log that were removed from its start, according to the recorder of syncs.
+recalled     messages with a recall, and its outcome; and the messages of LEFT_BEHIND.
+unanswered   messages of `sends` that did not fail and have no position.
 unclear      acknowledged messages of `placed` that may be in `doubts`.
-moved        messages of `placed` that stand at several positions.
-suspects     messages of `placed` that were never sent, had failed, or have several contents.
-doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
-spells       one consumer with one queue that it was assigned, from its first message to its last.
+moved        messages of `placed` with several positions.
+suspects     messages of `placed` that were never sent, failed, or have several contents.
+doubts       acknowledged messages that the files of some node lack, or have elsewhere than the answer stated.
+spells       one consumer with one assigned queue, from its first message to its last.
 holes        one damaged range of entries in the files of a node.
 fault, member, meta
              lines of these kinds.
@@ -68,12 +67,12 @@ from chaos.checker.left_records import LEFT_BEHIND, LEFT_RECORDS
 from chaos.checker.shapes import SHAPES
 from chaos.trace.schema import EVENTS, OPERATIONS, READS, Ev
 
-#: Few rows out of many, kept so that what is joined with them need not be moved.
+#: Small tables that are selected from large ones. They are materialized to reduce the data moved by joins.
 PICKED = frozenset(
     ("items", "odd_ops", "lookups", "final_reads", "recalled", "unanswered", "moved", "unclear")
 )
 
-#: Tables of few rows, however long the trace.
+#: Tables whose size does not grow with the trace.
 FEW_ROWS = PICKED - {"items"} | frozenset(
     (
         *(
@@ -105,7 +104,7 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
 
 
 def column_of(field: str) -> str:
-    """The column of a field of the trace."""
+    """Return the column of a field of the trace."""
     return {"group": "grp"}.get(field, field)
 
 
@@ -117,12 +116,12 @@ _LOG = (
 
 
 def log_of(table: str = "") -> str:
-    """SQL for the name of the log that a row is about (schema.log_name)."""
+    """Return SQL for the name of the log that a row concerns (schema.log_name)."""
     return _LOG.format(t=f"{table}." if table else "")
 
 
 def pos_of(table: str = "") -> str:
-    """SQL for the position in that log."""
+    """Return SQL for the position in that log."""
     t = f"{table}." if table else ""
     return f"CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL THEN {t}qoff ELSE {t}lidx END"
 
@@ -132,18 +131,18 @@ _ONCE = (
     "node term code lidx qoff next_off max_off min_off end_claim src inc",
 )
 
-#: What is taken of the lines of an operation, whichever of them says it.
+#: Fields of an operation that either of its lines may have.
 _EITHER = tuple(name for line in _ONCE for name in line.split())
 
-#: Operations whose lines are not one invoke and one completion at most.
+#: Operations whose lines are not one invoke and at most one completion.
 _ODD_OPS = """
 SELECT op, run FROM events WHERE ev = 'op' GROUP BY op, run
 HAVING op IS NULL OR run IS NULL OR count(*) FILTER (WHERE type = 'invoke') <> 1 OR count(*) > 2
   OR count(*) <> count(type)
 """
 
-#: Joined, because strings to take the greatest of are sorted, twice, with all that stands beside them; that
-#: is done of odd operations only.
+#: A join, because an aggregate over strings would sort the rows twice, with all their columns. Only odd
+#: operations are aggregated.
 _OPS = f"""
 SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 ELSE 1 END AS completions,
   least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed,
@@ -205,8 +204,8 @@ UNION ALL
 SELECT run, log, pos, mid, digest FROM dump WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
 """
 
-#: `nodes`: a bit for each node whose files have it; `lidx_min`, `lidx_max`: in answers and files;
-#: `seen_min`, `seen_max`: contents where it was seen.
+#: `nodes`: a bit for each node whose files have the message; `lidx_min`, `lidx_max`: in answers and files;
+#: `seen_min`, `seen_max`: its contents at all observers.
 _PLACED = """
 SELECT run, log, mid,
   sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails,
@@ -245,7 +244,7 @@ FROM (
 ) GROUP BY run, log, mid
 """
 
-#: Most messages stand at one position, which is known by now.
+#: Most messages have one position, which is known at this step.
 _KNOWN = """
 SELECT k.*, row_number() OVER w - 1 AS rank, lag(k.pos) OVER w AS before, g.gone, g.gone_before FROM (
   SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest_min) AS digest_min,
@@ -301,7 +300,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "member",
         f"""SELECT run, e, grp, consumer, coalesce(epoch, 0) AS epoch, topic, q, {log_of()} AS log, off, mode,
-        filter, from_start, mono, src, inc, seq FROM events WHERE ev = 'member'""",
+        filter, from_start, delay_ms, mono, src, inc, seq FROM events WHERE ev = 'member'""",
     ),
     (
         "nodes",
@@ -312,8 +311,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "disk",
-        """SELECT run, node, coalesce(ledger, '') AS ledger, e, lidx, size, term, coalesce(vote, '') AS vote,
-        mono, src, inc, seq FROM events WHERE ev = 'disk'""",
+        """SELECT run, node, coalesce(ledger, '') AS ledger, e, lidx, off, size, term,
+        coalesce(vote, '') AS vote, mono, src, inc, seq FROM events WHERE ev = 'disk'""",
     ),
     (
         "fault",
@@ -323,8 +322,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, ended, keep_ms, keep_bytes, {log_of()} AS log, node, pid, count AS n, ledger,
-        store, broker_role, size, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
+        boot_id, member, off, ended, keep_ms, keep_bytes, {log_of()} AS log, node, pid, since, count AS n,
+        ledger, store, broker_role, size, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),
     (
         "holes",
@@ -337,8 +336,8 @@ _KINDS = ", ".join(f"'{kind}'" for kind in Ev)
 
 
 def _lacking() -> str:
-    """SQL for: the line is of no event of the schema, or lacks a field that its event must have. Without the
-    field a check passes over the line, as if it had never been written."""
+    """Return an SQL condition that is true if the line is of no kind in the schema or lacks a required field.
+    A check would ignore a line without the field."""
     events: dict[Ev, list[str]] = {}
     for (ev, name), event in EVENTS.items():
         missing = " OR ".join(f"{column_of(field)} IS NULL" for field in event.required)
@@ -352,15 +351,12 @@ def _lacking() -> str:
     return f"CASE {' '.join(whens)} ELSE false END"
 
 
-#: For W6. That a field is there says nothing of its value: who lists what checks read leaves this out.
-LACKING = _lacking()
-
-#: The line is about another node than its writer's.
+#: The line concerns a node other than its writer's.
 _BY_ANOTHER = """CASE WHEN ev IN ('raft', 'store', 'role') THEN src LIKE 'node:%' AND src <> 'node:' || node
   WHEN ev IN ('dump', 'cq', 'left') THEN src LIKE 'dump:%' AND src <> 'dump:' || node
   WHEN ev = 'disk' THEN src LIKE 'disk:%' AND src <> 'disk:' || node ELSE false END"""
 
-#: Lines by writer, incarnation and file, and of which kinds they are.
+#: Lines by writer, incarnation and file, with their kinds.
 _LINE_COUNTS = f"""
 SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
   max(seq) AS last, min(mono) AS first_mono, max(mono) AS last_mono,
@@ -368,7 +364,7 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
-    OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {LACKING} OR {_BY_ANOTHER}
+    OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {_lacking()} OR {_BY_ANOTHER}
     OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
     OR (e IN ('log', 'drain_target') AND ((topic IS NULL) <> (q IS NULL)
       OR (ledger IS NULL) = (topic IS NULL)))
@@ -403,19 +399,18 @@ FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 #: Operations by kind and outcome.
 _OP_COUNTS = """
 SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n,
-  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named,
-  count(*) FILTER (WHERE epoch >= 0) AS fenced
+  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named
 FROM ops GROUP BY run, f, outcome, coalesce(stale, false), term IS NOT NULL
 """
 
-#: Of other systems' histories (`chaos.checker.readers`).
+#: Histories of other systems (`chaos.checker.readers`).
 _HISTORIES = """
 SELECT c.run, r.history, c.f, c.outcome, c.n FROM op_counts c
 JOIN runs r ON r.run = c.run WHERE r.history IS NOT NULL
 """
 
-#: Also of runs that nobody has told about: checks that join them must not lose their lines. A bound beyond
-#: reason would end in an overflow.
+#: Includes runs without a `run_begin`, because checks that join this table must not lose their lines. The
+#: clock bound is capped, because a very large one would overflow.
 _RUNS = """
 SELECT w.run, m.nodes, m.planned_faults, m.aim, coalesce(m.flush_mode, 'SYNC_FLUSH') AS flush_mode,
   coalesce(m.max_attempts, 16) AS max_attempts,
@@ -478,8 +473,8 @@ LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
-#: Acknowledged messages of `placed` that do not stand in the files of all nodes at the one place that the
-#: answer said.
+#: Acknowledged messages of `placed` that some node's files lack, or that are not only at the position that
+#: the answer stated.
 _UNCLEAR = """
 SELECT p.run, p.log, p.mid FROM placed p
 JOIN (SELECT run, max(n) AS n FROM (SELECT run, ledger, count(*) AS n FROM dump_ends GROUP BY run, ledger)
@@ -488,8 +483,8 @@ WHERE (p.oks > 0 OR p.acked > 0) AND NOT coalesce(p.oks = 1 AND p.acked = 1 AND 
   AND p.pos_min = p.pos_max AND p.lidx_min = p.lidx_max, false)
 """
 
-#: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
-#: answer said; only those of which something is amiss.
+#: Acknowledged messages with the nodes whose files have them, and with the rows that agree with the answer;
+#: only messages with a discrepancy.
 _DOUBTS = """
 SELECT * FROM (
   SELECT s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps,
@@ -519,15 +514,15 @@ SELECT run, grp, topic, log, consumer, epoch, src, inc, min(mono) AS first, max(
 FROM dlv WHERE grp IS NOT NULL AND NOT received GROUP BY run, grp, topic, log, consumer, epoch, src, inc
 """
 
-#: A node forgets before it removes, so when that was, it says itself; that it did remove, others say.
+#: A node reports a purge before it removes files, so its own line has the time, and others show the removal.
 _PURGES = """
 SELECT p.run, p.lidx, min(p.mono) AS mono FROM milestones p
 JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x ON x.run = p.run AND p.lidx <= x.lidx
 WHERE p.e = 'purge' GROUP BY p.run, p.lidx
 """
 
-#: Where logs begin in runs in which something was removed: the first message known to stand behind all that
-#: was; without one, nowhere.
+#: Starts of logs in runs with a purge: the first message known to be behind all purged ones; without such a
+#: message, the log has no start.
 _KEPT_LOGS = """
 SELECT p.run, p.log,
   coalesce(min(CASE WHEN p.lidx_min > x.lidx THEN p.pos_min END), 9223372036854775807) AS pos
@@ -535,14 +530,14 @@ FROM placed p JOIN (SELECT run, max(lidx) AS lidx FROM removed GROUP BY run) x O
 GROUP BY p.run, p.log
 """
 
-#: Where logs begin after each purge. Purged is what the first node forgets: others may still show it.
+#: Starts of logs after each purge. The first node to purge counts: others may still have the messages.
 _BEGINS = """
 SELECT x.run, p.log, x.mono,
   coalesce(min(CASE WHEN p.lidx_min > x.lidx THEN p.pos_min END), 9223372036854775807) AS pos
 FROM purges x JOIN placed p ON p.run = x.run GROUP BY x.run, p.log, x.mono, x.lidx
 """
 
-#: What a group said that it is through with, or, if it never says, what it was given.
+#: Messages that a group reported as finished, or, in groups without such reports, received.
 _THROUGH = """
 SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
   SELECT run, grp, log, pos, mid, mono FROM done WHERE code IN ('ok', 'dlq')
@@ -566,8 +561,8 @@ FROM (
 )
 """
 
-#: The end of a queue that a classic master told before it was lost promises nothing: what stood there may be
-#: what is lost, and new messages may have come to these places.
+#: The end of a queue that a classic master reported before it was lost is no evidence: the messages there may
+#: be lost, and new messages may have their positions.
 _READS = f"""
 SELECT o.run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
   min_off,
@@ -586,7 +581,7 @@ _ON_FACTS = (
     ("looked_up", _DLV.format("SEMI")),
 )
 
-#: Facts, in steps; those of one step need only those of the steps before.
+#: Materialized tables, in steps. Each step depends only on earlier steps.
 _FACTS: tuple[dict[str, str], ...] = (
     {
         "odd_ops": _ODD_OPS,
@@ -637,7 +632,8 @@ _FACTS: tuple[dict[str, str], ...] = (
 
 
 def make_tables(engine: Engine, on_progress: Callable[[int, int], None] | None = None) -> None:
-    """Make all tables out of `events`. `on_progress`: (steps done, of so many)."""
+    """Build all tables from `events`. `on_progress` receives the numbers of completed steps and of all
+    steps."""
     for name, sql in _VIEWS:
         engine.view(name, sql)
     for step, facts in enumerate(_FACTS, 1):

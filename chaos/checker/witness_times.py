@@ -1,4 +1,4 @@
-"""When what witnesses tell of happened: by the lines of the trace, or the messages, that they name."""
+"""Times of witnesses, from the lines or messages that they name."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Iterable
 
 from chaos.checker.engine import Engine, Row
 
-#: Of a witness: the time of what it tells of; ns, by the clock of its writer.
+#: Key of a witness: the time of the event, in ns, by the clock of its writer.
 MONO = "mono"
-#: What a witness may name, and where the times of that are.
+#: Columns by which a witness identifies an event, and the table and column of its time.
 _KEYS = (
     (("run", "src", "inc", "seq"), "events", "mono"),
-    # The moment from which a message is promised to be there.
+    # The time from which the message must be present.
     (("run", "mid"), "sends", "coalesce(ret, inv)"),
 )
 
 
 def add_times(engine: Engine, witnesses: Iterable[Row]) -> None:
-    """Say of witnesses when their line was written, or, without one, when their message was acknowledged."""
-    left = [one for one in witnesses if one.get(MONO) is None]
+    """Add the time of its line to each witness. If a witness has no line, add the time at which its message
+    was acknowledged or, if it was not acknowledged, sent."""
+    untimed = [witness for witness in witnesses if witness.get(MONO) is None]
     for key, table, time in _KEYS:
-        # By number: texts of a trace are no part of a query.
+        # By number, because a query must not contain text from a trace.
         number = key[-1]
-        numbers = sorted({value for one in left if isinstance(value := one.get(number), int)})
+        numbers = sorted({value for witness in untimed if isinstance(value := witness.get(number), int)})
         if not numbers:
             continue
         columns = ", ".join(key)
@@ -33,7 +34,7 @@ def add_times(engine: Engine, witnesses: Iterable[Row]) -> None:
                 f"WHERE {number} IN ({', '.join(map(str, numbers))}) GROUP BY {columns}"
             )
         }
-        for one in left:
-            if (mono := times.get(tuple(one.get(name) for name in key))) is not None:
-                one[MONO] = mono
-        left = [one for one in left if one.get(MONO) is None]
+        for witness in untimed:
+            if (mono := times.get(tuple(witness.get(name) for name in key))) is not None:
+                witness[MONO] = mono
+        untimed = [witness for witness in untimed if witness.get(MONO) is None]

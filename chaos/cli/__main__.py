@@ -1,4 +1,4 @@
-"""`python -m chaos.cli`."""
+"""Entry point of `python -m chaos.cli`."""
 
 from chaos.cli.main import main
 

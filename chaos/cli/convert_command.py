@@ -1,4 +1,4 @@
-"""`dledger-chaos convert`: traces as Parquet files."""
+"""The command `dledger-chaos convert`, which converts traces to Parquet files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from chaos.trace.parquet import ConversionError, convert
     metavar="RUN_DIR...",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
-@click.option("--remove-raw", is_flag=True, help="Remove the raw lines once they are converted.")
+@click.option("--remove-raw", is_flag=True, help="Remove the raw lines after conversion.")
 def convert_command(run_dirs: tuple[Path, ...], remove_raw: bool) -> None:
-    """Convert the traces of runs that have ended to Parquet.
+    """Convert the traces of finished runs to Parquet.
 
-    Parquet takes a tenth of the room and is read faster. `dledger-check` reads either.
+    Parquet files need a tenth of the space and are faster to read. `dledger-check` reads both formats.
 
     \b
     Examples:

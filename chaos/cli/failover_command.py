@@ -1,4 +1,4 @@
-"""`dledger-chaos failover`."""
+"""The command `dledger-chaos failover`, which measures failover times."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from chaos.cli.failover_plot import PLOT_FILE, histogram, svg_plot
 from chaos.failover import HOWS, FailoverMeasurement, How, Outage, quantile
 from dledger.errors import DLedgerError
 
@@ -20,20 +21,25 @@ _BAR_WIDTH = 40
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How often.")
 @click.option(
-    "--how", type=click.Choice(HOWS), default="kill", show_default=True, help="What happens to the leader."
+    "--kills", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Number of faults."
+)
+@click.option(
+    "--how", type=click.Choice(HOWS), default="kill", show_default=True, help="Fault to inject on the leader."
 )
 @click.option("--nodes", type=click.IntRange(3, 9), default=3, show_default=True, help="Size of the cluster.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn at random."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices."
 )
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where it runs.  [default: a new directory]"
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the run.  [default: a new directory]",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object with all figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all measurements.")
 def failover(kills: int, how: How, nodes: int, seed: int, directory: Path | None, as_json: bool) -> None:
-    """Take the leader away again and again, and measure the time to the next acknowledged append.
+    """Inject faults on the leader repeatedly, and measure the time to the next acknowledged append.
 
     \b
     Examples:
@@ -43,7 +49,7 @@ def failover(kills: int, how: How, nodes: int, seed: int, directory: Path | None
     \b
     Exit codes:
       0    every failover was measured
-      1    after a failover no append was acknowledged
+      1    no append was acknowledged after a failover
       2    wrong option or argument
       130  interrupted (Ctrl-C)
     """
@@ -96,3 +102,41 @@ def _print(console: Console, times: list[int]) -> None:
     for begin, count in bars:
         bar = "█" * -(-count * _BAR_WIDTH // most)
         console.print(f"{begin / 1e6:8.0f} ms {count:5} {bar}", highlight=False)
+
+
+PLOT_FILE = "failover.svg"
+_BARS = 12
+_WIDTH, _HEIGHT, _MARGIN = 640, 320, 40
+
+
+def histogram(times: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the bars of a histogram as (lower bound, count), with equal widths in ns. `times` must not be
+    empty."""
+    least, most = min(times), max(times)
+    width = max(1, -(-(most - least + 1) // _BARS))
+    counts = [0] * _BARS
+    for time_ns in times:
+        counts[(time_ns - least) // width] += 1
+    return [(least + number * width, count) for number, count in enumerate(counts)]
+
+
+def svg_plot(times: Sequence[int], title: str) -> str:
+    """Return the histogram as an SVG picture, in ms. `times`: times in ns; must not be empty."""
+    bars = histogram(times)
+    most = max(count for _, count in bars)
+    step = (_WIDTH - 2 * _MARGIN) / len(bars)
+    parts = [f'<text x="{_MARGIN}" y="20" font-weight="bold">{escape(title)}</text>']
+    for number, (begin, count) in enumerate(bars):
+        height = count / most * (_HEIGHT - 3 * _MARGIN)
+        x, y = _MARGIN + number * step, _HEIGHT - _MARGIN - height
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{step - 2:.1f}" height="{height:.1f}" fill="#48c"/>'
+        )
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _MARGIN + 16}">{begin / 1e6:.0f}</text>')
+        if count:
+            parts.append(f'<text x="{x:.1f}" y="{y - 4:.1f}">{count}</text>')
+    parts.append(f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 6}">ms</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'font-family="sans-serif" font-size="11">\n' + "\n".join(parts) + "\n</svg>\n"
+    )

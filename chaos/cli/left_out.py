@@ -1,4 +1,4 @@
-"""Scenarios that cannot be run here."""
+"""Detects scenarios that cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dledger.errors import ConfigError
 
 
 def runnable(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], str]:
-    """Those that can be run, and what is to be said of the others; "" if there are none."""
+    """Return the scenarios that can run, and a message about the others, which is "" if all can run."""
     try:
         client_python()
     except ConfigError as error:
         left_out = [scenario.name for scenario in scenarios if scenario.workload == "clients"]
         if left_out:
-            found = [scenario for scenario in scenarios if scenario.name not in left_out]
-            return found, f"NOT RUN, which proves nothing: {', '.join(left_out)}: {error.message}"
+            remaining = [scenario for scenario in scenarios if scenario.name not in left_out]
+            return remaining, f"NOT RUN: {', '.join(left_out)}: {error.message}"
     return list(scenarios), ""

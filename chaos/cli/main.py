@@ -15,26 +15,26 @@ from chaos.cli.run_command import run
 from chaos.cli.soak_command import soak
 from chaos.plans.scenario import all_scenarios
 
-#: As where a run could not be carried out.
+#: Same code as for a run that could not be executed.
 _EXIT_FAILED = 3
 
 
-class _Root(click.Group):
-    """A file or directory that cannot be used is one line."""
+class _ChaosCommands(click.Group):
+    """Reports an unusable file or directory on one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever read has seen enough, as `head` does: click ends without a word
+            raise  # click exits silently if the reader closed the pipe, as `head` does
         except OSError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(_EXIT_FAILED)
 
 
-@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_ChaosCommands, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Break a real cluster on purpose, under load, and check that it kept its promises.
+    """Inject faults into a real cluster under load, and check its guarantees.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def cli() -> None:
 
 @cli.command("list")
 def list_scenarios() -> None:
-    """List the scenarios that come with this program.
+    """List the built-in scenarios.
 
     \b
     Example:
@@ -69,8 +69,8 @@ cli.add_command(soak)
 
 
 def main() -> None:
-    # gRPC tells of every connection that breaks, and here they break on purpose.
+    # gRPC logs every broken connection, and many faults break connections.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # What clients log, they log of what is done to them; what matters of it is in the trace.
+    # Clients log the faults they meet. The trace records the relevant ones.
     logging.getLogger().addHandler(logging.NullHandler())
     cli()

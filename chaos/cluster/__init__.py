@@ -1,1 +1,1 @@
-"""The cluster under test: real processes, with faults in their disks and clocks, their nodes traced."""
+"""The cluster under test: real processes, with injectable disk and clock faults and traced nodes."""

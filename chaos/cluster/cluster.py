@@ -1,16 +1,19 @@
-"""A real cluster of server processes to be hurt: log only, or with brokers and a NameServer.
+"""A cluster of real server processes as the target of faults. The cluster consists either of plain log nodes,
+or of brokers and a NameServer.
 
-The nodes reach each other, and the NameServer, over our links; clients reach all of them directly. Everything
-is in one directory. Methods that touch processes run in threads: the event loop carries links and load.
+The nodes reach each other and the NameServer over the harness's links; clients reach every server directly.
+All files are in one directory. Methods that start, stop or signal processes run in threads, so that they do
+not block the event loop, which also runs the links and the load clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +23,19 @@ from typing import Any, Literal, Self, TypeVar
 
 from chaos.cluster import classic
 from chaos.cluster.copies import Copies
-from chaos.cluster.injections import Injections, injection_settings
 from chaos.cluster.starts import StartedNodes
+from chaos.injection.orders import FaultOrders, InjectedEffect, OrderFile, combined, read_counter
+from chaos.injection.unsynced import Loss, forget, lose_power
 from chaos.network.links import HOST, Links
-from chaos.syncs.trace import recording_environment
+from chaos.syncs.journal import note_damage, note_undone
+from chaos.syncs.trace import journals_folder, recording_environment
 from dledger.cli.local.cluster_plan import CompanionPlan, free_ports, to_toml
-from dledger.cli.local.local_cluster import REMOTING_ADDRESS, ClusterError, LocalCluster
+from dledger.cli.local.local_cluster import REMOTING_ADDRESS, SEND_ADDRESS, ClusterError, LocalCluster
 from dledger.cli.local.node_process import import_path
 from dledger.status.model import NodeStatus
 
-#: `classic`: brokers with a classic log, a master and a slave.
-Kind = Literal["log", "broker", "classic"]
+#: `classic`: brokers with a classic log, one master and one slave.
+ClusterVariant = Literal["log", "broker", "classic"]
 
 T = TypeVar("T")
 
@@ -38,17 +43,17 @@ CLUSTER_FOLDER = "cluster"
 NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
-#: Small, so that runs see files end, and many of them fit on a disk: a node reserves two files ahead.
+#: Small, so that a run fills several files, and a disk has space for many: a node preallocates two files.
 DATA_FILE_SIZE = 4 << 20
 _BROKER: Mapping[str, Any] = {
     "units_per_file": 20_000,
     "index_slots": 100_000,
     "index_items": 400_000,
-    "remoting": {"listen": REMOTING_ADDRESS},
+    "remoting": {"listen": REMOTING_ADDRESS, "send_listen": SEND_ADDRESS},
 }
 
-# Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
-# Twice, since one may have been about to write down its pid.
+# Kills the servers if the harness ends without stopping them. It kills twice,
+# because a server may have been about to write its pid file.
 _GUARD = """
 trap '' HUP INT TERM
 cat >/dev/null
@@ -62,16 +67,19 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class Leadership:
-    """A node that leads, as it said itself, and a majority follows it."""
+class ObservedLeadership:
+    """A node that claims to lead and that a majority follows."""
 
     node_id: str
     term: int
 
 
 async def started(start: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Have a thread start processes. If this is cancelled, it ends when the thread has: a thread goes on in
-    any case, and what it starts after the others were killed would stay behind."""
+    """Start processes in a thread; if cancelled, wait for the thread first.
+
+    A thread cannot be cancelled. Processes that it started after the others were killed would never be
+    stopped.
+    """
     starting = asyncio.ensure_future(asyncio.to_thread(start, *arguments, **options))
     try:
         await asyncio.wait([starting])
@@ -82,15 +90,21 @@ async def started(start: Callable[..., T], *arguments: Any, **options: Any) -> T
 
 
 def derived_of(store: Path) -> Path:
-    """Where the broker on a node keeps its ConsumeQueues and indexes."""
+    """Return the directory with the node's ConsumeQueues and indexes."""
     return store.with_name(f"{store.name}-broker")
 
 
 class ChaosCluster:
-    """`async with await ChaosCluster.create(...) as cluster:` starts it; at the end all is killed."""
+    """A cluster under test. `async with await ChaosCluster.create(...) as cluster:` starts it, and kills all
+    processes at the end."""
 
     def __init__(
-        self, kind: Kind, local: StartedNodes, links: Links, injections: Injections, data_file_size: int
+        self,
+        kind: ClusterVariant,
+        local: StartedNodes,
+        links: Links,
+        injections: Injections,
+        data_file_size: int,
     ) -> None:
         self.kind = kind
         self.local = local
@@ -105,7 +119,7 @@ class ChaosCluster:
         cls,
         run_directory: Path,
         *,
-        kind: Kind = "log",
+        kind: ClusterVariant = "log",
         nodes: int = 3,
         rng: Random,
         settings: Mapping[str, Any] | None = None,
@@ -116,18 +130,22 @@ class ChaosCluster:
         tls: bool = False,
         double_write: bool = True,
     ) -> Self:
-        """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
-        every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
-        `fault_injection`: the nodes' disks and clocks can be made faulty. `broker_settings`: of every broker,
-        over the usual ones. `tls`: all ports speak mutual TLS. `double_write`: sends to
-        a classic master wait for its slave. ConfigError if there is a cluster already."""
+        """Write a new cluster below `run_directory` and open its links. Starts no process.
+
+        `settings`: additional keys for every node, which override those that the kind needs. `trace_run`: run
+        name under which nodes write traces; their syncs are recorded as well, and of nodes with a classic log
+        only these. `fault_injection`: makes disk and clock faults available.
+        `broker_settings`: additional keys for every broker, which override the defaults. `tls`: mutual TLS on
+        all ports. `double_write`: sends to a classic master wait for its slave. Raises ConfigError if the
+        cluster exists.
+        """
         is_broker, is_classic = kind != "log", kind == "classic"
         companions = [_name_server()] if is_broker else []
         of_broker = merged(_BROKER, broker_settings or {})
         of_node: list[dict[str, Any]] = []
         if is_classic:
-            names = [companion.remoting_address for companion, _ in companions]
-            of_broker = merged(of_broker, {"store": "classic", "remoting": {"namesrv": names}})
+            names = [companion.address for companion, _ in companions]
+            of_broker = merged(of_broker, {"store": "classic", "namesrv": names})
             of_node = classic.node_settings(double_write, data_file_size)
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
         local = StartedNodes.create(
@@ -151,8 +169,9 @@ class ChaosCluster:
         for node_id in local.node_ids:
             _route_through(local, links, node_id)
             if trace_run is not None:
-                _have_traced(local, node_id, kind, run_directory, trace_run)
-                _have_syncs_recorded(local, node_id, run_directory)
+                if not is_classic:  # its nodes write no trace
+                    _enable_trace(local, node_id, kind, run_directory, trace_run)
+                _record_syncs(local, node_id, run_directory)
         injections = Injections(local, available=fault_injection)
         if fault_injection:
             for node_id in local.node_ids:
@@ -169,18 +188,13 @@ class ChaosCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the nodes, for clients of the log: past the links."""
+        """Addresses of the nodes for log clients, bypassing the links."""
         return self.local.addresses
 
     @property
     def namesrv(self) -> list[str]:
-        """Of the NameServer, for brokers; empty without brokers."""
+        """Address of the NameServer, bypassing the links. It is empty if there are no brokers."""
         return [c.address for c in self.local.plan.companions if c.name == NAMESRV]
-
-    @property
-    def remoting_namesrv(self) -> list[str]:
-        """Of the NameServer, for clients of the brokers; empty without brokers."""
-        return [c.remoting_address for c in self.local.plan.companions if c.name == NAMESRV]
 
     async def __aenter__(self) -> Self:
         try:
@@ -196,35 +210,36 @@ class ChaosCluster:
         await self.close()
 
     async def start(self) -> None:
-        """Start all processes, and wait until every node serves."""
+        """Start all processes and wait until the cluster is healthy."""
         self._guard = _start_guard(self.local.directory)
         await started(self.local.start)
         await self.wait_healthy()
 
     async def close(self) -> None:
-        """Kill what runs. Returns when nothing is left; safe to call again."""
-        # Shielded: whoever is in a hurry may cancel us again, and processes must not stay behind.
+        """Kill all processes and wait for them. May be called repeatedly."""
+        # Shielded, because a caller may cancel again, and no process may leak.
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def stop(self) -> dict[str, bool]:
-        """Ask all processes to end. name -> True: it did, False: it had to be killed."""
+        """Stop all processes. Returns, by name, True if the process stopped on request and False if it was
+        killed."""
         return await asyncio.to_thread(self.local.stop)
 
     # -- states
 
     async def statuses(self) -> dict[str, NodeStatus]:
-        """Of the nodes that answer, all asked at once."""
-        asked = self.node_ids
-        answers = await asyncio.gather(*(asyncio.to_thread(self.local.node_status, n) for n in asked))
-        return {node: status for node, status in zip(asked, answers, strict=True) if status is not None}
+        """Query all nodes concurrently; return the statuses of those that respond."""
+        node_ids = self.node_ids
+        answers = await asyncio.gather(*(asyncio.to_thread(self.local.node_status, n) for n in node_ids))
+        return {node: status for node, status in zip(node_ids, answers, strict=True) if status is not None}
 
-    async def leadership(self) -> Leadership | None:
-        """Who leads now: says so itself, in the highest term that anybody knows, and a majority agrees."""
+    async def leadership(self) -> ObservedLeadership | None:
+        """Return the current leader: the claimant with the highest term, if a majority follows it."""
         seen = await self.statuses()
         if self.kind == "classic":
-            # Nobody elects: its term is the time at which it was made master.
+            # There are no elections: its term is its role epoch.
             made = classic.master_in(seen)
-            return None if made is None else Leadership(made.node_id, made.role_epoch)
+            return None if made is None else ObservedLeadership(made.node_id, made.role_epoch)
         leading = [status for status in seen.values() if status.is_leader]
         if not leading:
             return None
@@ -232,10 +247,10 @@ class ChaosCluster:
         following = [s for s in seen.values() if (s.leader_id, s.term) == (leader.node_id, leader.term)]
         if len(following) < self.majority:
             return None
-        return Leadership(leader.node_id, leader.term)
+        return ObservedLeadership(leader.node_id, leader.term)
 
     async def held_messages(self) -> int | None:
-        """How many delayed and half messages the master has; None: there is none that says."""
+        """Return the master's number of delayed and half messages, or None if no master answers."""
         seen = await self.statuses()
         leading = [status for status in seen.values() if status.is_leader and status.owner.get("writable")]
         if not leading:
@@ -243,41 +258,48 @@ class ChaosCluster:
         master = max(leading, key=lambda status: status.term)
         return int(master.owner["delivery"]["held_messages"])
 
-    async def see_what_is_whole(self) -> None:
-        """Nodes that had lost everything have it back once they are done with rejoining: tell `copies`."""
+    async def update_recovered_copies(self) -> None:
+        """Mark nodes that lost their directory as recovered in `copies` once they have finished rejoining."""
         for node, status in (await self.statuses()).items():
             if node in self.copies.lost and not status.rejoining and not status.needs_image:
-                self.copies.whole(node)
+                self.copies.mark_recovered(node)
 
-    async def wait_leadership(self, within_s: float = 30.0, *, after_term: int = -1) -> Leadership:
-        """Wait until somebody leads in a term after this one. ClusterError at the deadline."""
+    async def wait_leadership(self, within_s: float = 30.0, *, after_term: int = -1) -> ObservedLeadership:
+        """Wait for a leader in a term above `after_term`. Raises ClusterError at the deadline."""
         try:
             async with asyncio.timeout(within_s):
-                while (found := await self.leadership()) is None or found.term <= after_term:
+                while (leader := await self.leadership()) is None or leader.term <= after_term:
                     await asyncio.sleep(_POLL_S)
-                return found
+                return leader
         except TimeoutError:
-            raise ClusterError(f"nobody leads after {within_s:g} s: {await self._describe()}") from None
+            raise ClusterError(
+                f"no leader was elected within {within_s:g} s: {await self._describe()}"
+            ) from None
 
-    async def wait_healthy(self, within_s: float = 60.0, *, all_run: bool = False) -> Leadership:
-        """Wait until all nodes run, follow one leader, remember all, and have committed the same end; with
-        brokers, until the master is writable. ClusterError at the deadline; with `all_run` also as soon as a
-        node is found down, which nobody is about to start."""
+    async def wait_healthy(self, within_s: float = 60.0, *, all_run: bool = False) -> ObservedLeadership:
+        """Wait until all nodes run, follow one leader, have complete data and are near its committed index
+        and, if there are brokers, the master is writable. Raises ClusterError at the deadline and, with
+        `all_run`, as soon as a node is down."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
                     if all_run and (down := sorted(set(self.node_ids) - set(self.local.running()))):
-                        raise ClusterError(f"{', '.join(down)} ended: {await self._describe()}")
+                        raise ClusterError(
+                            f"these nodes have ended unexpectedly: {', '.join(down)}: "
+                            f"{await self._describe()}"
+                        )
                     leader, seen = await self.leadership(), await self.statuses()
                     if leader is not None and self._are_healthy(seen, leader.node_id):
                         return leader
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise ClusterError(f"not healthy after {within_s:g} s: {await self._describe()}") from None
+            raise ClusterError(
+                f"the cluster did not become healthy within {within_s:g} s: {await self._describe()}"
+            ) from None
 
     async def wait_settled(self, within_s: float = 30.0) -> int | None:
-        """Wait until every node's log ends at the same index, committed and applied there; that index. To be
-        called without load. None: that is not so at the deadline."""
+        """Wait until all logs end at the same index and this index is committed and applied on every node.
+        There must be no load. Returns the index, or None at the deadline."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while True:
@@ -289,12 +311,12 @@ class ChaosCluster:
         return None
 
     def stores(self) -> list[Path]:
-        """The log's directory of each node, in the order of `node_ids`."""
+        """Return each node's store directory, in the order of `node_ids`."""
         return [self.local.store_directory(node_id) for node_id in self.node_ids]
 
     def remove_stores(self) -> None:
-        """Remove what nodes have stored, also what those have lost that were wiped; configuration and logs
-        stay. After `stop`."""
+        """Remove the stores of all nodes, including those set aside by faults; configuration and logs are
+        kept. Call after `stop`."""
         for store in self.stores():
             for path in [store, derived_of(store), *store.parent.glob("lost-*"), store.parent / "left"]:
                 shutil.rmtree(path, ignore_errors=True)
@@ -309,7 +331,7 @@ class ChaosCluster:
     def _is_healthy(self, status: NodeStatus, leader: NodeStatus) -> bool:
         if status.leader_id != leader.node_id or status.rejoining or status.damaged:
             return False
-        # Load goes on meanwhile: behind by what is under way is not behind.
+        # The load continues, so nodes may lag by the entries in flight.
         near = leader.committed_index - status.committed_index < _NEAR_ENTRIES
         if self.kind == "broker" and status.is_leader:
             return near and bool(status.owner.get("writable"))
@@ -335,23 +357,18 @@ class ChaosCluster:
 
 
 def merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` counts; tables are merged key by key."""
-    found = dict(settings)
+    """Merge settings key by key, including tables. `over` takes precedence."""
+    result = dict(settings)
     for key, value in over.items():
-        before = found.get(key)
-        found[key] = {**before, **value} if isinstance(before, dict) else value
-    return found
+        before = result.get(key)
+        result[key] = {**before, **value} if isinstance(before, dict) else value
+    return result
 
 
 def _name_server() -> tuple[CompanionPlan, dict[str, str]]:
-    address, http_address, remoting_address = (f"{HOST}:{port}" for port in free_ports(3))
-    config = {
-        "directory": "data",
-        "listen": address,
-        "http_listen": http_address,
-        "remoting_listen": remoting_address,
-    }
-    return CompanionPlan(NAMESRV, "broker_adapter.namesrv", address, http_address, remoting_address), config
+    address, http_address = (f"{HOST}:{port}" for port in free_ports(2))
+    config = {"directory": "data", "listen": address, "http_listen": http_address}
+    return CompanionPlan(NAMESRV, "broker_adapter.namesrv", address, http_address), config
 
 
 def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
@@ -365,7 +382,7 @@ def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _route_through(local: LocalCluster, links: Links, node_id: str) -> None:
-    """Have a node reach the others at the addresses of its links."""
+    """Configure a node to reach the others through its links."""
     path = local.process(node_id).config
     config = tomllib.loads(path.read_text())
     addresses = links.addresses_of(node_id)
@@ -377,8 +394,10 @@ def _route_through(local: LocalCluster, links: Links, node_id: str) -> None:
     path.write_text(to_toml({**config, "peer_addresses": addresses}))
 
 
-def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: Path, run: str) -> None:
-    """Have a node write a trace."""
+def _enable_trace(
+    local: LocalCluster, node_id: str, kind: ClusterVariant, run_directory: Path, run: str
+) -> None:
+    """Configure a node to write a trace."""
     path = local.process(node_id).config
     config = tomllib.loads(path.read_text())
     settings = config.get("program", {}).get("settings", {})
@@ -387,14 +406,77 @@ def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: P
     path.write_text(to_toml(config))
 
 
-def _have_syncs_recorded(local: LocalCluster, node_id: str, run_directory: Path) -> None:
-    """Have a node's process leave behind what it wrote and synced, whatever it says of it."""
+def _record_syncs(local: LocalCluster, node_id: str, run_directory: Path) -> None:
+    """Record the writes and syncs of a node's process, independently of the node's reports."""
     path = import_path()["PYTHONPATH"]
     store = local.store_directory(node_id)
     local.process(node_id).environment = recording_environment(run_directory, node_id, store, path)
 
 
 def _inject_faults(local: LocalCluster, node_id: str, folder: Path) -> None:
-    """Give a node a disk and a clock that can be made faulty, below whatever runs on it."""
+    """Wrap a node's disk and clock so that faults can be injected."""
     path = local.process(node_id).config
     path.write_text(to_toml(injection_settings(tomllib.loads(path.read_text()), folder)))
+
+
+_FOLDER = "injection"
+
+
+class Injections:
+    """Faults injected into disks and clocks of the nodes. Several may be in force on one node: see
+    `combined`."""
+
+    def __init__(self, local: LocalCluster, *, available: bool) -> None:
+        """Create the record of injected faults. `available`: the disks and clocks of the nodes permit fault
+        injection."""
+        self._local = local
+        self._available = available
+        self._orders: dict[str, list[FaultOrders]] = {}
+
+    def folder(self, node: str) -> Path:
+        return self._local.folder(node) / _FOLDER
+
+    def add(self, node: str, orders: FaultOrders) -> None:
+        """Inject faults into a node. Raises ClusterError if the cluster was created without fault
+        injection."""
+        if not self._available:
+            raise ClusterError("this cluster does not support faults of disks and clocks")
+        self._orders.setdefault(node, []).append(orders)
+        self._save(node)
+
+    def remove(self, node: str, orders: FaultOrders) -> None:
+        self._orders[node].remove(orders)
+        self._save(node)
+
+    def count(self, nodes: Sequence[str], what: InjectedEffect) -> int:
+        """Return how often these nodes applied a fault since the cluster was created."""
+        return sum(read_counter(self.folder(node), what) for node in nodes)
+
+    def lose_power(self, node: str, rng: Random) -> Loss:
+        """Drop the changes of a killed node that were not durable."""
+        if not self._available:
+            raise ClusterError("the nodes of this cluster do not record which of their data is durable")
+        loss = lose_power(self._local.store_directory(node), self.folder(node), rng)
+        note_undone(journals_folder(self._local.directory.parent, node), loss.ranges)
+        return loss
+
+    def note_damage(self, node: str, begin: int, end: int) -> None:
+        """Record for the sync checker that the log entry in this byte range is about to be damaged."""
+        note_damage(journals_folder(self._local.directory.parent, node), begin, end)
+
+    def forget(self, node: str) -> None:
+        """Discard the record of a node whose directory no longer exists."""
+        forget(self.folder(node))
+
+    def _save(self, node: str) -> None:
+        folder = self.folder(node)
+        folder.mkdir(exist_ok=True)
+        OrderFile(folder).save(combined(self._orders[node]))
+
+
+def injection_settings(config: dict[str, object], folder: Path) -> dict[str, object]:
+    """Return a node's configuration with an injectable disk and clock below its program."""
+    program = config.get("program")
+    inside = json.loads(json.dumps(program)) if program else {}
+    settings = {"folder": str(folder), **inside}
+    return {**config, "program": {"factory": "chaos.injection.node:program", "settings": settings}}

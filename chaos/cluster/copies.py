@@ -1,5 +1,7 @@
-"""Which copies of which entries are bad: the harness never damages a majority of the copies of one entry, so
-that whatever is lost is the product's fault."""
+"""Tracks damaged copies of entries.
+
+The harness never damages a majority of the copies of an entry, so a loss is always a defect of the product.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,22 @@ from random import Random
 
 
 class TooManyCopies(AssertionError):
-    """A fault was about to take the last majority of good copies of an entry."""
+    """Raised when a fault would destroy the last majority of good copies of an entry."""
 
 
 class Copies:
-    """Of all entries, on these nodes. Indexes are those of the log."""
+    """Good and bad copies of all entries on the given nodes. Indexes are log indexes."""
 
     def __init__(self, nodes: Collection[str]) -> None:
         self._nodes = frozenset(nodes)
-        #: So many copies of one entry may be bad at a time.
+        #: Maximum number of bad copies of one entry.
         self._most = (len(self._nodes) - 1) // 2
         self._bad: dict[int, set[str]] = {}
         self._lost: set[str] = set()
 
     @property
     def lost(self) -> frozenset[str]:
-        """The nodes that have lost everything, and have not got it back."""
+        """Nodes that lost their directory and have not recovered yet."""
         return frozenset(self._lost)
 
     def may_damage(self, node: str, index: int) -> bool:
@@ -31,20 +33,27 @@ class Copies:
         return len(self._bad.get(index, set()) | self._lost | {node}) <= self._most
 
     def damage(self, node: str, index: int) -> None:
-        """TooManyCopies, and nothing is noted, if it may not be."""
+        """Mark a copy as bad. Raises TooManyCopies, without a change, if the copy is needed."""
         if not self.may_damage(node, index):
-            raise TooManyCopies(f"entry {index} of {node}: bad on {self._bad.get(index)}, lost {self._lost}")
+            bad = self._bad.get(index)
+            raise TooManyCopies(
+                f"the copy of entry {index} on {node} is needed: its copies are damaged on {bad}; nodes "
+                f"without their data: {self._lost}"
+            )
         self._bad.setdefault(index, set()).add(node)
 
     def may_lose(self, node: str) -> bool:
-        """Whether the node may lose all its entries."""
+        """Return True if the node may lose all its entries."""
         lost = self._lost | {node}
         return all(len(bad | lost) <= self._most for bad in [set(), *self._bad.values()])
 
     def lose(self, node: str) -> None:
-        """TooManyCopies, and nothing is noted, if it may not be."""
+        """Mark a node as lost. Raises TooManyCopies, without a change, if one of its copies is needed."""
         if not self.may_lose(node):
-            raise TooManyCopies(f"all of {node}: lost {self._lost}, bad {self._bad}")
+            raise TooManyCopies(
+                f"cannot continue without the copies of {node}: nodes without their data: {self._lost}, "
+                f"damaged entries: {self._bad}"
+            )
         self._lost.add(node)
 
     def repaired(self, node: str, index: int) -> None:
@@ -53,8 +62,8 @@ class Copies:
         if not bad:
             self._bad.pop(index, None)
 
-    def whole(self, node: str) -> None:
-        """The node has everything again."""
+    def mark_recovered(self, node: str) -> None:
+        """Mark all copies of the node as good."""
         self._lost.discard(node)
         for index in list(self._bad):
             self.repaired(node, index)
@@ -63,11 +72,11 @@ class Copies:
 def plan_flips(
     copies: Copies, targets: Sequence[str], entries: Iterable[int], each: int, rng: Random
 ) -> list[tuple[str, int]]:
-    """Up to `each` entries per target that may be damaged there, of `entries`; noted as damaged."""
+    """Choose up to `each` of `entries` per target that may be damaged there, and mark them as bad."""
     known, planned = list(entries), []
     for node in targets:
         if node in copies.lost:
-            continue  # what it has is about to be replaced
+            continue  # its data is about to be replaced
         free = [index for index in known if copies.may_damage(node, index)]
         for index in sorted(rng.sample(free, min(each, len(free)))):
             copies.damage(node, index)

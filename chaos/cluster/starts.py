@@ -1,4 +1,4 @@
-"""Which processes of nodes were ever started, and what of them is in the trace."""
+"""Records the node processes that were started, and counts the lines that each wrote to the trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos.trace.schema import RAW_DIR
 from dledger.cli.local.local_cluster import LocalCluster
 
 
-class Life(NamedTuple):
+class ProcessLife(NamedTuple):
     """One process of a node."""
 
     node_id: str
@@ -19,22 +19,22 @@ class Life(NamedTuple):
 
 
 class StartedNodes(LocalCluster):
-    """A cluster that remembers what it has started. `lives`: the processes of nodes, oldest first."""
+    """A cluster that records the processes it starts. `lives`: processes of nodes, oldest first."""
 
     def __init__(self, directory: Path | str) -> None:
         super().__init__(directory)
-        self.lives: list[Life] = []
+        self.lives: list[ProcessLife] = []
 
     def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
         names = super().start(environment)
-        self.lives += [Life(name, self._pid(name)) for name in names if name in self.node_ids]
+        self.lives += [ProcessLife(name, self._pid(name)) for name in names if name in self.node_ids]
         return names
 
     def start_node(
         self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
     ) -> int:
         pid = super().start_node(node_id, environment, rejoin=rejoin)
-        self.lives.append(Life(node_id, pid))
+        self.lives.append(ProcessLife(node_id, pid))
         return pid
 
     def _pid(self, node_id: str) -> int:
@@ -43,13 +43,15 @@ class StartedNodes(LocalCluster):
         return pid
 
 
-def written_lines(run_directory: Path) -> Iterator[tuple[Life, int]]:
-    """Whose each file of a node in the trace is, and how many whole lines it has. All nodes have ended, and
-    their files are sealed. A file whose first line was not written whole is passed over."""
+def written_lines(run_directory: Path) -> Iterator[tuple[ProcessLife, int]]:
+    """Yield the process behind each node file of the trace, with the number of complete lines.
+
+    All nodes must have ended, and their files must be sealed. Skips files whose first line is incomplete.
+    """
     for path in sorted((run_directory / RAW_DIR).glob("node-*")):
         with path.open("rb") as file:
             first = file.readline()
             if first.endswith(b"\n"):
                 begin = json.loads(first)
                 count = 1 + sum(line.endswith(b"\n") for line in file)
-                yield Life(begin["src"].removeprefix("node:"), begin["pid"]), count
+                yield ProcessLife(begin["src"].removeprefix("node:"), begin["pid"]), count

@@ -1,6 +1,6 @@
-"""Nodes that write a trace of what they do: factories for `[program]` in a node's configuration.
+"""Nodes that write a trace: factories for `[program]` in a node's configuration.
 
-Settings: `trace_directory` and `trace_run`, and those of the broker where there is one.
+Settings: `trace_directory` and `trace_run`, and the settings of the broker, if any.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OF_LEDGER = frozenset({"append", "flush", "recover", "install", "commit", "appl
 
 
 class NodeTraceFile:
-    """Implements `NodeTrace`. Each event is in the file when it has been told, before anybody outside
-    can see what it tells of: a node that is killed has left all of them."""
+    """Implements `NodeTrace`. Each event is in the file before its effects are visible from outside, so the
+    file of a killed node is complete."""
 
     def __init__(self, run_directory: Path, run: str) -> None:
         self._run_directory = run_directory
@@ -35,19 +35,19 @@ class NodeTraceFile:
         self._node_id = node_id
         src = f"node:{node_id}"
         self._writer = TraceWriter(self._run_directory, self._run, src, incarnation, file=MappedFile)
-        # The node still has things to tell after its program was stopped.
+        # The node still reports events after its program has stopped.
         atexit.register(self._writer.close)
 
     def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
-        assert self._writer is not None, "an event before the beginning"
-        told = {"e": e, "node": self._node_id, **fields}
+        assert self._writer is not None, "event before begin()"
+        line = {"e": e, "node": self._node_id, **fields}
         if e in _OF_LEDGER:
-            told["ledger"] = LEDGER
-        self._writer.write(_EV[ev], told)
+            line["ledger"] = LEDGER
+        self._writer.write(_EV[ev], line)
 
 
 class TracedLog:
-    """Implements `dledger.Program`: a node with nothing on it but the trace."""
+    """Implements `dledger.Program`: runs a traced node that has no other program."""
 
     def __init__(self, config: NodeConfig, trace: NodeTraceFile) -> None:
         self._config = config
@@ -64,20 +64,20 @@ class TracedLog:
 
 
 class TracedBroker(BrokerProgram):
-    """A broker whose node is traced."""
+    """A broker on a traced node."""
 
     def __init__(self, config: NodeConfig, settings: Mapping[str, Any], trace: NodeTraceFile) -> None:
         super().__init__(config, parse_settings(settings), trace=trace)
 
 
 def log(config: NodeConfig, settings: Mapping[str, Any]) -> TracedLog:
-    """The factory of nodes without brokers."""
+    """Program factory of nodes without brokers."""
     trace, _ = _trace_of(settings)
     return TracedLog(config, trace)
 
 
 def broker(config: NodeConfig, settings: Mapping[str, Any]) -> TracedBroker:
-    """The factory of nodes with brokers."""
+    """Program factory of nodes with brokers."""
     trace, rest = _trace_of(settings)
     return TracedBroker(config, rest, trace)
 
@@ -87,5 +87,5 @@ def _trace_of(settings: Mapping[str, Any]) -> tuple[NodeTraceFile, dict[str, Any
     try:
         directory, run = rest.pop("trace_directory"), rest.pop("trace_run")
     except KeyError as error:
-        raise ConfigError(f"program.settings lacks {error}") from None
+        raise ConfigError(f"program.settings lacks the key {error}") from None
     return NodeTraceFile(Path(directory), str(run)), rest

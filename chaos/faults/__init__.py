@@ -1,1 +1,1 @@
-"""Faults: aimed, begun, ended, and the evidence that each really happened."""
+"""Faults: selection of targets, start, end, and the evidence that each fault took effect."""

@@ -1,4 +1,5 @@
-"""Faults of disks and clocks: as `chaos.faults.faults`; what the node did shows that each happened."""
+"""Disk and clock faults. They implement `chaos.faults.faults.Fault`; the evidence is in the nodes'
+counters."""
 
 from __future__ import annotations
 
@@ -14,36 +15,37 @@ from chaos.cluster.cluster import ChaosCluster, started
 from chaos.cluster.copies import plan_flips
 from chaos.faults.faults import Effect, Kill, all_answer, pid_facts, until
 from chaos.injection.disk import used_bytes
-from chaos.injection.orders import Did, Orders
+from chaos.injection.orders import FaultOrders, InjectedEffect
 from dledger.client import AsyncClient
 from dledger.errors import DLedgerError
 from dledger.store.offline.inspect import list_entries
 
-#: How a node ends whose disk has failed (docs/operations.md).
+#: Exit of a node whose disk has failed (docs/operations.md).
 _DISK_FAILED = "failed (exit code 74)"
-_STUCK = Orders(stuck=True)
-#: Less than it takes a node to make way for a disk that hangs.
+_STUCK = FaultOrders(stuck=True)
+#: Shorter than the hang after which a leader steps down.
 SYNCS_WITHIN_S = 1.0
-#: A node reserves as much as a burst took lately: a slow machine may take long to use that up.
+#: A node reserves about as much as a recent burst used, and filling it takes long on a slow machine.
 _FULL_WITHIN_S = 120.0
-#: Of the latest entries none is damaged: an end without its index records looks like a torn write.
+_REPAIRED_WITHIN_S = 120.0
+#: The last entries are not damaged: a log end without its index records looks like a torn write.
 _MARGIN = 64
 
 
 class HeldUpDisk:
-    """Syncs of files take longer by `slow_ms`, or do not return before the end (0)."""
+    """Slows syncs by `slow_ms` or, if that is 0, blocks them until the end of the fault."""
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, slow_ms: int = 0) -> None:
         self.kind = "slow_disk" if slow_ms else "stuck_disk"
         self.targets = targets
         self._cluster = cluster
-        self._orders = Orders(slow_ms=slow_ms, stuck=not slow_ms)
-        self._did = Did.SLOW_SYNC if slow_ms else Did.STUCK_SYNC
+        self._orders = FaultOrders(slow_ms=slow_ms, stuck=not slow_ms)
+        self._did = InjectedEffect.SLOW_SYNC if slow_ms else InjectedEffect.STUCK_SYNC
 
     async def begin(self) -> Effect:
         self._before = {target: self._count(target) for target in self.targets}
         for target in self.targets:
-            self._cluster.injections.begin(target, self._orders)
+            self._cluster.injections.add(target, self._orders)
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         return Effect(alive)
 
@@ -51,9 +53,10 @@ class HeldUpDisk:
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         held = {target: self._count(target) - self._before[target] for target in self.targets}
         for target in self.targets:
-            self._cluster.injections.end(target, self._orders)
-        # What another fault has killed meanwhile was slow until then; it was not stuck until the end.
-        happened = all(held.values()) and (alive or self._did is Did.SLOW_SYNC)
+            self._cluster.injections.remove(target, self._orders)
+        # A node killed by another fault meanwhile had a slow disk until then, but not a blocked one until the
+        # end.
+        happened = all(held.values()) and (alive or self._did is InjectedEffect.SLOW_SYNC)
         return Effect(happened, {f"syncs.{node}": count for node, count in held.items()})
 
     def _count(self, target: str) -> int:
@@ -61,23 +64,25 @@ class HeldUpDisk:
 
 
 class FullDisk:
-    """No more bytes than now, until the end. It happened if most of the nodes said that they had no room:
-    then nothing is committed any more that could use up what the others have left. It is over when none says
-    so."""
+    """Limits each disk to its current usage until the end of the fault.
+
+    The fault took effect if a majority of the targets reported a full disk. After that, no commit can use up
+    the remaining space of the others.
+    """
 
     kind = "full_disk"
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str]) -> None:
         self.targets = targets
         self._cluster = cluster
-        self._orders: dict[str, Orders] = {}
+        self._orders: dict[str, FaultOrders] = {}
 
     async def begin(self) -> Effect:
         used = {t: await asyncio.to_thread(used_bytes, self._store(t)) for t in self.targets}
-        self._orders = {target: Orders(quota_bytes=quota) for target, quota in used.items()}
+        self._orders = {target: FaultOrders(quota_bytes=quota) for target, quota in used.items()}
         for target, orders in self._orders.items():
-            self._cluster.injections.begin(target, orders)
-        # What was reserved before is used up first.
+            self._cluster.injections.add(target, orders)
+        # Space that was reserved earlier is used up first.
         most = len(self.targets) // 2 + 1
         happened = await until(lambda: len(self._full()) >= most, _FULL_WITHIN_S)
         return Effect(
@@ -86,14 +91,15 @@ class FullDisk:
 
     async def end(self) -> Effect:
         for target, orders in self._orders.items():
-            self._cluster.injections.end(target, orders)
-        return Effect(await until(lambda: all(self._has_no_room(t) is False for t in self.targets)))
+            self._cluster.injections.remove(target, orders)
+        has_room = await until(lambda: all(self._has_no_room(t) is False for t in self.targets))
+        return Effect(True, {"has_room": int(has_room)})
 
     def _full(self) -> list[str]:
         return [target for target in self.targets if self._has_no_room(target)]
 
     def _has_no_room(self, target: str) -> bool | None:
-        """None: it does not say."""
+        """Return whether the node reports a full disk, or None if it does not answer."""
         status = self._cluster.local.node_status(target)
         return None if status is None else status.no_room
 
@@ -102,22 +108,22 @@ class FullDisk:
 
 
 class FailingDisk:
-    """Writes, or syncs, fail until the node has ended for it. At the end the disk is repaired, and the node
-    started again."""
+    """Makes writes or syncs fail until the node has exited. At the end, repairs the disk and
+    restarts the node."""
 
     def __init__(self, cluster: ChaosCluster, kind: str, targets: Sequence[str]) -> None:
         self.kind = kind
         self.targets = targets
         self._cluster = cluster
         fails_writes = kind == "write_error"
-        self._orders = Orders(write_error=fails_writes, sync_error=not fails_writes)
-        self._did = Did.WRITE_ERROR if fails_writes else Did.SYNC_ERROR
+        self._orders = FaultOrders(write_error=fails_writes, sync_error=not fails_writes)
+        self._did = InjectedEffect.WRITE_ERROR if fails_writes else InjectedEffect.SYNC_ERROR
 
     async def begin(self) -> Effect:
         before = self._cluster.injections.count(self.targets, self._did)
         alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
         for target in self.targets:
-            self._cluster.injections.begin(target, self._orders)
+            self._cluster.injections.add(target, self._orders)
         ended = alive and await until(lambda: not any(map(self._is_alive, self.targets)))
         ends = {target: await asyncio.to_thread(self._why_down, target) for target in self.targets}
         errors = self._cluster.injections.count(self.targets, self._did) - before
@@ -126,11 +132,11 @@ class FailingDisk:
 
     async def end(self) -> Effect:
         for target in self.targets:
-            self._cluster.injections.end(target, self._orders)
+            self._cluster.injections.remove(target, self._orders)
         down = [target for target in self.targets if not await asyncio.to_thread(self._is_alive, target)]
         pids = {t: await started(self._cluster.local.start_node, t) for t in down}
-        answer = await all_answer(self._cluster.local, self.targets)
-        return Effect(answer and down == list(self.targets), pid_facts(pids))
+        answered = await all_answer(self._cluster.local, self.targets)
+        return Effect(down == list(self.targets), {**pid_facts(pids), "answered": int(answered)})
 
     def _is_alive(self, target: str) -> bool:
         return self._cluster.local.process(target).is_alive
@@ -140,9 +146,11 @@ class FailingDisk:
 
 
 class PowerLoss(Kill):
-    """SIGKILL to all targets at once, and what no returned sync covers is lost, in part or whole. It happened
-    if there was something to lose. So that there is, power fails while each target syncs, if any of them does
-    so within `SYNCS_WITHIN_S`: their disks are held up until then."""
+    """Kills all targets at once and drops all or part of the writes that no completed sync covers.
+
+    The fault took effect if a change was undone. To ensure that, it first blocks each target's disk, and
+    kills the targets once each has a sync in flight or `SYNCS_WITHIN_S` has passed.
+    """
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], rng: Random) -> None:
         super().__init__(cluster, targets)
@@ -152,13 +160,16 @@ class PowerLoss(Kill):
     async def begin(self) -> Effect:
         before = {target: self._syncs(target) for target in self.targets}
         for target in self.targets:
-            self._chaos.injections.begin(target, _STUCK)
+            self._chaos.injections.add(target, _STUCK)
         try:
-            await until(lambda: not any(self._is_idle(*one) for one in before.items()), SYNCS_WITHIN_S)
+            await until(
+                lambda: not any(self._is_idle(target, count) for target, count in before.items()),
+                SYNCS_WITHIN_S,
+            )
             killed = await super().begin()
         finally:
             for target in self.targets:
-                self._chaos.injections.end(target, _STUCK)
+                self._chaos.injections.remove(target, _STUCK)
         facts, lost = dict(killed.facts), 0
         for target in self.targets:
             loss = await asyncio.to_thread(self._chaos.injections.lose_power, target, self._rng)
@@ -167,17 +178,17 @@ class PowerLoss(Kill):
         return Effect(killed.happened and lost > 0, facts)
 
     def _is_idle(self, target: str, before: int) -> bool:
-        """It runs, and has nothing that it would sync."""
+        """Return True if the target runs and has started no sync."""
         return self._cluster.process(target).is_alive and self._syncs(target) == before
 
     def _syncs(self, target: str) -> int:
-        """That were held up."""
-        return self._chaos.injections.count([target], Did.STUCK_SYNC)
+        """Return the number of blocked syncs."""
+        return self._chaos.injections.count([target], InjectedEffect.STUCK_SYNC)
 
 
 @dataclass(slots=True)
 class _Flip:
-    """One byte of one entry of one node, and what it was."""
+    """One damaged byte of an entry on a node, with its original value."""
 
     node: str
     index: int
@@ -191,8 +202,11 @@ class _Flip:
 
 
 class BitFlip:
-    """A bit flips in some entries of each target, which are durable on all nodes. At the end the targets are
-    scrubbed; it happened if that, or a reader before it, found the damage, and it was repaired."""
+    """Flips a bit in some entries of each target that are durable on all nodes.
+
+    At the end the targets are scrubbed. The fault took effect if the scrub or an earlier read found the
+    damage and it was repaired.
+    """
 
     kind = "bit_flip"
 
@@ -207,7 +221,7 @@ class BitFlip:
     async def begin(self) -> Effect:
         seen = await self._cluster.statuses()
         if len(seen) < len(self._cluster.node_ids):
-            return Effect(False, {"error": f"only {' '.join(seen)} say what is durable"})
+            return Effect(False, {"error": f"only {' '.join(seen)} report their durable index"})
         self._found_before = sum(seen[target].scrub_found for target in self.targets)
         first = max(status.ledger_begin_index for status in seen.values())
         last = min(min(status.durable_index, status.committed_index) for status in seen.values())
@@ -233,7 +247,7 @@ class BitFlip:
                             pass
         except DLedgerError as error:
             return Effect(False, {"error": error.message})
-        repaired = await until(lambda: all(flip.is_repaired for flip in self._flips))
+        repaired = await until(lambda: all(flip.is_repaired for flip in self._flips), _REPAIRED_WITHIN_S)
         for flip in self._flips:
             if flip.is_repaired:
                 self._cluster.copies.repaired(flip.node, flip.index)
@@ -245,9 +259,9 @@ class BitFlip:
         return ",".join(f"{flip.node}:{flip.index}" for flip in self._flips)
 
     def _flip(self, node: str, index: int) -> _Flip | None:
-        """None: the entry is not where it should be."""
+        """Flip a bit. Returns None if the entry is not at its expected position."""
         store = self._cluster.local.store_directory(node)
-        entry = next((one for one in list_entries(store, index, index) if one.index == index), None)
+        entry = next((e for e in list_entries(store, index, index) if e.index == index), None)
         if entry is None:
             return None
         size = self._cluster.data_file_size
@@ -261,7 +275,8 @@ class BitFlip:
 
 
 class ClockJump:
-    """The wall clock jumps by `jump_ms`, and back at the end. It happened if the node read the wrong time."""
+    """Moves the wall clock by `jump_ms`, and moves it back at the end. The fault took effect if the node read
+    the wrong time."""
 
     kind = "clock_jump"
 
@@ -272,28 +287,38 @@ class ClockJump:
 
     async def begin(self) -> Effect:
         self._before = await self._offsets()
+        self._reads_before = {target: self._reads(target) for target in self.targets}
         for target in self.targets:
-            self._cluster.injections.begin(target, Orders(clock_ms=self._jump_ms))
-        return Effect(await until(lambda: all(map(self._has_jumped, self.targets))))
+            self._cluster.injections.add(target, FaultOrders(clock_ms=self._jump_ms))
+        reported = await until(lambda: all(map(self._has_jumped, self.targets)))
+        return Effect(all(map(self._has_read_it, self.targets)), {"reported": int(reported)})
 
     async def end(self) -> Effect:
         after = await self._offsets()
-        reads = {t: self._cluster.injections.count([t], Did.WRONG_TIME) for t in self.targets}
+        happened = all(map(self._has_read_it, self.targets))
         for target in self.targets:
-            self._cluster.injections.end(target, Orders(clock_ms=self._jump_ms))
+            self._cluster.injections.remove(target, FaultOrders(clock_ms=self._jump_ms))
         facts = {f"offset_ms.{node}": after[node] - self._before.get(node, 0) for node in after}
-        return Effect(all(reads.values()), {**facts})
+        return Effect(happened, {**facts})
 
     async def _offsets(self) -> dict[str, int]:
-        """By which the targets say that their clocks are off."""
+        """Return the clock offsets that the targets report."""
         seen = await self._cluster.statuses()
         return {node: seen[node].clock_offset_ms for node in self.targets if node in seen}
 
     def _has_jumped(self, target: str) -> bool:
-        """As it says itself: by half of it at least, as the clock it is compared with is drawn along."""
+        """Return True if the reported offset moved by the jump, give or take half of the jump. It may move by
+        less than the jump, because cluster time follows the clocks."""
         status = self._cluster.local.node_status(target)
         off = 0 if status is None else status.clock_offset_ms - self._before.get(target, 0)
         return abs(off - self._jump_ms) < abs(self._jump_ms) / 2
+
+    def _has_read_it(self, target: str) -> bool:
+        return self._reads(target) > self._reads_before[target]
+
+    def _reads(self, target: str) -> int:
+        """Return how often the target has read a wrong time."""
+        return self._cluster.injections.count([target], InjectedEffect.WRONG_TIME)
 
 
 def _all_alive(cluster: ChaosCluster, targets: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Faults on a cluster: each begins, ends, and says of both by what it can tell that they really happened."""
+"""Faults on a cluster. Each reports evidence that its start and its end took effect."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ _WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What came of it. `facts`: the evidence. `told`: fields of a line that the trace has of it besides,
-    `told_at` its time (monotonic ns)."""
+    """Outcome of a start or end.
+
+    `facts`: the evidence. `trace_fields`: an additional trace line; `trace_time_ns`: its monotonic time.
+    """
 
     happened: bool
     facts: dict[str, int | str] = field(default_factory=dict)
-    told: dict[str, int | str] = field(default_factory=dict)
-    told_at: int = 0
+    trace_fields: dict[str, int | str] = field(default_factory=dict)
+    trace_time_ns: int = 0
 
 
 class Fault(Protocol):
-    """One fault on chosen targets. `begin` and `end` are called once each, in this order."""
+    """One fault on chosen targets. `begin` and `end` are each called once, in this order.
+
+    If a fault has stopped its targets, `end` restarts or resumes them and waits until they respond, so that
+    the nodes run when the next fault starts. The evidence records whether they respond, but the effect does
+    not depend on it, because a slow restart does not undo a kill. The healing detects a node that never
+    responds.
+    """
 
     kind: str
     targets: Sequence[str]
@@ -39,7 +47,8 @@ class Fault(Protocol):
 
 
 class Kill:
-    """SIGKILL to all targets at once; at the end they are started again, `rejoin` with empty directories."""
+    """Kills all targets at once with SIGKILL. At the end they are restarted; with `wipe`, they rejoin with
+    empty directories."""
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, wipe: bool = False) -> None:
         self.kind = "wipe" if wipe else "kill"
@@ -62,23 +71,24 @@ class Kill:
         return Effect(happened, pid_facts(pids))
 
     async def end(self) -> Effect:
+        down = [target for target in self.targets if not await asyncio.to_thread(self._pid, target)]
         pids = {
             target: await started(self._cluster.start_node, target, rejoin=self._wipe)
             for target in self.targets
         }
-        answer = await all_answer(self._cluster, self.targets)
+        answered = await all_answer(self._cluster, self.targets)
         if self._wipe:
-            # One at a time: two that have lost everything would wait for each other.
-            answer = answer and await until(lambda: all(map(self._has_rejoined, self.targets)))
-            await self._chaos.see_what_is_whole()
-        return Effect(answer, pid_facts(pids))
+            # One node at a time: two that have lost their directories would wait for each other.
+            answered = answered and await until(lambda: all(map(self._has_rejoined, self.targets)))
+            await self._chaos.update_recovered_copies()
+        return Effect(down == list(self.targets), {**pid_facts(pids), "answered": int(answered)})
 
     def _has_rejoined(self, target: str) -> bool:
         status = self._cluster.node_status(target)
         return status is not None and not status.rejoining
 
     def _pid(self, target: str) -> int:
-        """0: it does not run."""
+        """Return the target's pid, or 0 if it is not running."""
         process = self._cluster.process(target)
         return (process.pid or 0) if process.is_alive else 0
 
@@ -88,7 +98,8 @@ class Kill:
         return process.why_down()
 
     def _lose_directories(self) -> None:
-        """Moved away, not deleted: whoever looks into a failed run wants to see them."""
+        """Move the directories to another place, where they remain available for the analysis of a failed
+        run."""
         for target in self.targets:
             folder = self._cluster.folder(target)
             lost = sum(1 for path in folder.iterdir() if path.name.startswith("lost-"))
@@ -98,8 +109,8 @@ class Kill:
                     (folder / name).rename(folder / f"lost-{lost + 1}" / name)
 
 
-class Stop:
-    """SIGSTOP to all targets, SIGCONT at the end."""
+class PauseProcesses:
+    """Sends SIGSTOP to all targets, and SIGCONT at the end."""
 
     kind = "stop"
 
@@ -109,7 +120,7 @@ class Stop:
 
     async def begin(self) -> Effect:
         pids = {t: await asyncio.to_thread(self._signal, t, signal.SIGSTOP) for t in self.targets}
-        # Paused at once, or, without a process, never.
+        # A process pauses immediately; a target without a process never does.
         happened = all(pids.values()) and await until(lambda: all(map(self._is_paused, self.targets)))
         return Effect(happened, pid_facts(pids))
 
@@ -117,7 +128,8 @@ class Stop:
         still = [t for t in self.targets if await asyncio.to_thread(self._is_paused, t)]
         for target in still:
             await asyncio.to_thread(self._signal, target, signal.SIGCONT)
-        return Effect(still == list(self.targets) and await all_answer(self._cluster, still))
+        answered = await all_answer(self._cluster, still)
+        return Effect(still == list(self.targets), {"answered": int(answered)})
 
     def _is_paused(self, target: str) -> bool:
         return self._cluster.process(target).is_paused
@@ -130,8 +142,8 @@ class Stop:
 
 
 class Terminate:
-    """SIGTERM to the targets, one after the other, each started again before the next: a rolling restart. The
-    last one is down until the end."""
+    """Restarts the targets one by one with SIGTERM, as in a rolling restart. The last target stays down until
+    the end."""
 
     kind = "term"
 
@@ -152,17 +164,18 @@ class Terminate:
         return Effect(happened, {"graceful": int(happened)})
 
     async def end(self) -> Effect:
-        last = self.targets[-1:]
-        for target in last:
-            await started(self._cluster.start_node, target)
-        return Effect(await all_answer(self._cluster, last))
+        last = self.targets[-1]
+        was_down = not await asyncio.to_thread(self._is_alive, last)
+        await started(self._cluster.start_node, last)
+        answered = await all_answer(self._cluster, [last])
+        return Effect(was_down, {"answered": int(answered)})
 
     def _is_alive(self, target: str) -> bool:
         return self._cluster.process(target).is_alive
 
 
-class Network:
-    """Impairment on directed links. That it happened shows at the end, by what the links counted."""
+class NetworkFault:
+    """Impairs directed links. At the end the counters of the links show whether the fault took effect."""
 
     def __init__(
         self,
@@ -199,12 +212,12 @@ def pid_facts(pids: dict[str, int]) -> dict[str, int | str]:
 
 
 async def all_answer(cluster: LocalCluster, targets: Sequence[str]) -> bool:
-    """Wait until all of them say how they are. False: not in time."""
+    """Wait until all targets respond with their status. Returns False on timeout."""
     return await until(lambda: all(cluster.node_status(target) is not None for target in targets))
 
 
 async def until(condition: Callable[[], bool], within_s: float = _WAIT_S) -> bool:
-    """Ask `condition` in a thread until it holds. False: not in time."""
+    """Evaluate `condition` in a thread until it holds. Returns False on timeout."""
     try:
         async with asyncio.timeout(within_s):
             while not await asyncio.to_thread(condition):

@@ -1,7 +1,8 @@
-"""Hostile clients of a run: begun and ended by plan, each in a process of its own, and what came of each.
+"""Runs the planned hostile clients, each in its own process, and records their effects.
 
-To the trace they are faults of the kinds in `schema.HOSTILE`. Beside them the servers are watched: a hostile
-client ends none, and none takes more memory than the scenario allows.
+The trace records them as faults of the kinds in `schema.HOSTILE`. While they run, the harness monitors the
+servers, because a hostile client must not terminate a server or raise its memory use above the limit of the
+scenario.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from random import Random
 
 from chaos.cluster.cluster import NAMESRV, ChaosCluster
 from chaos.hostile.kinds import KINDS, achieved
-from chaos.hostile.orders import Orders, counts_of_line
+from chaos.hostile.orders import HostileOrders, counts_of_line
 from chaos.plans.scenario import HostileOccurrence
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 
 FOLDER = "hostile"
-#: A process of Python that imports gRPC, on a machine that is busy, until it has achieved something.
+#: Timeout for the first effect of a client. On a busy machine, starting Python and importing gRPC takes long.
 _START_S = 20.0
 _WATCH_S = 0.25
 
 
 @dataclass(slots=True)
 class HostileRun:
-    """One hostile client that was begun. Times: monotonic ns, `ended` 0 while it works. `counts`: the last
-    that it said."""
+    """One hostile client that was started. Times are monotonic ns; `ended` is 0 while it runs. `counts`: its
+    latest report."""
 
     occurrence: HostileOccurrence
     began: int
@@ -51,7 +52,7 @@ class HostileRun:
 
 
 class HostileProcess:
-    """`python -m chaos.hostile`, and what it says of itself. What it writes to stderr goes to `log`."""
+    """A process of `python -m chaos.hostile` and its reports. Its stderr goes to `log`."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -59,7 +60,7 @@ class HostileProcess:
         self._reading: asyncio.Task[None] | None = None
         self.counts: dict[str, int] = {}
 
-    async def start(self, orders: Orders) -> None:
+    async def start(self, orders: HostileOrders) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -68,7 +69,7 @@ class HostileProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-                # A group of its own, so that it ends with all that it has started.
+                # Its own process group, so that it can be killed with all its children.
                 start_new_session=True,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -80,7 +81,7 @@ class HostileProcess:
         return self._process is not None and self._process.returncode is None
 
     async def stop(self) -> None:
-        """Kill it, and all that it has started. Safe to call again."""
+        """Kill the process and all its children. May be called repeatedly."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -89,8 +90,8 @@ class HostileProcess:
         if self._reading is not None:
             await self._reading
 
-    def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+    def last_error_line(self) -> str:
+        """Return the last line of its stderr."""
         return self._log.read_text(errors="replace").strip().rpartition("\n")[2]
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
@@ -99,8 +100,8 @@ class HostileProcess:
 
 
 class Hostiles:
-    """`topics`: of the good clients. `folder`: for what the processes write to stderr. `on_change`: called
-    when a hostile client has begun or ended."""
+    """Starts and ends hostile clients. `topics`: used by the regular clients. `folder`: for the processes'
+    stderr. `on_change`: called when a hostile client has started or ended."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Hostiles:
         self.done: list[HostileRun] = []
 
     async def run(self, plan: Sequence[HostileOccurrence]) -> None:
-        """All of them, each at its time from now on; and watch the servers until the last has ended."""
+        """Run all clients, each at its planned time, and watch the servers until the last one has ended."""
         if not plan:
             return
         watch = ServerWatch(self._cluster, self._writer)
@@ -129,14 +130,14 @@ class Hostiles:
             began = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as tasks:
                 for occurrence in plan:
-                    tasks.create_task(self._one(occurrence, began + occurrence.step.at))
+                    tasks.create_task(self._run_client(occurrence, began + occurrence.step.at))
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
         watch.conclude()
 
-    async def _one(self, occurrence: HostileOccurrence, when: float) -> None:
+    async def _run_client(self, occurrence: HostileOccurrence, when: float) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, when - loop.time()))
         process = HostileProcess(self._folder / f"{occurrence.number}-{occurrence.step.kind}.log")
@@ -153,10 +154,10 @@ class Hostiles:
             await process.stop()
         self._note_end(run, process, ended_by_itself)
 
-    def _orders(self, occurrence: HostileOccurrence) -> Orders:
+    def _orders(self, occurrence: HostileOccurrence) -> HostileOrders:
         plan, step = self._cluster.local.plan, occurrence.step
         kind = KINDS[step.kind]
-        return Orders(
+        return HostileOrders(
             kind=step.kind,
             seed=self._rng.randrange(1 << 32),
             clients=kind.clients if step.clients is None else step.clients,
@@ -170,7 +171,7 @@ class Hostiles:
         )
 
     async def _takes_effect(self, process: HostileProcess) -> bool:
-        """Wait until it has achieved anything at all."""
+        """Wait until the client has any effect."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_S):
                 while process.is_alive and not any(process.counts.values()):
@@ -181,7 +182,7 @@ class Hostiles:
         step = run.occurrence.step
         run.counts = process.counts
         if not began:
-            run.failures.append(f"did not begin: {process.last_words()}")
+            run.failures.append(f"did not start: {process.last_error_line()}")
         self._writer.write(
             Ev.FAULT,
             {
@@ -193,18 +194,18 @@ class Hostiles:
             at=run.began,
         )
         self._writer.flush()
-        self._on_change(f"{run.name} began" if began else f"{run.name} DID NOT BEGIN")
+        self._on_change(f"{run.name} started" if began else f"{run.name} DID NOT START")
 
     def _note_end(self, run: HostileRun, process: HostileProcess, ended_by_itself: bool) -> None:
         run.counts, run.ended = process.counts, self._writer.now()
         happened = achieved(run.name, run.counts) and not ended_by_itself
         if ended_by_itself:
-            run.failures.append(f"ended unasked: {process.last_words()}")
+            run.failures.append(f"ended unexpectedly: {process.last_error_line()}")
         elif not happened:
-            run.failures.append(f"achieved nothing: {run.evidence}")
+            run.failures.append(f"had no effect: {run.evidence}")
         self._writer.write(Ev.FAULT, {"e": "end", **self._about(run, happened)})
         self._writer.flush()
-        self._on_change(f"{run.name} {'ended' if happened else 'ACHIEVED NOTHING'}: {run.evidence}")
+        self._on_change(f"{run.name} {'ended' if happened else 'HAD NO EFFECT'}: {run.evidence}")
 
     def _about(self, run: HostileRun, effective: bool) -> Mapping[str, int | str | bool]:
         return {
@@ -217,7 +218,7 @@ class Hostiles:
 
 
 class ServerWatch:
-    """Looks after the nodes and the NameServer: which of them end, and how much memory they take."""
+    """Watches the nodes and the NameServer for exits, and records their memory use."""
 
     def __init__(self, cluster: ChaosCluster, writer: TraceWriter) -> None:
         self._cluster = cluster
@@ -227,36 +228,36 @@ class ServerWatch:
         self._names = [*cluster.node_ids, *([NAMESRV] if cluster.namesrv else [])]
 
     async def run(self) -> None:
-        """Until this is cancelled."""
+        """Watch until cancelled."""
         while True:
-            ended = await asyncio.to_thread(self._look)
+            ended = await asyncio.to_thread(self._poll)
             for name, why in ended.items():
                 self._writer.write(Ev.META, {"e": "ended", "node": name, "text": why})
             await asyncio.sleep(_WATCH_S)
 
     def conclude(self) -> None:
-        """Say how much memory each has taken."""
+        """Record the peak memory of each server."""
         for name, size in self._memory.items():
             self._writer.write(Ev.META, {"e": "memory", "node": name, "size": size})
 
-    def _look(self) -> dict[str, str]:
-        """Those that have ended since, and why."""
-        found = {}
+    def _poll(self) -> dict[str, str]:
+        """Return the servers that ended since the last call, with the reason."""
+        ended = {}
         for name in self._names:
             process = self._cluster.local.process(name)
             if not process.is_alive:
                 if name not in self._down:
-                    found[name] = process.why_down()
+                    ended[name] = process.why_down()
                 self._down.add(name)
                 continue
             self._down.discard(name)
             if process.pid is not None:
                 self._memory[name] = max(self._memory.get(name, 0), most_memory(process.pid))
-        return found
+        return ended
 
 
 def most_memory(pid: int) -> int:
-    """The most bytes of memory that a process has had so far; 0 if there is none."""
+    """Return the peak resident memory of a process in bytes, or 0 if the process does not exist."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

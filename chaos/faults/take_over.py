@@ -1,4 +1,4 @@
-"""A master with a classic log is lost, and somebody makes its slave the master."""
+"""A fault in which the classic master is lost and its slave is promoted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from chaos.cluster.classic import follows, lacking_bytes, master_in
 from chaos.cluster.cluster import ChaosCluster, started
 from chaos.faults.faults import Effect, all_answer, pid_facts, until
 
-#: A slave that may follow does so within (seconds).
+#: Timeout in seconds for a slave to start following its master.
 _FOLLOWS_S = 12.0
 LEFT = "left"
 _DIVERGED = Status.HA_DIVERGED.name
 
 
 class TakeOver:
-    """SIGKILL to the master, whose log is set aside; the other node becomes master, whatever it lacks. At the
-    end the old one is started again, and if the new one refuses it, as it may have what is lost, once more
-    without its directory."""
+    """Kills the master, sets its log aside and promotes the other node, even if it lacks messages.
+
+    At the end the old master restarts as a slave. If the new master refuses it because their logs diverged,
+    it restarts again without its directory.
+    """
 
     kind = "take_over"
 
@@ -43,33 +45,41 @@ class TakeOver:
         alone = await until(lambda: self._is_alone(new))
         status = await asyncio.to_thread(self._local.node_status, new)
         if status is None or not alone:
-            return Effect(False, {"error": f"{new} does not notice that its master is gone"})
-        # Before it, for the new master answers at once: the old one, dead by now, has given all its answers.
-        told_at = time.monotonic_ns()
+            return Effect(False, {"error": f"{new} still follows its lost master"})
+        # Read the clock before the promotion, because the new master may respond immediately after it. All
+        # responses of the old master are earlier, because it is dead.
+        trace_time_ns = time.monotonic_ns()
         await change_role(self._local.plan.node(new).remoting_address, to_master=True, force=True)
         is_master = await until(lambda: self._is_master(new))
         ended, lacking = status.ledger_end_pos, lacking_bytes(status)
-        told: dict[str, int | str] = {
+        trace_fields: dict[str, int | str] = {
             "e": "taken_over",
             "node": new,
             "member": old,
             "ended": ended,
             "size": lacking,
         }
-        return Effect(happened and is_master, {**pid_facts({old: pid}), "lacking": lacking}, told, told_at)
+        return Effect(
+            happened and is_master, {**pid_facts({old: pid}), "lacking": lacking}, trace_fields, trace_time_ns
+        )
 
     async def end(self) -> Effect:
         old = self.targets[0]
+        was_down = not await asyncio.to_thread(self._is_alive, old)
         pid = await started(self._local.start_node, old)
-        is_there = await all_answer(self._local, self.targets)
+        answered = await all_answer(self._local, self.targets)
         await until(lambda: self._follows(old) or self._is_refused(old), _FOLLOWS_S)
         refused = not await asyncio.to_thread(self._follows, old)
         if refused:
             await asyncio.to_thread(self._local.stop_node, old)
             await asyncio.to_thread(self._lose_directory, old)
             pid = await started(self._local.start_node, old)
-            is_there = await until(lambda: self._follows(old))
-        return Effect(is_there, {**pid_facts({old: pid}), "refused": int(refused)})
+            answered = await until(lambda: self._follows(old))
+        facts = {**pid_facts({old: pid}), "refused": int(refused), "answered": int(answered)}
+        return Effect(was_down, facts)
+
+    def _is_alive(self, node: str) -> bool:
+        return self._local.process(node).is_alive
 
     def _set_aside(self, old: str) -> None:
         shutil.copytree(self._local.store_directory(old), left_directory(self._local.folder(old)))
@@ -96,5 +106,5 @@ class TakeOver:
 
 
 def left_directory(folder: Path) -> Path:
-    """Where the store of a master that was lost is kept."""
+    """Return the directory in which the store of a lost master is kept."""
     return folder / LEFT

@@ -1,1 +1,1 @@
-"""Clients that are hostile on purpose, each kind in a process of its own: `python -m chaos.hostile`."""
+"""Hostile clients, each kind in its own process: `python -m chaos.hostile`."""

@@ -1,7 +1,8 @@
-"""The process of one hostile client: `Orders` on standard input, counts on standard output.
+"""The process of one hostile client. It reads `HostileOrders` from standard input and writes counts to
+standard output.
 
-It lives until standard input ends, which it does when the harness dies, too; then it kills its process group,
-so that nothing that it has started stays behind.
+It runs until standard input ends, which also happens if the harness dies. Then it kills its process group,
+which includes all its children.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from chaos.hostile import connections, consumers, forgers, handshakes
-from chaos.hostile.orders import Orders, counts_to_line
-from chaos.hostile.world import World
+from chaos.hostile.orders import HostileOrders, counts_to_line
+from chaos.hostile.world import HostileWorld
 
 _REPORT_S = 0.2
-#: Behind servers and good clients: hostile ones of this world have machines of their own.
+#: Lower priority than servers and regular clients, because real hostile clients run on other machines.
 _NICE = 10
 
-_RUNS: dict[str, Callable[[World], Awaitable[None]]] = {
+_RUNS: dict[str, Callable[[HostileWorld], Awaitable[None]]] = {
     run.__name__: run
     for run in (
         connections.connection_floods,
@@ -50,7 +51,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    world = World(Orders.of_line(sys.stdin.buffer.readline()))
+    world = HostileWorld(HostileOrders.of_line(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     asyncio.run(_run(world))
 
@@ -60,17 +61,17 @@ def _end_with_standard_input() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-async def _run(world: World) -> None:
+async def _run(world: HostileWorld) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_report(world))
         tasks.create_task(_work(world))
 
 
-async def _work(world: World) -> None:
+async def _work(world: HostileWorld) -> None:
     await _RUNS[world.orders.kind](world)
 
 
-async def _report(world: World) -> None:
+async def _report(world: HostileWorld) -> None:
     while True:
         os.write(sys.stdout.fileno(), counts_to_line(world.counts))
         await asyncio.sleep(_REPORT_S)

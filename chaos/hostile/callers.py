@@ -1,4 +1,4 @@
-"""Calls of the protocol of RocketMQ 5, as a hostile client makes them: valid where it matters."""
+"""Calls of a hostile client in the RocketMQ 5 protocol, valid enough for servers to process them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
 from chaos.hostile.orders import PREFIX
-from chaos.hostile.world import World
-from dledger.platform import open_channel
+from chaos.hostile.world import HostileWorld
+from dledger.infra.transport.channels import open_channel
 
 SERVICE_NAME = "apache.rocketmq.v2.MessagingService"
 _TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ def headers(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _answer_of(method: str) -> Any:
-    """The type of the answers of a method."""
+    """Return the response type of a method."""
     return getattr(calls, f"{method}Response")
 
 
@@ -66,15 +66,15 @@ def send_request(topic: str, message_id: str, body: bytes) -> calls.SendMessageR
     return calls.SendMessageRequest(messages=[message])
 
 
-class Caller:
-    """One client, connected to one node. Use it by `async with`; AioRpcError if a call does not end well."""
+class HostileCaller:
+    """One client, connected to one node, as an async context manager. Calls raise AioRpcError."""
 
-    def __init__(self, world: World, name: str, address: str) -> None:
+    def __init__(self, world: HostileWorld, name: str, address: str) -> None:
         self._world = world
         self._headers = headers(name)
         self._opened = open_channel(address)
 
-    async def __aenter__(self) -> Caller:
+    async def __aenter__(self) -> HostileCaller:
         self._channel = await self._opened.__aenter__()
         return self
 
@@ -82,7 +82,7 @@ class Caller:
         await self._opened.__aexit__(*error)
 
     async def call(self, method: str, request: Message) -> Any:
-        """The answer; a status that says no is counted by its number."""
+        """Make a call and return the answer. An error status is counted by its code."""
         call: Any = self._channel.unary_unary(f"/{SERVICE_NAME}/{method}")
         raw = await call(request.SerializeToString(), metadata=self._headers, timeout=_TIMEOUT_S)
         answer = _answer_of(method).FromString(raw)
@@ -90,31 +90,31 @@ class Caller:
         return answer
 
     async def stream(self, method: str, request: Message) -> list[pb.Message]:
-        """The messages of a stream of answers."""
+        """Return the messages of a stream of answers."""
         call: Any = self._channel.unary_stream(f"/{SERVICE_NAME}/{method}")
         answering = call(request.SerializeToString(), metadata=self._headers, timeout=_TIMEOUT_S)
-        found: list[pb.Message] = []
+        messages: list[pb.Message] = []
         async for raw in answering:
             answer = _answer_of(method).FromString(raw)
             if answer.HasField("message"):
-                found.append(answer.message)
+                messages.append(answer.message)
             elif answer.HasField("status"):
                 self._note(answer.status)
-        return found
+        return messages
 
     async def talk(self, settings: pb.Settings) -> None:
-        """A telemetry stream with these settings, until the server ends it."""
+        """Open a telemetry stream with these settings and wait until the server closes it."""
         call: Any = self._channel.stream_stream(f"/{SERVICE_NAME}/Telemetry")(metadata=self._headers)
         await call.write(calls.TelemetryCommand(settings=settings).SerializeToString())
         self._world.count("settings")
         async with asyncio.timeout(_TIMEOUT_S):
             answer = await call.read()
         if isinstance(answer, bytes):
-            told = calls.TelemetryCommand.FromString(answer)
-            if told.HasField("settings"):
+            command = calls.TelemetryCommand.FromString(answer)
+            if command.HasField("settings"):
                 self._world.count("streams")
             else:
-                self._note(told.status)
+                self._note(command.status)
         while isinstance(await call.read(), bytes):
             pass
         self._world.refused((await call.code()).name)

@@ -1,4 +1,4 @@
-"""Hostile below any call: connections that say nothing or half of something, and bytes that make no sense."""
+"""Abuse below the level of calls: idle connections, incomplete requests, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.v1 import namesrv_pb2 as namesrv
 from chaos.hostile import wire
 from chaos.hostile.callers import SERVICE_NAME, headers, receive_request
 from chaos.hostile.orders import PREFIX
-from chaos.hostile.world import World
-from dledger.platform import open_channel
+from chaos.hostile.world import HostileWorld
+from dledger.infra.transport.channels import open_channel
 from dledger.v1 import log_pb2 as log
 
-#: A ClientHello whose record is longer than what comes of it.
+#: A ClientHello that is shorter than the length in its record header.
 _HALF_TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(32))
-#: What a connection of a flood says: nothing, half a preface, half a TLS handshake, and all of HTTP/2's.
+#: Openings of flood connections: none, half an HTTP/2 preface, half a TLS handshake, a complete HTTP/2
+#: opening.
 _OPENINGS = (b"", wire.PREFACE[:11], _HALF_TLS, wire.PREFACE + wire.settings())
 _HTTP_HEAD = b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-More: "
 _CALLS_OF_A_CONNECTION = 20
 _HALF_BYTES, _CLAIMED_BYTES = 16 << 10, 4 << 20
 _DRIP_S = 1.0
 _PATIENCE_S = 2.0
-#: Methods that change nothing even if a request of garbage can be read.
+#: Methods that change nothing even if a garbage request parses.
 _METHODS = (
     "/dledger.v1.LogService/Append",
     "/dledger.v1.LogService/ReadStream",
@@ -36,8 +36,8 @@ _METHODS = (
 )
 
 
-async def connection_floods(world: World) -> None:
-    """Many connections from one address that begin and do not go on, in turn to each port."""
+async def connection_floods(world: HostileWorld) -> None:
+    """Open many connections from one address that then stall, on each port in rotation."""
     is_open: set[int] = set()
 
     async def once(number: int) -> None:
@@ -58,22 +58,22 @@ async def connection_floods(world: World) -> None:
     await world.repeat(once)
 
 
-async def exhausted_descriptors(world: World) -> None:
-    """As many connections as a port takes, which speak HTTP/2, answer pings and never call: no time limit
-    ends them."""
+async def exhausted_descriptors(world: HostileWorld) -> None:
+    """Open as many HTTP/2 connections as a port accepts, answer pings and never make a call. No timeout
+    closes them."""
     is_open: set[int] = set()
 
     async def once(number: int) -> None:
-        addresses = [*world.orders.addresses, *world.orders.namesrv]
+        addresses = world.orders.addresses
         async with wire.Http2(addresses[number % len(addresses)]) as connection:
             world.count("accepted")
             try:
-                await connection.take()
+                await connection.next_frame()
                 world.count("handshakes")
                 is_open.add(number)
                 while True:
                     world.count_most("open", len(is_open))
-                    await connection.take()
+                    await connection.next_frame()
             finally:
                 world.count("closed")
                 is_open.discard(number)
@@ -81,8 +81,8 @@ async def exhausted_descriptors(world: World) -> None:
     await world.repeat(once)
 
 
-async def half_requests(world: World) -> None:
-    """HTTP requests that come byte by byte, and gRPC calls whose message never ends."""
+async def half_requests(world: HostileWorld) -> None:
+    """Send HTTP requests byte by byte, and gRPC calls whose message never ends."""
 
     async def http(address: str) -> None:
         reader, writer = await wire.connect(address)
@@ -102,15 +102,16 @@ async def half_requests(world: World) -> None:
         async with wire.Http2(address) as connection:
             half = wire.message(b"\0" * _HALF_BYTES, claimed=_CLAIMED_BYTES)
             path = f"/{SERVICE_NAME}/SendMessage" if world.orders.namesrv else "/dledger.v1.LogService/Append"
-            await connection.take()
+            await connection.next_frame()
             with suppress(TimeoutError):
-                # As many as the windows take: a connection's is 64 KiB at first.
+                # The number of calls that fit in the flow-control window of a connection, which is 64 KiB at
+                # the start.
                 async with asyncio.timeout(_PATIENCE_S):
                     for _ in range(_CALLS_OF_A_CONNECTION):
                         await connection.call(path, headers("half"), half, ended=False)
                         world.count("half_calls")
             while True:
-                kind, _, _ = await connection.take()
+                kind, _, _ = await connection.next_frame()
                 world.count("ended_calls", kind == wire.HEADERS)
 
     async def once(number: int) -> None:
@@ -122,20 +123,16 @@ async def half_requests(world: World) -> None:
     await world.repeat(once)
 
 
-async def unread_streams(world: World) -> None:
-    """Streams of answers of which one byte is taken, and then nothing for ever."""
+async def unread_streams(world: HostileWorld) -> None:
+    """Open response streams, read one byte of each, and then stop reading."""
 
     def requests(number: int) -> tuple[str, str, bytes]:
-        """Address, path, request."""
+        """Return address, path and request."""
         orders = world.orders
         address = orders.addresses[number % len(orders.addresses)]
-        if not orders.namesrv or number % 8 in (2, 4):
+        if not orders.namesrv or number % 8 in (0, 2, 4):
             request = log.ReadRequest(group=orders.group, follow=True, mode=log.READ_MODE_LOCAL)
             return address, "/dledger.v1.LogService/ReadStream", request.SerializeToString()
-        if number % 8 == 0:
-            watch = namesrv.WatchRoutesRequest()
-            path = "/dledger.broker.v1.NameServerService/WatchRoutes"
-            return orders.namesrv[0], path, watch.SerializeToString()
         receive = receive_request(f"{PREFIX}unread", world.rng.choice(orders.topics))
         return address, f"/{SERVICE_NAME}/ReceiveMessage", receive.SerializeToString()
 
@@ -144,21 +141,21 @@ async def unread_streams(world: World) -> None:
         async with wire.Http2(address, window=1) as connection:
             await connection.call(path, headers(f"unread-{number}"), wire.message(request))
             world.count("streams")
-            was_begun = False
+            has_started = False
             while True:
-                kind, _, payload = await connection.take()
-                if kind == wire.DATA and payload and not was_begun:
+                kind, _, payload = await connection.next_frame()
+                if kind == wire.DATA and payload and not has_started:
                     world.count("unread")
-                    was_begun = True
-                if kind == wire.RST_STREAM or (kind == wire.HEADERS and was_begun):
+                    has_started = True
+                if kind == wire.RST_STREAM or (kind == wire.HEADERS and has_started):
                     world.count("ended")
                     return
 
     await world.repeat(once)
 
 
-async def garbage(world: World) -> None:
-    """Bytes of no protocol, of the wrong one, and requests that are none."""
+async def garbage(world: HostileWorld) -> None:
+    """Send random bytes, bytes of the wrong protocol, and requests that cannot be parsed."""
 
     def nonsense() -> bytes:
         rng = world.rng

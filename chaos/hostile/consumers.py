@@ -1,4 +1,4 @@
-"""Hostile consumers and producers: each of their calls is valid, and together they are a burden."""
+"""Hostile consumers and producers, whose calls are valid but overload the servers."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import multiprocessing
 from itertools import count
 from multiprocessing.connection import Connection
 
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
-from chaos.hostile.callers import Caller, filtered, receive_request, resource, send_request
-from chaos.hostile.orders import PREFIX, Orders
-from chaos.hostile.world import World
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
+from chaos.hostile.callers import HostileCaller, filtered, receive_request, resource, send_request
+from chaos.hostile.orders import PREFIX, HostileOrders
+from chaos.hostile.world import HostileWorld
 
-#: Of one telemetry stream: near the 64 KiB that settings may have, and now and then beyond.
+#: Numbers of topics of telemetry streams: close to the 64 KiB limit of settings, and sometimes above it.
 _SETTINGS_TOPICS, _TOO_MANY_TOPICS, _TOPIC_LENGTH = 430, 1_000, 127
 _REPEATS = 4
-#: How long a client that is to die may take until it holds something.
+#: Timeout in seconds for a client to receive a message, after which it is killed.
 _DEATH_S = 10.0
 
 
 def costly_expressions() -> list[str]:
-    """SQL92 that is never true, and takes as much work to say so as the limits allow."""
-    chained = " AND ".join(["'b' NOT BETWEEN 'a' AND 'c' OR 'b' BETWEEN 'a' AND 'c'"] * 60)
-    nested = "TAGS"
-    for _ in range(22):
-        nested = f"({nested} BETWEEN {nested[:100].count('x')} AND 9)"
-    lists = " OR ".join(f"TAGS IN ({', '.join(repr(f'z{n}') for n in range(30))})" for _ in range(15))
-    return [f"({chained}) AND TAGS = 'never'", nested, lists, " OR ".join(["KEYS CONTAINS 'zzzz'"] * 120)]
+    """Return SQL92 expressions that never match and cost almost as much as the limits on words and requests
+    allow."""
+    chained = " AND ".join(["5 NOT BETWEEN 1 AND 9 OR KEYS <> TAGS"] * 370)
+    nested = "NOT (" * 1_300 + "TAGS = 'never'" + ")" * 1_300
+    lists = " OR ".join(f"TAGS IN ({', '.join(repr(f'z{n}') for n in range(30))})" for _ in range(120))
+    texts = " OR ".join(["KEYS CONTAINS 'zzzz'"] * 1_000)
+    return [f"({chained}) AND TAGS = 'never'", nested, lists, texts]
 
 
-async def expensive_filters(world: World) -> None:
-    """Receives and pulls by expressions that cost most and match nothing."""
+async def expensive_filters(world: HostileWorld) -> None:
+    """Receive and pull with the most expensive expressions that match nothing."""
     expressions = costly_expressions()
 
     async def once(number: int) -> None:
         rng, orders = world.rng, world.orders
         address = orders.addresses[number % len(orders.addresses)]
         filter_ = filtered(rng.choice(expressions))
-        async with Caller(world, f"filters-{number}", address) as caller:
+        async with HostileCaller(world, f"filters-{number}", address) as caller:
             while True:
                 await world.pace()
                 topic = rng.choice(orders.topics)
@@ -59,8 +59,8 @@ async def expensive_filters(world: World) -> None:
     await world.repeat(once)
 
 
-async def telemetry_floods(world: World) -> None:
-    """Telemetry streams with settings as large as they may be, held open."""
+async def telemetry_floods(world: HostileWorld) -> None:
+    """Open telemetry streams with settings of maximum size and hold them open."""
     every = [resource(f"{PREFIX}{n}-".ljust(_TOPIC_LENGTH, "x")) for n in range(_TOO_MANY_TOPICS)]
 
     async def once(number: int) -> None:
@@ -71,19 +71,19 @@ async def telemetry_floods(world: World) -> None:
             subscription = pb.Subscription(group=resource(f"{PREFIX}told"), subscriptions=entries)
             settings = pb.Settings(client_type=pb.ClientType.SIMPLE_CONSUMER, subscription=subscription)
         address = world.orders.addresses[number % len(world.orders.addresses)]
-        async with Caller(world, f"telemetry-{number}", address) as caller:
+        async with HostileCaller(world, f"telemetry-{number}", address) as caller:
             await caller.talk(settings)
 
     await world.repeat(once)
 
 
-async def topic_floods(world: World) -> None:
-    """Topics that nobody needs, asked for and sent to."""
+async def topic_floods(world: HostileWorld) -> None:
+    """Query and send to topics that are never used again."""
     numbers = count()
 
     async def once(number: int) -> None:
         address = world.orders.addresses[number % len(world.orders.addresses)]
-        async with Caller(world, f"topics-{number}", address) as caller:
+        async with HostileCaller(world, f"topics-{number}", address) as caller:
             while True:
                 await world.pace()
                 topic = f"{PREFIX}topic-{next(numbers)}"
@@ -95,22 +95,22 @@ async def topic_floods(world: World) -> None:
     await world.repeat(once)
 
 
-async def repeated_calls(world: World) -> None:
-    """Sends, receives and acks again and again, at two nodes: with the same attempt id, with none, and of
-    what was acknowledged already."""
+async def repeated_calls(world: HostileWorld) -> None:
+    """Repeat sends, receives and acks at two nodes, with the same attempt id, without an attempt id, and for
+    acknowledged messages."""
     topic = f"{PREFIX}repeats"
     numbers = count()
 
     async def once(number: int) -> None:
         addresses = world.orders.addresses
-        callers = [Caller(world, f"repeats-{number}", address) for address in addresses]
+        callers = [HostileCaller(world, f"repeats-{number}", address) for address in addresses]
         async with callers[0], callers[1 % len(callers)]:
             await _repeat(world, callers[:2], topic, f"{number}-{next(numbers)}")
 
     await world.repeat(once)
 
 
-async def _repeat(world: World, callers: list[Caller], topic: str, name: str) -> None:
+async def _repeat(world: HostileWorld, callers: list[HostileCaller], topic: str, name: str) -> None:
     offsets = set()
     for turn in range(_REPEATS):
         caller = callers[turn % len(callers)]
@@ -123,14 +123,14 @@ async def _repeat(world: World, callers: list[Caller], topic: str, name: str) ->
     for attempt in (name, None):
         for turn in range(_REPEATS):
             request = receive_request(group, topic, invisible_s=10, attempt=attempt)
-            found = await callers[turn % len(callers)].stream("ReceiveMessage", request)
-            world.count("received", len(found))
-            for message in found[:2]:
+            messages = await callers[turn % len(callers)].stream("ReceiveMessage", request)
+            world.count("received", len(messages))
+            for message in messages[:2]:
                 await _ack_twice(callers, group, topic, message)
                 world.count("repeated")
 
 
-async def _ack_twice(callers: list[Caller], group: str, topic: str, message: pb.Message) -> None:
+async def _ack_twice(callers: list[HostileCaller], group: str, topic: str, message: pb.Message) -> None:
     properties = message.system_properties
     entry = calls.AckMessageEntry(message_id=properties.message_id, receipt_handle=properties.receipt_handle)
     request = calls.AckMessageRequest(group=resource(group), topic=resource(topic), entries=[entry, entry])
@@ -138,34 +138,34 @@ async def _ack_twice(callers: list[Caller], group: str, topic: str, message: pb.
         await caller.call("AckMessage", request)
 
 
-async def abandoned_groups(world: World) -> None:
-    """Groups that receive as much as they are given, and acknowledge nothing."""
+async def abandoned_groups(world: HostileWorld) -> None:
+    """Create groups that receive as much as possible and acknowledge nothing."""
     numbers = count()
 
     async def once(number: int) -> None:
         group = f"{PREFIX}abandoned-{next(numbers)}"
         address = world.orders.addresses[number % len(world.orders.addresses)]
         world.count("groups")
-        async with Caller(world, f"abandoned-{number}", address) as caller:
+        async with HostileCaller(world, f"abandoned-{number}", address) as caller:
             empty = 0
             while empty < 3:
                 await world.pace()
                 topic = world.rng.choice(world.orders.topics)
-                found = await caller.stream("ReceiveMessage", receive_request(group, topic))
-                world.count("held", len(found))
-                empty = 0 if found else empty + 1
+                messages = await caller.stream("ReceiveMessage", receive_request(group, topic))
+                world.count("held", len(messages))
+                empty = 0 if messages else empty + 1
             world.count("full")
 
     await world.repeat(once)
 
 
-async def dying_clients(world: World) -> None:
-    """Clients that are killed when they hold something, and before they acknowledge it."""
+async def dying_clients(world: HostileWorld) -> None:
+    """Kill clients that hold messages before they acknowledge them."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([__name__])
 
     def live_and_die(number: int) -> int:
-        """How many messages it held; -1: none in time."""
+        """Run and kill one client. Returns the number of messages that it held, or -1 on timeout."""
         ours, theirs = processes.Pipe(duplex=False)
         victim = processes.Process(target=_hold, args=(world.orders, number, theirs), daemon=True)
         victim.start()
@@ -190,18 +190,18 @@ async def dying_clients(world: World) -> None:
     await world.repeat(once)
 
 
-def _hold(orders: Orders, number: int, told: Connection) -> None:
-    """The whole life of a client that is killed in the end."""
+def _hold(orders: HostileOrders, number: int, report: Connection) -> None:
+    """Run a client that holds messages until it is killed."""
 
     async def live() -> None:
-        world = World(orders)
+        world = HostileWorld(orders)
         address = orders.addresses[number % len(orders.addresses)]
-        async with Caller(world, f"dying-{number}", address) as caller:
+        async with HostileCaller(world, f"dying-{number}", address) as caller:
             while True:
                 for topic in orders.topics:
                     request = receive_request(f"{PREFIX}dying", topic, invisible_s=10)
                     if found := await caller.stream("ReceiveMessage", request):
-                        told.send(len(found))
+                        report.send(len(found))
                         await asyncio.Event().wait()
 
     asyncio.run(live())

@@ -1,32 +1,36 @@
-"""Who pretends to be a member of the cluster, or a broker: envelopes without the secret, terms out of reach,
-registrations in other names."""
+"""Clients that impersonate a cluster member or a broker. They send envelopes without the secret, terms that
+are far ahead, and registrations of foreign brokers."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 import grpc.aio
 
+from broker_adapter.errors import AnswerMissing
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.v1 import forward_pb2 as forward
-from broker_adapter.v1 import namesrv_pb2 as namesrv
-from broker_adapter.v1 import namesrv_pb2_grpc as namesrv_grpc
-from chaos.hostile.world import World
-from dledger.platform import open_channel
+from chaos.hostile.world import HostileWorld
+from dledger.infra.transport.channels import open_channel
 from dledger.v1 import peer_pb2 as peer
 from dledger.v1 import peer_pb2_grpc as peer_grpc
 
 _TIMEOUT_S = 5.0
 _FAR_TERMS = (1, 1_000, 1 << 40, 1 << 61, (1 << 62) - 2, (1 << 63) - 2)
-#: Beyond the 2^32 by which a term may lie above the greatest that is known; below that a NameServer in plain
-#: text believes whoever can connect (docs/namesrv.md).
+#: Terms more than 2^32 above the highest known one, which are refused. Below that limit, a NameServer in
+#: plain text trusts every client (docs/namesrv.md).
 _IMPOSSIBLE_TERMS = (1 << 40, 1 << 61, (1 << 63) - 1)
 _TOPICS_OF_A_BROKER = 50
 
 
-async def forged_peers(world: World) -> None:
-    """Votes, heartbeats, pushes and questions in the name of a member, without the secret of the cluster or
-    with another one."""
+async def forged_peers(world: HostileWorld) -> None:
+    """Send votes, heartbeats, pushes and fetches in the name of a member, without the cluster's secret or
+    with a wrong one."""
     orders = world.orders
 
     def envelope(sender: str, to: str) -> peer.Envelope:
@@ -56,8 +60,8 @@ async def forged_peers(world: World) -> None:
     await world.repeat(once)
 
 
-async def _forge(world: World, channel: grpc.aio.Channel, sender: peer.Envelope) -> Any:
-    """The answer, None without one."""
+async def _forge(world: HostileWorld, channel: grpc.aio.Channel, sender: peer.Envelope) -> Any:
+    """Send a forged request. Returns the answer, or None if there is none."""
     stub: Any = peer_grpc.PeerServiceStub(channel)
     term, how = world.rng.choice(_FAR_TERMS), world.rng.randrange(5)
     if how == 0:
@@ -82,8 +86,8 @@ async def _forge(world: World, channel: grpc.aio.Channel, sender: peer.Envelope)
     return None
 
 
-async def _forge_forwarding(world: World, channel: grpc.aio.Channel, sender: str, to: str) -> None:
-    """Calls of clients that seem to come by way of a member."""
+async def _forge_forwarding(world: HostileWorld, channel: grpc.aio.Channel, sender: str, to: str) -> None:
+    """Send client calls that claim to be forwarded by a member."""
     if not world.orders.namesrv:
         return
     hello = forward.ForwardHello(
@@ -102,66 +106,64 @@ async def _forge_forwarding(world: World, channel: grpc.aio.Channel, sender: str
     call.cancel()
 
 
-async def forged_registrations(world: World) -> None:
-    """The brokers of others, registered as their master in terms that nobody can reach."""
+async def forged_registrations(world: HostileWorld) -> None:
+    """Register foreign brokers as their master, in unreachable terms."""
     orders = world.orders
 
     async def once(number: int) -> None:
-        node = world.rng.choice(sorted(orders.nodes))
-        request = namesrv.RegisterBrokerRequest(
-            cluster="DefaultCluster",
-            broker_name="broker-a",
-            node_id=node,
-            broker_id=0,
-            role="SYNC_MASTER",
-            address="127.0.0.1:1",
-            term=world.rng.choice(_IMPOSSIBLE_TERMS),
-            role_epoch=1 << 50,
-            data_version=1 << 50,
-            topics=[
-                namesrv.TopicQueues(topic=t, read_queues=1, write_queues=1, perm=6) for t in orders.topics
-            ],
-        )
-        await _register(world, request)
+        fields = {
+            "brokerName": "broker-a",
+            "clusterName": "DefaultCluster",
+            "nodeId": world.rng.choice(sorted(orders.nodes)),
+            "term": str(world.rng.choice(_IMPOSSIBLE_TERMS)),
+            "roleEpoch": str(1 << 50),
+        }
+        await _register(world, fields, orders.topics, 1 << 50)
 
     await world.repeat(once)
 
 
-async def registration_floods(world: World) -> None:
-    """Brokers of names that nobody has, with topics, as many as the NameServer takes."""
+async def registration_floods(world: HostileWorld) -> None:
+    """Register unknown brokers with topics, up to the NameServer's limit.
+
+    Each registration ends with its connection, but the NameServer remembers the name for a while.
+    """
     numbers = count()
 
     async def once(number: int) -> None:
         name = f"hostile-{next(numbers)}"
-        topics = [_queues_of(f"{name}-{n}") for n in range(_TOPICS_OF_A_BROKER)]
-        request = namesrv.RegisterBrokerRequest(
-            cluster="hostile",
-            broker_name=name,
-            node_id="n1",
-            broker_id=0,
-            role="SYNC_MASTER",
-            address="127.0.0.1:1",
-            term=1,
-            role_epoch=1,
-            data_version=1,
-            topics=topics,
-            expire_ms=600_000,
-        )
-        await _register(world, request)
+        fields = {
+            "brokerName": name,
+            "clusterName": "hostile",
+            "nodeId": "n1",
+            "term": "1",
+            "roleEpoch": "1",
+            "heartbeatTimeoutMillis": "600000",
+        }
+        await _register(world, fields, [f"{name}-{n}" for n in range(_TOPICS_OF_A_BROKER)], 1)
 
     await world.repeat(once)
 
 
-def _queues_of(topic: str) -> namesrv.TopicQueues:
-    return namesrv.TopicQueues(topic=topic, read_queues=1, write_queues=1, perm=6)
-
-
-async def _register(world: World, request: namesrv.RegisterBrokerRequest) -> None:
-    address = world.rng.choice(world.orders.namesrv)
-    async with open_channel(address) as channel:
-        stub: Any = namesrv_grpc.NameServerServiceStub(channel)
-        answer = await stub.Register(request, timeout=_TIMEOUT_S)
-    if answer.status.code:
-        world.refused(answer.status.code)
+async def _register(world: HostileWorld, fields: dict[str, str], topics: Iterable[str], version: int) -> None:
+    table = {
+        topic: {"topicName": topic, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for topic in topics
+    }
+    wrapper = {"topicConfigTable": table, "dataVersion": {"counter": version}}
+    request = RemotingCommand(
+        RequestCode.REGISTER_BROKER,
+        {**fields, "brokerId": "0", "brokerAddr": "127.0.0.1:1"},
+        json.dumps({"topicConfigSerializeWrapper": wrapper}).encode(),
+    )
+    try:
+        connection = await connect(world.rng.choice(world.orders.namesrv), timeout_s=_TIMEOUT_S)
+        try:
+            answer = await connection.invoke(request, _TIMEOUT_S)
+        finally:
+            connection.close("it has answered")
+    except AnswerMissing as error:
+        raise ConnectionError(error.message) from None
+    if answer.code:
+        world.refused((answer.remark or "").partition(" ")[0] or answer.code)
     else:
         world.count("registered")

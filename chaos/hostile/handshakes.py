@@ -1,5 +1,5 @@
-"""Hostile in front of TLS: handshakes that stay half, that are left when the server has signed, that show no
-certificate."""
+"""Abuse of TLS: incomplete handshakes, handshakes abandoned after the server has signed, and clients without
+a certificate."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import asyncio
 import ssl
 
 from chaos.hostile import wire
-from chaos.hostile.world import World
+from chaos.hostile.world import HostileWorld
 
-#: The first byte of a record of the handshake: the server has answered, so it has signed.
+#: First byte of a handshake record: the server has answered, so it has signed.
 _HANDSHAKE = 0x16
 
 
-async def handshake_floods(world: World) -> None:
-    """Handshakes at all ports, in turn: half a ClientHello and silence, a whole one that is left once it was
-    answered, and a whole handshake of somebody without a certificate."""
+async def handshake_floods(world: HostileWorld) -> None:
+    """Run handshakes at all ports in rotation.
+
+    Each is one of: half a ClientHello followed by silence; a complete ClientHello that is abandoned after the
+    answer; a complete handshake without a client certificate.
+    """
     is_half_open: set[int] = set()
     context = _context()
 
@@ -34,7 +37,7 @@ async def handshake_floods(world: World) -> None:
             is_half_open.discard(number)
             writer.close()
 
-    async def left(address: str) -> None:
+    async def abandoned(address: str) -> None:
         reader, writer = await wire.connect(address)
         try:
             writer.write(_client_hello(context))
@@ -47,12 +50,12 @@ async def handshake_floods(world: World) -> None:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
         try:
-            # TLS 1.3: the client is done before the server asks for a certificate in vain.
+            # In TLS 1.3 the client finishes before the server learns that the certificate is missing.
             world.count("without_certificate")
             writer.write(wire.PREFACE + wire.settings())
             await reader.read()
             world.count("turned_away")
-        except OSError:  # ssl.SSLError is one: it was told why
+        except OSError:  # includes ssl.SSLError, an alert from the server
             world.count("turned_away")
         finally:
             writer.close()
@@ -62,7 +65,7 @@ async def handshake_floods(world: World) -> None:
         if number % 2:
             await half(number, address)
         elif number % 4:
-            await left(address)
+            await abandoned(address)
         else:
             await nameless(address)
 
@@ -83,4 +86,4 @@ def _client_hello(context: ssl.SSLContext) -> bytes:
         context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     except ssl.SSLWantReadError:
         return outgoing.read()
-    raise AssertionError("a handshake without the other end")
+    raise AssertionError("the TLS handshake ended without a server")

@@ -1,4 +1,5 @@
-"""What a hostile process is told when it starts, and what it says of itself: lines of JSON."""
+"""Protocol between the harness and a hostile process: lines of JSON with orders for the process, and with its
+counts."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-#: All topics and groups of hostile clients begin so: what is in them is nothing that good ones have sent.
+#: Prefix of all topics and groups of hostile clients, which keeps their messages apart from regular
+#: ones.
 PREFIX = "hostile-"
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """`clients`: how many at a time. `rate`: what all of them begin in a second; 0: as fast as they are
-    answered. `nodes`: node id -> address of its gRPC port; `http`: status ports, also of the NameServer;
-    `namesrv`: of the NameServer, empty without brokers. `topics`: of the good clients."""
+class HostileOrders:
+    """Orders of a hostile process. `clients`: number of concurrent clients. `rate`: operations per second of
+    all of them; 0: no limit. `nodes`: node id -> gRPC address. `http`: status ports, including the
+    NameServer's. `namesrv`: NameServer addresses, empty without brokers. `topics`: used by the regular
+    clients."""
 
     kind: str
     seed: int
@@ -35,7 +38,7 @@ class Orders:
 
     @property
     def ports(self) -> list[str]:
-        """All ports there are."""
+        """All ports of the cluster."""
         return [*self.addresses, *self.namesrv, *self.http]
 
     def to_line(self) -> bytes:

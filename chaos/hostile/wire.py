@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, as far as it takes to misuse it: frames whole or half, windows that never open."""
+"""Minimal HTTP/2 client for protocol abuse: complete and incomplete frames, and windows that never open."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
 
 
 def settings(window: int | None = None) -> bytes:
-    """`window`: bytes of each stream that are taken before more are asked for; None: the usual 65,535."""
+    """Return a SETTINGS frame. `window`: initial flow-control window of each stream; None: the default of
+    65,535 bytes."""
     if window is None:
         return frame(SETTINGS)
     return frame(SETTINGS, payload=_INITIAL_WINDOW.to_bytes(2, "big") + window.to_bytes(4, "big"))
 
 
 def call_headers(path: str, stream: int, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
-    """The beginning of a gRPC call. Each header is a literal that is not to be indexed (RFC 7541, 6.2.2)."""
+    """Return the HEADERS frame of a gRPC call. Each header is a literal without indexing (RFC 7541,
+    6.2.2)."""
     fields = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -40,12 +42,13 @@ def call_headers(path: str, stream: int, metadata: tuple[tuple[str, str], ...] =
 
 
 def message(payload: bytes, *, claimed: int | None = None) -> bytes:
-    """A gRPC message in front of a DATA frame; `claimed`: how long it says that it is."""
+    """Return a gRPC message for a DATA frame. `claimed`: the length to state in its header instead of the
+    real one."""
     return b"\x00" + (len(payload) if claimed is None else claimed).to_bytes(4, "big") + payload
 
 
 def _text(text: str) -> bytes:
-    """A string of HPACK: its length, with a prefix of 7 bits, and its bytes."""
+    """Encode an HPACK string: its length with a 7-bit prefix, and its bytes."""
     data = text.encode()
     if len(data) < 0x7F:
         return bytes((len(data),)) + data
@@ -57,14 +60,16 @@ def _text(text: str) -> bytes:
 
 
 async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """OSError if the port does not accept."""
+    """Open a connection. Raises OSError if the port does not accept."""
     host, _, port = address.rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
 class Http2:
-    """A connection that has spoken HTTP/2, answers what a client must, and otherwise does as it is told.
-    Use it by `async with`. OSError or EOFError: the server has closed it."""
+    """An HTTP/2 connection that answers mandatory frames and leaves everything else to the caller.
+
+    Use as an async context manager. Raises OSError or EOFError when the server has closed the connection.
+    """
 
     def __init__(self, address: str, window: int | None = None) -> None:
         self._address = address
@@ -90,16 +95,17 @@ class Http2:
         *,
         ended: bool = True,
     ) -> int:
-        """Begin a call; its stream. `payload`: with the head of a gRPC message. Not `ended`: more seems to
-        come."""
+        """Start a call and return its stream id. `payload`: includes the gRPC message header. `ended` False
+        leaves the stream open."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         data = frame(DATA, END_STREAM if ended else 0, stream, payload)
         self._writer.write(call_headers(path, stream, metadata) + data)
         await self._writer.drain()
         return stream
 
-    async def take(self) -> tuple[int, int, bytes]:
-        """The next frame that is none of the connection's own: kind, stream, payload."""
+    async def next_frame(self) -> tuple[int, int, bytes]:
+        """Return kind, stream and payload of the next frame. Skips all frames that concern the connection
+        itself, except for SETTINGS."""
         while True:
             head = await self._reader.readexactly(_HEAD)
             payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))

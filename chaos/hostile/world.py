@@ -1,4 +1,4 @@
-"""What all hostile clients share: their targets, their pace, and the counts of what they have achieved."""
+"""State shared by all hostile clients: targets, pace, and counts of their effects."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from random import Random
 
 import grpc.aio
 
-from chaos.hostile.orders import Orders
+from chaos.hostile.orders import HostileOrders
 
-#: What servers do to hostile clients, which is counted and ends nothing.
+#: Errors that a server causes in hostile clients; they are counted and end nothing.
 _REBUFFS = (OSError, EOFError, TimeoutError, grpc.aio.AioRpcError)
-#: After a rebuff, so that a port that refuses is no busy loop.
+#: Pause after such an error, so that a port that refuses does not cause a busy loop.
 _PAUSE_S = 0.05
 
 
-class World:
-    """`counts`: what was achieved, by name; those that end in `_most` are the greatest there was."""
+class HostileWorld:
+    """Environment of hostile clients. `counts`: effects by name. A value whose name ends in `_most` is a
+    maximum."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: HostileOrders) -> None:
         self.orders = orders
         self.rng = Random(orders.seed)
         self.counts: Counter[str] = Counter()
@@ -36,13 +37,13 @@ class World:
         self.count(f"refused.{number}")
 
     async def pace(self) -> None:
-        """Before each thing that a client begins."""
+        """Wait before the next operation of a client."""
         rate = self.orders.rate / self.orders.clients
         await asyncio.sleep(self.rng.expovariate(rate) if rate else 0)
 
     async def repeat(self, once: Callable[[int], Awaitable[None]]) -> None:
-        """Each client does `once(its number)` again and again, until this is cancelled. Servers that hang up
-        on it or refuse it are counted."""
+        """Run `once(number)` for each client in a loop until cancelled. Errors caused by servers are
+        counted."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self.orders.clients):
                 tasks.create_task(self._repeat(number, once))

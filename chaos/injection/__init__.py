@@ -1,1 +1,1 @@
-"""Fault injection below a node: its disk fails and its clock jumps as the harness orders."""
+"""Injects the disk failures and clock jumps that the harness orders, below a node."""

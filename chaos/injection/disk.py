@@ -1,4 +1,4 @@
-"""A node's disk that does what the harness orders, and keeps the record of what is not durable."""
+"""A node's disk that injects the ordered faults and records changes that are not durable yet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.injection.orders import Counters, Did, OrderFile
+from chaos.injection.orders import Counters, InjectedEffect, OrderFile
 from chaos.injection.unsynced import UnsyncedRecord
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 
 _STUCK_POLL_S = 0.005
 
@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FaultInjectingDisk(OsDisk):
-    """The files below `root`, with the faults that `folder` orders. Reads have none."""
+    """Accesses files below `root` and applies the faults that are ordered in `folder`. Reads never fail."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class FaultInjectingDisk(OsDisk):
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         if self._orders.now().write_error:
-            self._counters.add(Did.WRITE_ERROR)
-            raise OSError(errno.EIO, "write error, as ordered")
+            self._counters.add(InjectedEffect.WRITE_ERROR)
+            raise OSError(errno.EIO, "injected write error")
         size = sum(map(len, buffers))
         self._refuse_growth(offset + size - os.fstat(handle).st_size)
         self._record.data(handle, offset, size)
@@ -90,30 +90,30 @@ class FaultInjectingDisk(OsDisk):
     def _refuse_growth(self, by: int) -> None:
         if by <= 0 or self._orders.now().quota_bytes < 0 or by <= self.free_bytes(self._root):
             return
-        self._counters.add(Did.NO_SPACE)
-        raise OSError(errno.ENOSPC, "no space left, as ordered")
+        self._counters.add(InjectedEffect.NO_SPACE)
+        raise OSError(errno.ENOSPC, "injected error: no space left")
 
     def _hold_up(self) -> None:
-        """Before a sync."""
+        """Apply the ordered faults before a sync."""
         orders = self._orders.now()
         if orders.sync_error:
-            self._counters.add(Did.SYNC_ERROR)
-            raise OSError(errno.EIO, "sync error, as ordered")
+            self._counters.add(InjectedEffect.SYNC_ERROR)
+            raise OSError(errno.EIO, "injected sync error")
         if orders.slow_ms:
-            self._counters.add(Did.SLOW_SYNC)
+            self._counters.add(InjectedEffect.SLOW_SYNC)
             time.sleep(orders.slow_ms / 1000)
         if self._orders.now().stuck:
-            self._counters.add(Did.STUCK_SYNC)
+            self._counters.add(InjectedEffect.STUCK_SYNC)
             while self._orders.now().stuck:
                 time.sleep(_STUCK_POLL_S)
 
 
 def used_bytes(root: Path) -> int:
-    """By sizes, as preallocated files count."""
+    """Return the total size of all files: preallocated space counts."""
     used = 0
     for path in root.rglob("*"):
         try:
             used += path.stat().st_size
         except FileNotFoundError:
-            continue  # it was removed meanwhile
+            continue  # removed concurrently
     return used

@@ -1,7 +1,7 @@
-"""Nodes whose disk and clock can be made faulty: the factory for `[program]` in a node's configuration.
+"""Nodes with an injectable disk and clock: the factory for `[program]` in a node's configuration.
 
-Settings: `folder` (of orders, counters and record); `factory` and `settings` of the program that runs on the
-node beside, if there is one.
+Settings: `folder`, for orders, counters and record; `factory` and `settings` of the program to run on the
+node, if any.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.injection.disk import FaultInjectingDisk
-from chaos.injection.orders import Counters, Did, OrderFile
+from chaos.injection.orders import Counters, InjectedEffect, OrderFile
 from dledger import ConfigError, NodeConfig, NodeServer
 from dledger.node.program import load_program
 from dledger.node.setup.config import ProgramConfig
 
 
 class _MakesNodes(Protocol):
-    """A program whose node can be given further options."""
+    """A program whose node accepts additional options."""
 
     def make_node(self, **options: Any) -> NodeServer: ...
     async def start(self) -> None: ...
@@ -27,7 +27,7 @@ class _MakesNodes(Protocol):
 
 
 class BareNode:
-    """Implements `dledger.Program`: a node with nothing on it."""
+    """Implements `dledger.Program`: runs a node that has no other program."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class BareNode:
 
 
 class FaultInjectingNode:
-    """Implements `dledger.Program`: another program, on a node with another disk and another clock."""
+    """Implements `dledger.Program`: runs another program on a node with an injectable disk and clock."""
 
     def __init__(self, program: _MakesNodes, directory: Path, folder: Path) -> None:
         self._program = program
@@ -63,22 +63,22 @@ class FaultInjectingNode:
 
 
 def injected_clock(folder: Path) -> Callable[[], int]:
-    """Wall clock time in ms, as wrong as it is ordered to be."""
+    """Return a wall clock in ms whose error is the ordered offset."""
     orders, counters = OrderFile(folder), Counters(folder)
 
     def now_ms() -> int:
         off = orders.now().clock_ms
         if off:
-            counters.add(Did.WRONG_TIME)
+            counters.add(InjectedEffect.WRONG_TIME)
         return time.time_ns() // 1_000_000 + off
 
     return now_ms
 
 
 def program(config: NodeConfig, settings: Mapping[str, Any]) -> FaultInjectingNode:
-    """The factory."""
+    """Create the program from its settings. Raises ConfigError if `folder` is missing."""
     if "folder" not in settings:
-        raise ConfigError("program.settings lacks 'folder'")
+        raise ConfigError("program.settings lacks the key 'folder'")
     folder = Path(settings["folder"])
     folder.mkdir(exist_ok=True)
     inner: Any = None

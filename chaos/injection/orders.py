@@ -1,7 +1,8 @@
-"""What is wrong with a node's disk and clock, and what came of it: the channel between harness and node.
+"""The channel between harness and node for faults of the node's disk and clock, and for counters of their
+effects.
 
-One folder per node: `orders.json`, which the harness replaces and the node looks at before every operation
-that may fail, and `counters`, in which the node counts what it has done. Both outlive the node.
+Each node has one folder with two files: `orders.json`, which the harness replaces and the node checks before
+every operation that may fail, and `counters`, which the node updates. Both files survive the node.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ ORDERS, COUNTERS = "orders.json", "counters"
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What is wrong; several things can be at once.
+class FaultOrders:
+    """Faults of one node; several may be active at once.
 
-    slow_ms: so much longer takes every sync of a file. stuck: syncs do not return until it is over.
-    write_error, sync_error: writes and syncs fail with EIO. quota_bytes: so much may the files hold, -1: no
-    limit; more is ENOSPC. clock_ms: so far ahead of the real one (behind, if negative) is the wall clock.
+    slow_ms: added to every sync of a file. stuck: syncs do not return until this is cleared.
+    write_error, sync_error: writes and syncs fail with EIO. quota_bytes: maximum size of all files, beyond
+    which writes fail with ENOSPC; -1: no limit. clock_ms: added to the wall clock; may be negative.
     """
 
     slow_ms: int = 0
@@ -36,53 +37,54 @@ class Orders:
     clock_ms: int = 0
 
 
-NONE = Orders()
+NONE = FaultOrders()
 
 
-def combined(orders: Iterable[Orders]) -> Orders:
-    """All of them at once: times add up, the narrowest quota counts."""
-    found = NONE
-    for one in orders:
-        quotas = [quota for quota in (found.quota_bytes, one.quota_bytes) if quota >= 0]
-        found = Orders(
-            slow_ms=found.slow_ms + one.slow_ms,
-            stuck=found.stuck or one.stuck,
-            write_error=found.write_error or one.write_error,
-            sync_error=found.sync_error or one.sync_error,
+def combined(orders: Iterable[FaultOrders]) -> FaultOrders:
+    """Combine orders: times add up, and the smallest quota applies."""
+    result = NONE
+    for order in orders:
+        quotas = [quota for quota in (result.quota_bytes, order.quota_bytes) if quota >= 0]
+        result = FaultOrders(
+            slow_ms=result.slow_ms + order.slow_ms,
+            stuck=result.stuck or order.stuck,
+            write_error=result.write_error or order.write_error,
+            sync_error=result.sync_error or order.sync_error,
             quota_bytes=min(quotas, default=-1),
-            clock_ms=found.clock_ms + one.clock_ms,
+            clock_ms=result.clock_ms + order.clock_ms,
         )
-    return found
+    return result
 
 
 class OrderFile:
-    """`orders.json` of one node."""
+    """The `orders.json` of one node."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ORDERS
         self._seen: tuple[int, int] | None = None
         self._orders = NONE
 
-    def save(self, orders: Orders) -> None:
+    def save(self, orders: FaultOrders) -> None:
         partial = self._path.with_suffix(".new")
         partial.write_text(json.dumps(asdict(orders)))
         partial.replace(self._path)
 
-    def now(self) -> Orders:
-        """Read again only if the file was replaced: this is asked before every write."""
+    def now(self) -> FaultOrders:
+        """Return the current orders. The file is parsed only if it was replaced, because this runs before
+        every write."""
         try:
-            found = os.stat(self._path)  # noqa: PTH116  # half of what Path.stat takes
+            status = os.stat(self._path)  # noqa: PTH116  # twice as fast as Path.stat
         except FileNotFoundError:
             return NONE
-        seen = (found.st_ino, found.st_mtime_ns)
+        seen = (status.st_ino, status.st_mtime_ns)
         if seen != self._seen:
-            self._orders = Orders(**json.loads(self._path.read_text()))
+            self._orders = FaultOrders(**json.loads(self._path.read_text()))
             self._seen = seen
         return self._orders
 
 
-class Did(IntEnum):
-    """What a node counts, by its place in the file."""
+class InjectedEffect(IntEnum):
+    """Effects that a node counts, by position in the file."""
 
     SLOW_SYNC = 0
     STUCK_SYNC = 1
@@ -93,11 +95,12 @@ class Did(IntEnum):
 
 
 _COUNTER = Struct("<q")
-_SIZE = _COUNTER.size * len(Did)
+_SIZE = _COUNTER.size * len(InjectedEffect)
 
 
 class Counters:
-    """The node's side. Counts survive the process, and go on in its next life. Any thread."""
+    """The counters that a node writes. They survive the process, and the next process continues them.
+    Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / COUNTERS
@@ -107,15 +110,15 @@ class Counters:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._lock = Lock()
 
-    def add(self, what: Did) -> None:
+    def add(self, what: InjectedEffect) -> None:
         at = what * _COUNTER.size
         with self._lock:
             (before,) = _COUNTER.unpack_from(self._map, at)
             _COUNTER.pack_into(self._map, at, before + 1)
 
 
-def read_counter(folder: Path, what: Did) -> int:
-    """The harness's side. 0 before the node has run."""
+def read_counter(folder: Path, what: InjectedEffect) -> int:
+    """Read a counter in the harness. Returns 0 if the node has not run yet."""
     try:
         return int(_COUNTER.unpack_from((folder / COUNTERS).read_bytes(), what * _COUNTER.size)[0])
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""The record of what a disk has been told and has not made durable: what a loss of power may take away.
+"""Records the changes to a disk that are not durable yet, so that a simulated power loss can undo them.
 
-A journal beside the node's directory holds, for each change that no returned sync covers yet, what it takes
-to undo it. It is written before the change and survives SIGKILL. Files that lost their name are kept under
-another one until their directory is synced. `lose_power`, after the process died, undoes the youngest
-changes, one of them in part.
+A journal next to the node's directory holds the undo data of each change that no completed sync covers. It is
+written before the change and survives SIGKILL. A file whose name was removed is kept under another name until
+its directory is synced. `lose_power`, which is called after the process has died, undoes the latest changes.
+The oldest of these may be undone only in part.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _COMPACT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class UnsyncedChange:
     """One change that may be lost. Paths are relative to the node's directory.
 
-    data: `length` bytes from `at` on of the file `inode`, whose size was `size`, were `old` and then zeros.
-    size: the same, for a file that became shorter or longer at once. create, mkdir: `path` came to be.
-    rename: `path` was `source` before. unlink: `path` is gone. `kept`: where the file is that had the name.
+    data: `length` bytes at offset `at` of file `inode`, whose size was `size`, were `old` followed by
+    zeros.
+    size: the same, for a file that was truncated or extended. create, mkdir: `path` was created.
+    rename: `path` was `source` before. unlink: `path` was removed. `kept`: name of the replaced or removed
+    file.
     """
 
     number: int
@@ -51,8 +53,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a loss of power did: of `unsynced` changes `undone` were undone; `lost_bytes` of data in them.
-    `ranges`: inode, begin and length of what is not in files any more as it was written."""
+    """Result of a power loss: `undone` of `unsynced` changes were undone, with `lost_bytes` of data.
+    `ranges`: inode, offset and length of bytes whose latest write was lost."""
 
     unsynced: int
     undone: int
@@ -61,7 +63,7 @@ class Loss:
 
 
 class UnsyncedRecord:
-    """Of one node whose files are below `root`; `folder` is the harness's. Any thread."""
+    """The record of one node, whose files are below `root`; `folder` belongs to the harness. Thread-safe."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._root = root
@@ -70,7 +72,8 @@ class UnsyncedRecord:
         self._kept = folder / KEPT
         self._kept.mkdir(exist_ok=True)
         self._lock = Lock()
-        # What was not durable when a process died still is not: the page cache has it.
+        # Changes that were not durable when the process died are still not durable: they are in the page
+        # cache.
         self._pending = _load(self._journal)
         self._number = max((change.number for change in self._pending), default=0)
         self._file = self._journal.open("ab", buffering=0)
@@ -78,11 +81,11 @@ class UnsyncedRecord:
 
     @property
     def number(self) -> int:
-        """Of the latest change. A sync covers the changes that were there when it began."""
+        """Number of the latest change. A sync covers the changes made before it started."""
         return self._number
 
     def data(self, handle: int, at: int, length: int, *, kind: str = "data") -> None:
-        """Some bytes of an open file are about to be written, or (`size`) added or cut off."""
+        """Record that bytes of an open file are about to be written, or added or cut off (`size`)."""
         status = os.fstat(handle)
         old = os.pread(handle, min(length, max(0, status.st_size - at)), at).rstrip(b"\0")
         text = b85encode(zlib.compress(old, 1)).decode() if old else ""
@@ -98,7 +101,7 @@ class UnsyncedRecord:
         self._add(kind="unlink", path=self._name(path), kept=self._keep(path))
 
     def synced(self, handle: int, number: int) -> None:
-        """fdatasync has returned; when it began, `number` was the latest change."""
+        """Record that fdatasync returned; `number` was the latest change when it started."""
         inode = os.fstat(handle).st_ino
         self._settle({"synced": inode, "number": number})
 
@@ -109,8 +112,8 @@ class UnsyncedRecord:
                 kept = self._kept / change.kept
                 inode = kept.stat().st_ino
                 kept.unlink()
-                # Nobody can see the rest of it any more, and its number may be given to another file.
-                if not any(found.st_ino == inode for found in map(os.lstat, _files(self._root))):
+                # The file's content is unreachable now, and its inode number may be reused.
+                if not any(status.st_ino == inode for status in map(os.lstat, _files(self._root))):
                     self._settle({"synced": inode, "number": self._number})
 
     def _name(self, path: Path) -> str:
@@ -127,11 +130,11 @@ class UnsyncedRecord:
     def _add(self, **fields: Any) -> None:
         with self._lock:
             self._number += 1
-            change = Change(self._number, **fields)
+            change = UnsyncedChange(self._number, **fields)
             self._pending.append(change)
             self._write(_to_json(change))
 
-    def _settle(self, line: dict[str, Any]) -> list[Change]:
+    def _settle(self, line: dict[str, Any]) -> list[UnsyncedChange]:
         with self._lock:
             gone = [change for change in self._pending if _is_settled(change, line)]
             if gone:
@@ -155,8 +158,11 @@ class UnsyncedRecord:
 
 
 def lose_power(root: Path, folder: Path, rng: Random) -> Loss:
-    """Undo what may be lost, from a change that is drawn on: in half of all cases everything, in the others
-    the youngest change at least. The process is dead. What remains is durable."""
+    """In half of the cases, undo all changes. Otherwise undo a random change and all later ones, at least the
+    latest.
+
+    The process must be dead. The remaining changes become durable.
+    """
     pending = _load(folder / JOURNAL)
     keep = 0 if rng.random() < 0.5 or not pending else rng.randrange(len(pending))
     lost = pending[keep:]
@@ -165,18 +171,18 @@ def lose_power(root: Path, folder: Path, rng: Random) -> Loss:
     for change in reversed(lost):
         _undo(change, root, folder / KEPT)
     forget(folder)
-    ranges = tuple((one.inode, one.at, one.length) for one in lost if one.inode)
+    ranges = tuple((c.inode, c.at, c.length) for c in lost if c.inode)
     return Loss(len(pending), len(lost), sum(c.length for c in lost if c.kind == "data"), ranges)
 
 
 def forget(folder: Path) -> None:
-    """The files are gone, or what they hold is durable."""
+    """Delete the record, because the files no longer exist or their content is durable."""
     (folder / JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(folder / KEPT, ignore_errors=True)
 
 
-def _torn(change: Change, rng: Random) -> Change:
-    """Some bytes at its begin reached the disk, and not all."""
+def _torn(change: UnsyncedChange, rng: Random) -> UnsyncedChange:
+    """Return the part of a write that is lost when only a prefix reached the disk."""
     kept = rng.randrange(max(1, change.length))
     old = _old(change)[kept:]
     return replace(
@@ -188,11 +194,11 @@ def _torn(change: Change, rng: Random) -> Change:
     )
 
 
-def _old(change: Change) -> bytes:
+def _old(change: UnsyncedChange) -> bytes:
     return zlib.decompress(b85decode(change.old)) if change.old else b""
 
 
-def _undo(change: Change, root: Path, kept: Path) -> None:
+def _undo(change: UnsyncedChange, root: Path, kept: Path) -> None:
     path = root / change.path
     match change.kind:
         case "data" | "size":
@@ -209,10 +215,10 @@ def _undo(change: Change, root: Path, kept: Path) -> None:
         os.link(kept / change.kept, path)
 
 
-def _undo_data(change: Change, root: Path, kept: Path) -> None:
+def _undo_data(change: UnsyncedChange, root: Path, kept: Path) -> None:
     path = _path_of(change.inode, [*_files(root), *_files(kept)])
     if path is None:
-        return  # the file is gone for good
+        return  # the file no longer exists
     with path.open("r+b") as file:
         file.truncate(change.size)
         length = min(change.length, max(0, change.size - change.at))
@@ -228,9 +234,10 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def _load(journal: Path) -> list[Change]:
-    """The changes that nothing covers, oldest first. The last line may be torn: its change never began."""
-    pending: list[Change] = []
+def _load(journal: Path) -> list[UnsyncedChange]:
+    """Return the changes that no sync covers, oldest first. A torn last line is ignored: its change never
+    started."""
+    pending: list[UnsyncedChange] = []
     if not journal.exists():
         return pending
     for text in journal.read_text().splitlines():
@@ -239,13 +246,13 @@ def _load(journal: Path) -> list[Change]:
         except json.JSONDecodeError:
             break
         if "kind" in line:
-            pending.append(Change(**line))
+            pending.append(UnsyncedChange(**line))
         else:
             pending = [change for change in pending if not _is_settled(change, line)]
     return pending
 
 
-def _is_settled(change: Change, line: dict[str, Any]) -> bool:
+def _is_settled(change: UnsyncedChange, line: dict[str, Any]) -> bool:
     if change.number > line["number"]:
         return False
     if change.inode:
@@ -253,9 +260,11 @@ def _is_settled(change: Change, line: dict[str, Any]) -> bool:
     return bool(line.get("named") == change.directory)
 
 
-def _to_json(change: Change) -> dict[str, Any]:
-    """Without what is as always: there are many of these."""
+def _to_json(change: UnsyncedChange) -> dict[str, Any]:
+    """Omit default values, because the journal has many lines."""
     return {key: value for key, value in asdict(change).items() if value != _DEFAULTS.get(key)}
 
 
-_DEFAULTS: dict[str, Any] = {k: v for k, v in asdict(Change(0, "")).items() if k not in ("number", "kind")}
+_DEFAULTS: dict[str, Any] = {
+    k: v for k, v in asdict(UnsyncedChange(0, "")).items() if k not in ("number", "kind")
+}

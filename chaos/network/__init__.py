@@ -1,1 +1,1 @@
-"""The network between nodes, hurt link by link: proxies on loopback."""
+"""The network between nodes, with per-link impairments: proxies on loopback."""

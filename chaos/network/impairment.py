@@ -1,4 +1,4 @@
-"""What can be wrong with a link, and what a link has done: plain values."""
+"""Impairments of a link, and counters of their effects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What is wrong with a directed link. Times in milliseconds; several impairments can be in force at once.
+    """Impairment of a directed link. Times are in milliseconds; several impairments can be in force at
+    once.
 
-    cut: nothing passes, as behind a firewall that drops; connections stall, and go on when it is over.
-    hang: everything is accepted and swallowed, nothing is answered; connections break when it is over.
-    reset: connections break now, and new ones at once, until it is over.
-    reset_chance: of each piece (up to 64 KiB) to break its connection instead of passing.
+    cut: nothing passes, as with a firewall that drops packets; connections stall, and resume when the cut
+    ends.
+    hang: connections and data are accepted and discarded, without responses; connections break when it ends.
+    reset: open connections break at the start, and new ones immediately, until it ends.
+    reset_chance: probability that a piece (up to 64 KiB) breaks its connection instead of passing.
     delay_ms, jitter_ms: each piece arrives later by delay +- jitter, in order.
-    bytes_per_second: of all connections of the link together; 0: no limit.
+    bytes_per_second: limit of all connections of the link together; 0: no limit.
     """
 
     cut: bool = False
@@ -29,13 +31,13 @@ class Impairment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.reset_chance <= 1:
-            raise ValueError(f"reset_chance {self.reset_chance} is not in 0..1")
+            raise ValueError(f"reset_chance {self.reset_chance} is not between 0 and 1")
         if min(self.delay_ms, self.jitter_ms, self.bytes_per_second) < 0:
-            raise ValueError(f"negative: {self}")
+            raise ValueError(f"an impairment must not have negative values: {self}")
 
     @property
     def slows(self) -> bool:
-        """Whether pieces have to wait for their time."""
+        """True if pieces are delayed."""
         return bool(self.delay_ms or self.jitter_ms or self.bytes_per_second)
 
 
@@ -43,29 +45,29 @@ CLEAR = Impairment()
 
 
 def combined(impairments: Iterable[Impairment]) -> Impairment:
-    """All of them at once: delays add up, the narrowest throttle counts."""
-    found = CLEAR
-    for one in impairments:
-        limits = [rate for rate in (found.bytes_per_second, one.bytes_per_second) if rate]
-        found = Impairment(
-            cut=found.cut or one.cut,
-            hang=found.hang or one.hang,
-            reset=found.reset or one.reset,
-            reset_chance=1 - (1 - found.reset_chance) * (1 - one.reset_chance),
-            delay_ms=found.delay_ms + one.delay_ms,
-            jitter_ms=found.jitter_ms + one.jitter_ms,
+    """Combine impairments: delays add up, and the smallest rate limit applies."""
+    result = CLEAR
+    for impairment in impairments:
+        limits = [rate for rate in (result.bytes_per_second, impairment.bytes_per_second) if rate]
+        result = Impairment(
+            cut=result.cut or impairment.cut,
+            hang=result.hang or impairment.hang,
+            reset=result.reset or impairment.reset,
+            reset_chance=1 - (1 - result.reset_chance) * (1 - impairment.reset_chance),
+            delay_ms=result.delay_ms + impairment.delay_ms,
+            jitter_ms=result.jitter_ms + impairment.jitter_ms,
             bytes_per_second=min(limits, default=0),
         )
-    return found
+    return result
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What one link has done: enough to tell a fault that hurt from one that nobody noticed.
+    """Counters of one link, which show whether a fault affected any traffic.
 
-    passed, passed_bytes: pieces that arrived. held: pieces, ends and connections that a cut kept waiting.
-    swallowed: pieces that hang took. delayed: pieces that had to wait for delay or throttle. resets:
-    connections broken on purpose. connections: accepted by us.
+    passed, passed_bytes: delivered pieces. held: pieces, ends and connections delayed by a cut.
+    swallowed: pieces discarded by hang. delayed: pieces delayed by delay or throttle. resets: connections
+    broken on purpose. connections: accepted connections.
     """
 
     passed: int = 0
@@ -84,11 +86,12 @@ class LinkCounters:
 
     @classmethod
     def total(cls, all_of_them: Iterable[LinkCounters]) -> Self:
-        found = list(all_of_them)
-        return cls(*(sum(getattr(one, f.name) for one in found) for f in fields(cls)))
+        counters = list(all_of_them)
+        return cls(*(sum(getattr(c, f.name) for c in counters) for f in fields(cls)))
 
     def hurt_by(self, impairment: Impairment) -> bool:
-        """Whether, by what was counted while it was in force, the impairment touched any traffic."""
+        """Return True if these counts, from the period in which the impairment was in force, show that it
+        affected traffic."""
         stopped = (impairment.cut and self.held > 0) or (impairment.hang and self.swallowed > 0)
         broken = (impairment.reset or impairment.reset_chance > 0) and self.resets > 0
         return stopped or broken or (impairment.slows and self.delayed > 0)

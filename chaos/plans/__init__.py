@@ -1,1 +1,1 @@
-"""What a run does: scenario files, and random ones drawn from them."""
+"""Scenario files, and random scenarios derived from them."""

@@ -1,4 +1,4 @@
-"""Random scenarios, one after the other, for hours: drawn from those that come with the package."""
+"""Random scenarios for soak runs, derived from the built-in scenarios."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from chaos.plans.scenario import FaultStep, Scenario, plan
 from dledger.cli.local.cluster_plan import to_toml
 from dledger.errors import ConfigError
 
-#: Faults that take copies of entries away: two of them at once might take a majority.
+#: Faults that destroy copies of entries. Two of them at the same time might affect a majority.
 DESTRUCTIVE = ("wipe", "bit_flip")
-#: Scenarios are short, and what is repeated in them is repeated more often where there is more time.
+#: Factors for the length of a scenario. Repeated faults occur more often in a longer run.
 _LONGER = (1, 2, 3)
-#: Seconds until the second fault begins, at most.
+#: Latest start of an added fault, in seconds.
 _LATEST = 6.0
 
 
 def draw(rng: Random, scenarios: Sequence[Scenario]) -> Scenario:
-    """One of the scenarios with another load, size and length, every other time with another fault on top."""
+    """Return one of the scenarios with a random load, size and length. In half of the cases, add a fault of
+    a random scenario, if one fits."""
     while True:
         base = rng.choice(scenarios)
         content = base.model_dump()
@@ -52,7 +53,7 @@ def _drawn_load(rng: Random, load: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
-    """One step of `other`, once, at a drawn time."""
+    """Add one step of `other` at a random time, without repetition."""
     steps = [step for step in other.fault if _go_together(step, content)]
     if steps:
         step = rng.choice(steps).model_dump() | {"at": round(rng.uniform(1.0, _LATEST), 1), "every": 0.0}
@@ -63,14 +64,14 @@ def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
 
 
 def _go_together(step: FaultStep, content: dict[str, Any]) -> bool:
-    kinds = {one["kind"] for one in content["fault"]}
-    if "all" in (step.target, *(one["target"] for one in content["fault"])):
-        return False  # one of the two would find nobody that is left to be hit
+    kinds = {fault["kind"] for fault in content["fault"]}
+    if "all" in (step.target, *(fault["target"] for fault in content["fault"])):
+        return False  # one of the two faults would have no available target
     return not (step.kind in DESTRUCTIVE and kinds & set(DESTRUCTIVE))
 
 
 def to_file(scenario: Scenario) -> str:
-    """The text of a scenario file that says the same."""
+    """Return the text of an equivalent scenario file."""
     content = scenario.model_dump(mode="json", exclude={"fault", "hostile"})
     steps = [step.model_dump(mode="json", exclude_defaults=True, exclude={"kind"}) for step in scenario.fault]
     faults = [

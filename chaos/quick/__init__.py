@@ -1,1 +1,1 @@
-"""The quick check: what became of every message, from the raw trace alone, without Spark."""
+"""The quick check: loss, duplication and order of every message, from the raw trace, without Spark."""

@@ -1,4 +1,4 @@
-"""The part of the quick check that is about retention: which messages may be gone in the end."""
+"""Retention in the quick check: messages that may have been removed by the end of a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from chaos.quick.trace import events_of, log_of
 
-#: Cluster time may run faster than ours by a thousandth: so many of our ns may be a ms of it.
-_LEAST_MS = 999_000
+#: Maximum gain of cluster time on the run's clocks, in ns: a lag of 1 s, and 100 ms for a change of leader.
+_GAIN_NS = 1_100_000_000
 
 
 @dataclass(slots=True)
 class Retention:
-    """What the run was configured to keep, and where its logs begin, as the final reader was told, and when.
-    `lost_ns`: when a classic master was lost that promised nothing of a second copy.
+    """Configured retention, and the start of each log that the final readers received, with the time.
 
-    Clients do not see how many bytes stand behind an entry. With a bound on these (`by_size`) anything below
-    the begin of its log may be gone.
+    `lost_ns`: time at which a classic master without double write was lost. Clients cannot observe the number
+    of bytes after an entry. With a limit on bytes (`by_size`), any message below the start of its log may
+    therefore have been removed.
     """
 
     by_size: bool = False
@@ -26,42 +26,46 @@ class Retention:
     lost_ns: int = 0
     begins: dict[str, tuple[int, int]] = field(default_factory=dict)  # log -> (position, ns)
 
-    def lets_go(self, log: str, position: int, sent_at: int) -> bool:
-        """Whether a message that was stored at a position, by a send that began then, may be gone."""
+    def may_be_removed(self, log: str, position: int, sent_at: int) -> bool:
+        """Return True if a message at a position, whose send started at `sent_at`, may have been removed."""
         begin, told_at = self.begins.get(log, (0, 0))
         if position >= begin:
             return False
-        return self.by_size or (self.keep_ns is not None and told_at - sent_at >= self.keep_ns)
+        return self.by_size or self.expires_by(told_at, sent_at)
 
-    def lost_with_its_master(self, sent_at: int) -> bool:
-        """Whether a message whose send began then may have been lost so. Clients do not see what the slave
-        had."""
+    def expires_by(self, at: int, sent_at: int) -> bool:
+        """Return True if a message whose send started at `sent_at` may have been removed by age at `at`."""
+        return self.keep_ns is not None and at - sent_at >= self.keep_ns
+
+    def may_be_lost_with_master(self, sent_at: int) -> bool:
+        """Return True if a message whose send started at `sent_at` may have been lost with a classic master.
+        Clients cannot observe which messages the slave had."""
         return sent_at < self.lost_ns
 
-    def has_passed(self, log: str, position: int) -> bool:
-        """Whether all before a position may be gone by the end of the run, for all that groups show."""
+    def is_start_removed(self, log: str, position: int) -> bool:
+        """Return True if everything before a position may have been removed by the end of the run."""
         return (self.by_size or self.keep_ns is not None) and position <= self.begins.get(log, (0, 0))[0]
 
 
 def retention_of(run_directory: Path, drains: Sequence[Path]) -> Retention:
-    """What the harness configured, and what the final readers were told."""
-    found = Retention()
+    """Return the configured retention, and the starts of the logs that the final readers received."""
+    retention = Retention()
     is_single = False
     for path in sorted((run_directory / "raw").glob("nemesis.*")):
         for event in events_of(path, ("meta",)):
             if event["e"] == "taken_over" and is_single:
-                found.lost_ns = max(found.lost_ns, event["mono"])
+                retention.lost_ns = max(retention.lost_ns, event["mono"])
             if event["e"] == "run_begin":
-                found.by_size = "keep_bytes" in event
+                retention.by_size = "keep_bytes" in event
                 is_single = event.get("broker_role") == "ASYNC_MASTER"
-                found.keep_ns = event["keep_ms"] * _LEAST_MS if "keep_ms" in event else None
+                retention.keep_ns = event["keep_ms"] * 1_000_000 - _GAIN_NS if "keep_ms" in event else None
     for path in drains:
-        asked: dict[int, str] = {}
+        requests: dict[int, str] = {}
         for event in events_of(path, ("op",)):
             if event["type"] == "invoke" and event["f"] in ("min_off", "max_off"):
-                asked[event["op"]] = log_of(event)
+                requests[event["op"]] = log_of(event)
             elif event["type"] == "ok" and "min_off" in event:
-                log = asked[event["op"]]
-                told = (event["min_off"], event["mono"])
-                found.begins[log] = max(found.begins.get(log, told), told)
-    return found
+                log = requests[event["op"]]
+                start = (event["min_off"], event["mono"])
+                retention.begins[log] = max(retention.begins.get(log, start), start)
+    return retention

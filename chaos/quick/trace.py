@@ -1,4 +1,4 @@
-"""Reading a raw trace line by line, for the quick check, and what that reports."""
+"""Line-by-line reader for raw traces, and the report of the quick check."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 
 from orjson import loads
 
-#: Messages of one client are numbered from its number times this on.
+#: Size of each client's range of message numbers.
 SHARE = 1 << 40
-#: Of each kind.
+#: Maximum number of examples of each kind.
 _EXAMPLES = 5
-#: Counts of what may not be, the worst first.
+#: Counters of violations, the most severe first.
 BROKEN = ("lost", "duplicated", "reordered", "phantom", "returned", "early")
 
 
 @dataclass(slots=True)
 class QuickReport:
-    """Counts, and the first few of each kind in words, the worst kind first. `drained`: the final reading was
-    complete, and all readers had come to the end. `consumed`, `redelivered`: by groups; what they were given
-    again is no fault, unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`:
-    delivered before the time that they were delayed to. `purged`: acknowledged, and gone by
-    retention. `left_behind`: acknowledged, and gone with a classic master that promised no second copy."""
+    """Counters of the quick check, and examples of violations, the most severe kind first.
+
+    `drained`: the final reads were complete and reached the end. `consumed`, `redelivered`: by groups. A
+    redelivery is permitted, unless the member kept the queue in between, or the group had acknowledged the
+    message (`returned`). `early`: delivered before the end of the delay. `purged`: acknowledged and removed
+    by retention. `left_behind`: acknowledged and lost with a classic master without double write.
+    """
 
     acknowledged: int = 0
     failed: int = 0
@@ -50,7 +52,7 @@ class QuickReport:
 
     @property
     def broken(self) -> int:
-        """How often a promise was broken."""
+        """Return the number of violations."""
         return sum(getattr(self, kind) for kind in BROKEN)
 
     def note(self, kind: str, text: str) -> None:
@@ -64,7 +66,7 @@ class QuickReport:
 
 
 def position_of(event: dict[str, Any]) -> int:
-    """-1: it has none."""
+    """Return the position of a message, or -1 if it is unknown."""
     return int(event.get("qoff", event.get("lidx", -1)))
 
 
@@ -75,8 +77,10 @@ def log_of(event: dict[str, Any]) -> str:
 def events_of(
     path: Path, kinds: Sequence[str], report: QuickReport | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Those of some kinds in one file. Only the last line may be torn; a line that is none before it is a
-    ValueError. What else there is, is not decoded."""
+    """Yield the events of some kinds in one file. Does not decode the other events.
+
+    Only the last line may be incomplete; any other malformed line raises ValueError.
+    """
     marks = tuple(f'"ev":"{kind}"'.encode() for kind in kinds)
     with path.open("rb") as file:
         for line in file:
@@ -86,5 +90,5 @@ def events_of(
                 return
             if any(mark in line for mark in marks):
                 event = loads(line)
-                if event["ev"] in kinds:  # the mark may stand in a text
+                if event["ev"] in kinds:  # a text may contain the mark
                     yield event

@@ -1,2 +1,5 @@
-"""Evidence of durability that the product has no part in: what nodes asked the operating system for, and what
-it answered. `recorder` runs inside a node, `replay` reads its journal after the run."""
+"""Independent evidence of durability: records the nodes' write and sync calls to the operating system, and
+their results.
+
+`recorder` runs inside a node, and `replay` reads its journal after the run.
+"""

@@ -1,30 +1,30 @@
-"""The journal that `chaos.syncs.recorder` writes: one file for each life of a node, a line for each call.
+"""The journal that `chaos.syncs.recorder` writes: one file per process of a node, one line per call.
 
-    life <mono> <pid> <boot_id>               the process began to watch
-    has <inode> <size> <name>                 a file that was there; then `listed <mono>`
+    life <mono> <pid> <boot_id>               recording starts in this process
+    has <inode> <size> <name>                 an existing file; the list ends with `listed <mono>`
     made <mono> <inode> <name>                a new file
     write <mono> <inode> <offset> <length> <what>
-                                              before the call. what: `-`, or the entries that begin there
+                                              before the call. what: `-`, or the entries that start there
                                               (`index:term:offset:size,size...;...`), or `=` and the bytes
                                               in hex
-    wrote <line> <bytes>                      so many bytes only were written by the call of that line
-    sync <began> <ended> <inode> <before> <in flight>
-                                              a sync has returned. before: the number of lines when it
-                                              began; in flight: lines of writes that had not returned then,
-                                              or `-`
-    unsynced <mono> <inode>                   a sync has failed
-    folder <began> <ended> <name> <before>    a sync of a directory has returned; `.` is the node's directory
-    cut <mono> <inode> <size>                 before the file is truncated
+    wrote <line> <bytes>                      the call of that line wrote only this number of bytes
+    sync <started> <ended> <inode> <before> <in flight>
+                                              a sync returned. before: number of lines at its start; in
+                                              flight: lines of writes that had not returned then, or `-`
+    unsynced <mono> <inode>                   a sync failed
+    folder <started> <ended> <name> <before>  a sync of a directory returned; `.` is the node's directory
+    cut <mono> <inode> <size>                 before the file is truncated, or before a classic log overwrites
+                                              its end with zeros
     name <mono> <inode> <old> <new>           after a rename; `-`: a name that is not watched
     gone <mono> <name>                        before a name is removed
-    odd <mono> <inode>                        from now on the file may be written to unseen
+    odd <mono> <inode>                        from now on, writes to the file may not be recorded
 
-The harness itself writes one more after a node has lost power, with what is no longer as it was written:
+The harness adds a journal after a node has lost power, with the ranges whose written content is lost:
 
-    undone <mono> <inode> <begin> <length>
+    undone <mono> <inode> <offset> <length>
 
-and, in a file of its own, of which entries it has damaged bytes that were durable: `<begin> <end>`, positions
-in the log.
+In a separate file, the harness lists the durable entries whose bytes it has damaged: `<start> <end>`,
+positions in the log.
 
 Lines are numbered from 1. Names are relative to the node's directory, quoted as in URLs.
 """
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-#: Beside the journals of a node.
+#: File next to the journals of a node.
 DAMAGE = "damage.txt"
 
 _FIELDS = {
@@ -59,25 +59,25 @@ _FIELDS = {
 
 
 class JournalDamaged(ValueError):
-    """A line that no recorder writes."""
+    """Raised if a line of a journal is malformed."""
 
 
 class Line(NamedTuple):
-    """`number`: of the line, from 1."""
+    """A line of a journal. `number`: from 1."""
 
     number: int
     what: str
     fields: list[str]
 
-    def number_at(self, at: int) -> int:
-        return int(self.fields[at])
+    def number_at(self, field: int) -> int:
+        return int(self.fields[field])
 
-    def name_at(self, at: int) -> str:
-        return unquote(self.fields[at])
+    def name_at(self, field: int) -> str:
+        return unquote(self.fields[field])
 
 
 class Span(NamedTuple):
-    """The bytes of one entry in its file."""
+    """Bytes of one entry in its file."""
 
     begin: int
     end: int
@@ -86,49 +86,52 @@ class Span(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of one life. The last one may be torn by SIGKILL: its call had not begun. JournalDamaged."""
+    """Yield the lines of one process. Raises JournalDamaged.
+
+    SIGKILL may leave an incomplete last line, but then its call had not started.
+    """
     content = path.read_bytes().rstrip(b"\0")
     whole, _, _ = content.rpartition(b"\n")
     try:
         texts = whole.decode().split("\n") if whole else []
     except UnicodeDecodeError as error:
-        raise JournalDamaged(f"{path}, byte {error.start}: not UTF-8") from None
+        raise JournalDamaged(f"{path}: the text at byte {error.start} is not UTF-8") from None
     for number, text in enumerate(texts, 1):
         what, *fields = text.split(" ")
         if len(fields) != _FIELDS.get(what, -1):
-            raise JournalDamaged(f"{path}, line {number}: {text!r}")
+            raise JournalDamaged(f"{path}: invalid line {number}: {text!r}")
         yield Line(number, what, fields)
 
 
 def spans_of(what: str) -> list[Span]:
-    """The entries that a `write` names."""
-    found: list[Span] = []
+    """Return the entries that a `write` names."""
+    spans: list[Span] = []
     if what in ("", "-") or what.startswith("="):
-        return found
+        return spans
     for run in what.split(";"):
-        index, term, at, sizes = run.split(":")
-        begin = int(at)
+        index, term, offset, sizes = run.split(":")
+        begin = int(offset)
         for number, size in enumerate(map(int, sizes.split(","))):
-            found.append(Span(begin, begin + size, int(index) + number, int(term)))
+            spans.append(Span(begin, begin + size, int(index) + number, int(term)))
             begin += size
-    return found
+    return spans
 
 
 def next_journal(folder: Path) -> Path:
-    """The journal of the next life in the folder of a node."""
+    """Return the path for the journal of a node's next process."""
     return folder / f"{len(list(folder.glob('*.log'))):04d}.log"
 
 
 def note_damage(folder: Path, begin: int, end: int) -> None:
-    """Write down that the harness is about to damage an entry that is durable: where it begins and ends in
-    the log. Nothing if nobody watches."""
+    """Record that the harness is about to damage a durable entry, with its start and end in the log. Does
+    nothing if there is no recorder."""
     if folder.is_dir():
         with (folder / DAMAGE).open("a") as file:
             file.write(f"{begin} {end}\n")
 
 
 def read_damage(folder: Path) -> list[tuple[int, int]]:
-    """What `note_damage` wrote. JournalDamaged."""
+    """Return the ranges that `note_damage` recorded. Raises JournalDamaged."""
     path = folder / DAMAGE
     try:
         pairs = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
@@ -140,7 +143,8 @@ def read_damage(folder: Path) -> list[tuple[int, int]]:
 
 
 def note_undone(folder: Path, ranges: Iterable[tuple[int, int, int]]) -> None:
-    """Write down what a loss of power took: inode, begin and length. Nothing if nobody watches."""
+    """Record the ranges that a loss of power undid, as inode, start and length. Does nothing if there is no
+    recorder."""
     if folder.is_dir():
         mono = time.monotonic_ns()
         lines = [f"undone {mono} {inode} {begin} {length}\n" for inode, begin, length in ranges]

@@ -1,11 +1,12 @@
-"""Records in a node's process which bytes of its files were written and which syncs have returned.
+"""Recorder of writes and syncs in the process of a node.
 
-`install` replaces the functions of `os` that change files, before any module of the product is imported. It
-shares nothing with the product: it looks at the arguments of the calls, at the files behind descriptors, and
-at the bytes that are written. What it does not see (a write past these functions) is never taken for durable.
+`install` replaces the functions of `os` that change files, before any module of the product is imported. The
+recorder shares no code with the product. It examines the arguments of the calls, the files to which
+descriptors refer, and the bytes that are written. A write that bypasses these functions is never considered
+durable.
 
-The journal (`chaos.syncs.journal`) is a mapped file: each line is in the page cache before the call that it
-is about goes on, so SIGKILL loses none. Times are CLOCK_MONOTONIC in ns.
+The journal (`chaos.syncs.journal`) is a mapped file: each line is in the page cache before its call
+continues, so SIGKILL loses none. Times are CLOCK_MONOTONIC in ns.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from urllib.parse import quote
 from chaos.syncs.journal import next_journal
 from chaos.trace.files import MappedFile
 
-#: In the environment of a node: the directory whose files are watched, and where journals go.
+#: Environment variables of a node: the watched directory, and the directory for journals.
 ROOT, JOURNALS = "DLEDGER_SYNCS_ROOT", "DLEDGER_SYNCS_JOURNALS"
 DATA, TERM_FILE = "data", "currterm"
+#: Directory with the files of a classic log, below the watched directory.
+CLASSIC_LOG = "commitlog"
 
 Buffer = bytes | bytearray | memoryview
 _mono = time.monotonic_ns
@@ -41,57 +44,59 @@ _MAGIC_BYTES = re.compile(rb"(?=\0\0\0[\1\2])")
 _LEAST_ENTRY = 48
 
 
-class _File:
-    """A watched file. `base`: position of its first byte in the log; -1: it is none of the log's."""
+class _WatchedFile:
+    """A watched file. `base`: position of its first byte in the log, or -1 for other files. `is_classic`: the
+    file belongs to a classic log, of whose content only the end is recorded."""
 
-    __slots__ = ("base", "end", "inode", "partial")
+    __slots__ = ("base", "end", "inode", "is_classic", "partial")
 
-    def __init__(self, inode: int, base: int) -> None:
+    def __init__(self, inode: int, name: str) -> None:
         self.inode = inode
-        self.base = base
-        self.end = 0  # of the last write
-        self.partial = b""  # its last bytes, too few to tell whether an entry begins there
+        self.base = _base_of(name)
+        self.is_classic = name.startswith(f"{CLASSIC_LOG}/")
+        self.end = 0  # end of the last write
+        self.partial = b""  # its last bytes, too few for the header of an entry
 
 
 class Recorder:
-    """Of the files below `root`: data files (`data/`) and the file of term and vote. Any thread."""
+    """Records the files below `root`: of a log (`data/`, `commitlog/`), and of term and vote. Thread-safe."""
 
     def __init__(self, root: Path, journal: Path, boot_id: str) -> None:
-        """FileExistsError if there is such a journal. Lists what `root` holds now."""
+        """Create the journal and list the files in `root`. Raises FileExistsError if the journal exists."""
         self._root = root.resolve()
         self._lock = Lock()
         self._journal = MappedFile(journal)
         self._lines = 0
         self._in_flight: set[int] = set()
-        self._files: dict[tuple[int, int], _File] = {}
+        self._files: dict[tuple[int, int], _WatchedFile] = {}
         self._line(b"life %d %d %s" % (_mono(), os.getpid(), boot_id.encode() or b"-"))
-        for name, found in sorted(_listed(self._root)):
-            self._line(b"has %d %d %s" % (found.st_ino, found.st_size, _quoted(name)))
-            self._files[found.st_dev, found.st_ino] = _File(found.st_ino, _base_of(name))
+        for name, status in sorted(_listed(self._root)):
+            self._line(b"has %d %d %s" % (status.st_ino, status.st_size, _quoted(name)))
+            self._files[status.st_dev, status.st_ino] = _WatchedFile(status.st_ino, name)
         self._line(b"listed %d" % _mono())
 
     def _line(self, text: bytes) -> int:
-        """Under the lock, but for the first lines. The line's number."""
+        """Write a line and return its number. Requires the lock, except for the first lines."""
         self._journal.write(text + b"\n")
         self._lines += 1
         return self._lines
 
     def _name(self, path: Any) -> str | None:
-        """Relative to the root, if the file is watched."""
+        """Return the name relative to the root if the file is watched."""
         if isinstance(path, int):
             return None
-        asked = Path(os.fsdecode(path))
-        full = asked.parent.resolve() / asked.name
+        requested = Path(os.fsdecode(path))
+        full = requested.parent.resolve() / requested.name
         if not full.is_relative_to(self._root):
             return None
         name = str(full.relative_to(self._root))
         return name if is_watched(name) else None
 
-    def _file(self, handle: int) -> _File | None:
-        found = os.fstat(handle)
-        return self._files.get((found.st_dev, found.st_ino))
+    def _file(self, handle: int) -> _WatchedFile | None:
+        status = os.fstat(handle)
+        return self._files.get((status.st_dev, status.st_ino))
 
-    # -- what the functions of `os` are replaced by
+    # -- replacements for functions of `os`
 
     def open(self, call: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -100,27 +105,31 @@ class Recorder:
             return call(path, flags, *args, **kwargs)
         existed = os.path.lexists(path)
         handle = call(path, flags, *args, **kwargs)
-        found = os.fstat(handle)
+        status = os.fstat(handle)
         with self._lock:
-            key = (found.st_dev, found.st_ino)
+            key = (status.st_dev, status.st_ino)
             if not existed:
-                self._files[key] = _File(found.st_ino, _base_of(name))
-                self._line(b"made %d %d %s" % (_mono(), found.st_ino, _quoted(name)))
+                self._files[key] = _WatchedFile(status.st_ino, name)
+                self._line(b"made %d %d %s" % (_mono(), status.st_ino, _quoted(name)))
             elif flags & os.O_TRUNC and key in self._files:
-                self._line(b"cut %d %d 0" % (_mono(), found.st_ino))
+                self._line(b"cut %d %d 0" % (_mono(), status.st_ino))
         return handle
 
     def write(self, call: Callable[[], int], handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """`offset` -1: where the descriptor is."""
+        """Record a write. `offset` -1: at the position of the descriptor."""
         file = self._file(handle)
         if file is None:
             return call()
         if offset < 0:
             offset = os.lseek(handle, 0, os.SEEK_CUR)
         data = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
+        if file.is_classic and not any(data):  # how a classic log removes its end
+            with self._lock:
+                self._line(b"cut %d %d %d" % (_mono(), file.inode, offset))
+            return call()
         with self._lock:
             before = (file.end, file.partial)
-            what = _entries(file, data, offset) if file.base >= 0 else b"=" + data.hex().encode()
+            what = self._what(file, data, offset)
             number = self._line(b"write %d %d %d %d %s" % (_mono(), file.inode, offset, len(data), what))
             self._in_flight.add(number)
         done = -1
@@ -133,7 +142,13 @@ class Recorder:
                 if done != len(data):
                     self._line(b"wrote %d %d" % (number, max(0, done)))
                     file.end, file.partial = before
-                    _entries(file, data[: max(0, done)], offset)  # where the rest goes on
+                    _entries(file, data[: max(0, done)], offset)  # offset of the remaining bytes
+
+    @staticmethod
+    def _what(file: _WatchedFile, data: bytes, offset: int) -> bytes:
+        if file.is_classic:
+            return b"-"
+        return _entries(file, data, offset) if file.base >= 0 else b"=" + data.hex().encode()
 
     def sync(self, call: Callable[[Any], None], handle: Any) -> None:
         number = handle if isinstance(handle, int) else handle.fileno()
@@ -143,7 +158,7 @@ class Recorder:
             return call(handle)
         with self._lock:
             began, before = _mono(), self._lines
-            flying = b",".join(b"%d" % one for one in sorted(self._in_flight)) or b"-"
+            flying = b",".join(b"%d" % line for line in sorted(self._in_flight)) or b"-"
         try:
             call(handle)
         except OSError:
@@ -159,7 +174,7 @@ class Recorder:
         return None
 
     def _folder(self, handle: int) -> str | None:
-        """Relative to the root; None: it is no directory there."""
+        """Return the name relative to the root, or None if it is not a directory below the root."""
         if not stat.S_ISDIR(os.fstat(handle).st_mode):
             return None
         path = Path(f"/proc/self/fd/{handle}").readlink()
@@ -184,14 +199,14 @@ class Recorder:
         replaced = _identity(new)
         call(old, new, **kwargs)
         with self._lock:
-            found = os.lstat(new)
-            if replaced != (found.st_dev, found.st_ino):
+            status = os.lstat(new)
+            if replaced != (status.st_dev, status.st_ino):
                 self._files.pop(replaced, None)
-            if after is not None and before is None:  # it was written where nobody looked
-                self._line(b"odd %d %d" % (_mono(), found.st_ino))
-            text = (_mono(), found.st_ino, _quoted(before or "-"), _quoted(after or "-"))
+            if after is not None and before is None:  # it was written while it was not watched
+                self._line(b"odd %d %d" % (_mono(), status.st_ino))
+            text = (_mono(), status.st_ino, _quoted(before or "-"), _quoted(after or "-"))
             self._line(b"name %d %d %s %s" % text)
-            file = self._files.get((found.st_dev, found.st_ino))
+            file = self._files.get((status.st_dev, status.st_ino))
             if file is not None and after is not None:
                 file.base = _base_of(after)
         return None
@@ -201,12 +216,12 @@ class Recorder:
         if name is not None:
             with self._lock:
                 self._line(b"gone %d %s" % (_mono(), _quoted(name)))
-                # Its number may be given to another file.
+                # Its inode number may be reused.
                 self._files.pop(_identity(path), None)
         call(path, **kwargs)
 
     def odd(self, handle: int) -> None:
-        """A file may be written to in a way that is not seen."""
+        """Record that writes to a file may not be recorded from now on."""
         file = self._file(handle)
         if file is not None:
             with self._lock:
@@ -215,41 +230,42 @@ class Recorder:
 
 def _identity(path: Any) -> tuple[int, int]:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return (-1, -1)
-    return (found.st_dev, found.st_ino)
+    return (status.st_dev, status.st_ino)
 
 
 def is_watched(name: str) -> bool:
-    """A data file, the file of term and vote, or what is to replace one; by its name below the root."""
+    """Return True for files of a log, the file of term and vote, and files that will replace one, by name."""
     folder, _, last = name.rpartition("/")
-    return folder == DATA or (folder == "" and last.startswith(TERM_FILE))
+    return folder in (DATA, CLASSIC_LOG) or (folder == "" and last.startswith(TERM_FILE))
 
 
 def _listed(root: Path) -> list[tuple[str, os.stat_result]]:
-    found = []
-    for folder, prefix in ((root, ""), (root / DATA, f"{DATA}/")):
+    files = []
+    for prefix in ("", f"{DATA}/", f"{CLASSIC_LOG}/"):
+        folder = root / prefix
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
             continue
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and is_watched(prefix + entry.name):
-                found.append((prefix + entry.name, entry.stat(follow_symlinks=False)))
-    return found
+                files.append((prefix + entry.name, entry.stat(follow_symlinks=False)))
+    return files
 
 
 def _base_of(name: str) -> int:
-    """docs/formats.md: data files are named by their first position."""
+    """Return the first position of a data file, which is its name (docs/formats.md)."""
     folder, _, last = name.rpartition("/")
     digits = last.partition(".")[0]
     return int(digits) if folder == DATA and digits.isdecimal() else -1
 
 
-def _entries(file: _File, data: bytes, offset: int) -> bytes:
-    """The entries that begin in what is written, as `index:term:offset:size,size...`, one such run for each
-    term, `;` between; `-`: none."""
+def _entries(file: _WatchedFile, data: bytes, offset: int) -> bytes:
+    """Return the entries that start in a write, as `index:term:offset:size,size...`, one such run per term,
+    separated by `;`; `-` without entries."""
     end, at = offset + len(data), offset
     if file.partial and file.end == offset:
         data = file.partial + data
@@ -272,27 +288,30 @@ def _entries(file: _File, data: bytes, offset: int) -> bytes:
         at = reached = following
     if sizes:
         runs.append(f"{first}:{term}:{begin}:{','.join(map(str, sizes))}")
-    # The last entry may say a wrong size: the next begins wherever it is found.
+    # The size of the last entry may be damaged, so search for the next header from here.
     file.end, file.partial = end, data[1 - _HEADER.size :]
     return ";".join(runs).encode() or b"-"
 
 
 def _following(data: bytes, offset: int, at: int, size: int, base: int) -> int:
-    """Where what follows an entry begins. A copy takes damaged entries along: if no entry follows where the
-    size says, but one begins within it, then the size is what is damaged."""
+    """Return the end of an entry.
+
+    A copy of a file includes damaged entries. If no entry follows at the stated size, but one starts
+    before, the size itself is damaged.
+    """
     stated = at + size
     if stated == offset + len(data) or _is_header(data, stated - offset, base + stated):
         return stated
-    found = _next_header(data, offset, at + 1, base)
-    return found if found < stated and found + _HEADER.size <= offset + len(data) else stated
+    following = _next_header(data, offset, at + 1, base)
+    return following if following < stated and following + _HEADER.size <= offset + len(data) else stated
 
 
 def _next_header(data: bytes, offset: int, at: int, base: int) -> int:
-    """The next place, from `at` on, that says of itself that an entry begins there; if there is none, where
-    the last bytes begin that are too few to tell."""
-    for found in _MAGIC_BYTES.finditer(data, at - offset):
-        if _is_header(data, found.start(), base + offset + found.start()):
-            return offset + found.start()
+    """Return the next offset at or after `at` with a valid header. If there is none, return the first offset
+    at or after `at` from which the remaining bytes are too few for a header."""
+    for match in _MAGIC_BYTES.finditer(data, at - offset):
+        if _is_header(data, match.start(), base + offset + match.start()):
+            return offset + match.start()
     return max(at, offset + len(data) - _HEADER.size + 1)
 
 
@@ -308,8 +327,8 @@ def _quoted(name: str) -> bytes:
 
 
 def install(recorder: Recorder) -> None:
-    """Replace the functions of `os` that write, for good."""
-    system: Any = os  # its functions are given away
+    """Replace the functions of `os` that write, permanently."""
+    system: Any = os  # untyped, because its functions are replaced
     for name in ("fsync", "fdatasync"):
         setattr(system, name, _syncing(recorder, getattr(os, name)))
     for name in ("rename", "replace"):
@@ -342,8 +361,8 @@ def install(recorder: Recorder) -> None:
             recorder.odd(opened.fileno())
         return opened
 
-    class Mapped(mmap.mmap):
-        """Whatever is written through a mapping is not seen."""
+    class UnrecordedMapping(mmap.mmap):
+        """A mapping of a file, which records that writes to it are not observed."""
 
         def __new__(cls, fileno: int, *args: Any, **kwargs: Any) -> Self:
             if fileno >= 0 and kwargs.get("access") not in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
@@ -358,7 +377,7 @@ def install(recorder: Recorder) -> None:
     for module, name, replacement in (
         (io, "open", io_open),
         (builtins, "open", io_open),
-        (mmap, "mmap", Mapped),
+        (mmap, "mmap", UnrecordedMapping),
     ):
         setattr(module, name, replacement)
 
@@ -392,14 +411,14 @@ def _copying(recorder: Recorder, call: Callable[..., Any]) -> Callable[..., Any]
                 try:
                     recorder.odd(handle)
                 except OSError:
-                    continue  # a number that is none of a file
+                    continue  # not a file descriptor
         return call(*args, **kwargs)
 
     return copy
 
 
 def install_from_environment() -> None:
-    """Watch what the environment names; nothing if it names nothing."""
+    """Start recording if the environment requests it."""
     root, folder = os.environ.get(ROOT), os.environ.get(JOURNALS)
     if not root or not folder:
         return

@@ -1,1 +1,1 @@
-"""What a run writes down: the schema of traces, and their writers."""
+"""Schema and writers of the trace of a run."""

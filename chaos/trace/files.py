@@ -1,4 +1,4 @@
-"""The files that traces are written to: gathered in buffers, or, on nodes, each line at once."""
+"""Files of traces: buffered or, on nodes, memory-mapped so that no line is lost."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-#: Lines wait for each other until there is so much of them, or somebody calls flush().
+#: Size at which buffered lines are written.
 BUFFER_BYTES = 64 << 10
-#: So much of a mapped file is reserved and mapped at a time.
+#: Size of the windows in which a mapped file is allocated and mapped.
 WINDOW_BYTES = 1 << 20
 _LOOK_BYTES = 64 << 10
 
 
 class TraceFile(Protocol):
-    """Lines one after the other; not for several threads at once. OSError, also of an earlier line."""
+    """A file of lines. Only one thread at a time may use it. Methods raise OSError, possibly because an
+    earlier line could not be written."""
 
     def write(self, line: bytes) -> None: ...
 
     def flush(self) -> None:
-        """All that was written survives the death of this process."""
+        """Ensure that all written lines survive the death of this process."""
 
     def close(self) -> None: ...
 
 
 class BufferedFile:
-    """Lines reach the file in whole buffers, in order. A process that is killed loses what is buffered, and
-    may leave half a line at the end."""
+    """Writes lines in order, in whole buffers. A killed process loses the buffered lines and may leave an
+    incomplete last line."""
 
     def __init__(self, path: Path) -> None:
-        """FileExistsError if there is one already."""
+        """Create the file. Raises FileExistsError if it exists."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
         self._buffer: list[bytes] = []
@@ -56,15 +57,17 @@ class BufferedFile:
 
 
 class MappedFile:
-    """Each line is in the file when `write` returns, at the price of a copy: a process that is killed loses
-    none, and may leave half a line. What is reserved behind the last line are zeros until `close`, or until
-    somebody calls `seal`."""
+    """Writes each line into a mapping of the file before `write` returns, at the cost of a copy.
+
+    A killed process loses no line, but may leave an incomplete last one. The allocated space after the last
+    line contains zeros until `close` or `seal` is called.
+    """
 
     def __init__(self, path: Path) -> None:
-        """FileExistsError if there is one already."""
+        """Create the file. Raises FileExistsError if it exists."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._begin = -WINDOW_BYTES  # of the window, in the file
-        self._at = WINDOW_BYTES  # where the next line goes, in the window
+        self._begin = -WINDOW_BYTES  # offset of the window in the file
+        self._at = WINDOW_BYTES  # offset of the next line in the window
         self._window: mmap.mmap | None = None
 
     def write(self, line: bytes) -> None:
@@ -98,7 +101,7 @@ class MappedFile:
 
     def _next_window(self) -> None:
         begin = self._begin + WINDOW_BYTES
-        # Reserved: a page for which the disk has no room would kill the process.
+        # Allocated, because writing to a page without disk space would kill the process.
         os.posix_fallocate(self._file, begin, WINDOW_BYTES)
         if self._window is not None:
             self._window.close()
@@ -107,7 +110,7 @@ class MappedFile:
 
 
 def seal(path: Path) -> None:
-    """Cut off the zeros that a killed writer has left behind its last line. Nobody may write any more."""
+    """Remove the zeros that a killed writer left after its last line. The file must have no writer."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:

@@ -1,8 +1,8 @@
-"""What clients do, as events: every operation is invoked, and then is ok, fail or info, or nothing more.
+"""Operations of clients, as events: an invoke, followed by at most one completion: ok, fail or info.
 
-`invoke` is stamped before anything is sent and the completion after the answer was there: intervals only
-grow. After `info` (nobody knows) a process is retired and its client goes on under a new number, because the
-old operation may take effect at any later moment.
+`invoke` is stamped before the request is sent, and the completion after the answer arrived, so recorded
+intervals can only be too long. After `info` (unknown outcome) the process is retired and its client continues
+under a new process number, because the operation may still take effect.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from chaos.trace.outcomes import judge
+from chaos.trace.outcomes import classify
 from chaos.trace.schema import Ev, OpType
 from chaos.trace.writer import TraceWriter
 
-#: Room for so many operations and messages of each client.
+#: Size of each client's range of operation and message numbers.
 _SHARE = 1 << 40
 
 
 class Numbers:
-    """Unique numbers of one client (`number` 0 and up): of its operations and of its messages."""
+    """Unique numbers for the operations and messages of one client (`number` 0 and up)."""
 
     def __init__(self, number: int) -> None:
         self._ops = count(number * _SHARE)
@@ -38,7 +38,7 @@ class Numbers:
 
 
 class Process:
-    """One logical process: one operation at a time."""
+    """A logical process, which has one operation at a time."""
 
     def __init__(self, writer: TraceWriter, numbers: Numbers) -> None:
         self._writer = writer
@@ -49,60 +49,63 @@ class Process:
 
     @property
     def writer(self) -> TraceWriter:
-        """Where it writes."""
+        """Return the writer of this process."""
         return self._writer
 
     def now(self) -> int:
-        """Monotonic ns."""
+        """Return the monotonic time in ns."""
         return self._writer.now()
 
     def next_op(self) -> int:
-        """The number of the operation that is invoked next, for the items of a batch, which come before."""
+        """Return the number of the next operation. The items of a batch need it, because they precede the
+        invoke."""
         if self._op is None:
             self._op = self._numbers.op()
         return self._op
 
     def item(self, i: int, mid: int, digest: str, **fields: Any) -> None:
-        """Message number `i` of the batch that is invoked next."""
+        """Write message number `i` of the batch that is invoked next."""
         self._writer.write(Ev.ITEM, {"op": self.next_op(), "i": i, "mid": mid, "digest": digest, **fields})
 
     def invoke(self, f: str, **arguments: Any) -> int:
-        """Before it is sent; the number of the operation."""
-        assert not self._f, f"{self._proc} does one thing at a time"
+        """Write the invoke, before the request is sent, and return the number of the operation."""
+        assert not self._f, f"{self._proc} has a pending operation"
         op, self._f = self.next_op(), f
         self._write(OpType.INVOKE, arguments)
         return op
 
     def again(self, retry_no: int) -> None:
-        """What was invoked is sent once more: 1 for the second attempt."""
-        assert self._f, "nothing is under way"
+        """Write a retry of the pending operation. The number is 1 for the second attempt."""
+        assert self._f, "no operation is pending"
         self._writer.write(Ev.ATTEMPT, {"op": self._op, "retry_no": retry_no})
 
     def ok(self, **results: Any) -> None:
-        """It certainly happened."""
+        """Complete the operation as ok, because it definitely took effect."""
         self._complete(OpType.OK, results)
 
     def failed(self, error: BaseException, **results: Any) -> OpType:
-        """It ended with an error, which decides between fail and info."""
-        verdict = judge(error, self._f)
-        self._complete(verdict.outcome, {"code": verdict.code, "error": verdict.text, **results})
-        if verdict.outcome is OpType.INFO:
+        """Complete the operation with an error, which decides between fail and info."""
+        classification = classify(error, self._f)
+        self._complete(
+            classification.outcome, {"code": classification.code, "error": classification.text, **results}
+        )
+        if classification.outcome is OpType.INFO:
             self._proc = self._numbers.process()
-        return verdict.outcome
+        return classification.outcome
 
     def unsure(self, code: str) -> OpType:
-        """It was answered, and the answer promises nothing."""
+        """Complete the operation as info, because its answer guarantees nothing."""
         self._complete(OpType.INFO, {"code": code})
         self._proc = self._numbers.process()
         return OpType.INFO
 
     def delivered(self, i: int, mid: int, digest: str, **fields: Any) -> None:
-        """Message number `i` of the operation under way was handed to this client."""
-        assert self._f, "nothing is under way"
+        """Write the delivery of message number `i` of the pending operation."""
+        assert self._f, "no operation is pending"
         self._writer.write(Ev.DLV, {"op": self._op, "i": i, "mid": mid, "digest": digest, **fields})
 
     def _complete(self, outcome: OpType, fields: dict[str, Any]) -> None:
-        assert self._f, "nothing is under way"
+        assert self._f, "no operation is pending"
         self._write(outcome, fields)
         self._op, self._f = None, ""
 
@@ -111,8 +114,11 @@ class Process:
 
 
 class ClientTrace:
-    """What one client writes: operations, by its processes, and what is repeated inside of them. `note` is
-    the hook that clients of log and brokers tell of attempts; `number_of` reads the number of a message."""
+    """Trace of one client: the operations of its processes, and their retries.
+
+    `note` is the hook to which clients of the log and of brokers report attempts. `number_of` returns the
+    number of a message.
+    """
 
     def __init__(self, writer: TraceWriter, numbers: Numbers, number_of: Callable[[bytes], int]) -> None:
         self.writer = writer
@@ -124,11 +130,11 @@ class ClientTrace:
         return Process(self.writer, self.numbers)
 
     def sending(self, mid: int, op: int) -> None:
-        """Before an operation is handed to the client: its first message has this number."""
+        """Register an operation before it is passed to the client. `mid`: its first message."""
         self._ops[mid] = op
 
     def over(self, mid: int) -> None:
-        """It certainly will not be sent again."""
+        """Unregister an operation that definitely will not be retried."""
         self._ops.pop(mid, None)
 
     def note(self, bodies: Sequence[bytes], number: int) -> None:

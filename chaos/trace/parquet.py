@@ -1,7 +1,7 @@
-"""Raw lines of a run as one Parquet file, with the columns of the schema and no others.
+"""Conversion of the lines of a run to one Parquet file, with the columns of the schema.
 
-Needs DuckDB (`pip install 'dledger[parquet]'`), which reads JSON lines with explicit types on all cores, in
-memory that does not grow with the trace.
+Requires DuckDB (`pip install 'dledger[parquet]'`), which reads JSON lines with explicit types on all cores,
+in memory that does not grow with the trace.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from chaos.trace.schema import FIELDS, RAW_DIR, SUFFIX, VERSION, Kind
 
 PARQUET_DIR = "parquet"
 EVENTS_FILE = "events.parquet"
-#: Spark passes over names that begin so.
+#: Spark ignores names that start with an underscore.
 MANIFEST_FILE = "_manifest.json"
-#: Each thread holds a row group of all columns while it fills: with larger ones, or more threads, the memory
-#: does not suffice, and DuckDB writes them with a seventh of the rate.
+#: Each thread buffers a row group of all columns. With larger row groups, or more threads, DuckDB exceeds its
+#: memory and becomes seven times slower.
 ROW_GROUP = 122_880
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 _TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
 _BLOCK_BYTES = 1 << 20
 
 
 class ConversionError(Exception):
-    """The trace is not converted, and stays as it is; the text says why."""
+    """Raised if the trace was not converted. The trace is unchanged. The text states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One file of raw lines. `torn`: bytes of half a line at its end, which are left out."""
+class SourceFile:
+    """One file of lines. `torn`: size of an incomplete last line, which is omitted."""
 
     name: str
     bytes: int
@@ -45,45 +45,46 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class Conversion:
     path: Path
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
 
     @property
     def lines(self) -> int:
         return sum(source.lines for source in self.sources)
 
 
-def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB") -> Converted:
-    """Write `<run>/parquet/events.parquet`, in the order of the files, and beside it what it was made of.
+def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB") -> Conversion:
+    """Write `<run>/parquet/events.parquet`, in the order of the files, and a manifest of its sources.
 
-    All writers have ended. Half a line at the end of a file is what a killed writer may leave; anything else
-    that is no line of the schema's types is an error. `remove_raw`: the lines go once their columns are
-    there. `memory`: what DuckDB may use before it spills to the run's directory.
+    All writers must have ended. An incomplete last line is omitted, because a killed writer may leave one;
+    any other line that does not fit the schema is an error. `remove_raw`: delete the lines after the
+    conversion. `memory`: limit for DuckDB, beyond which it spills to the run's directory.
 
     Raises:
-        ConversionError: no DuckDB, no trace, one that is converted already, or lines that cannot be read.
+        ConversionError: DuckDB is missing, there is no trace, it is already converted, or a line is
+        unreadable.
     """
     raw, target = run_directory / RAW_DIR, run_directory / PARQUET_DIR
     files = sorted(raw.glob(f"*{SUFFIX}"))
     if not files:
-        raise ConversionError(f"{raw} holds no trace")
+        raise ConversionError(f"{raw} contains no trace")
     if target.exists():
-        raise ConversionError(f"{target} exists already")
+        raise ConversionError(f"{target} already exists")
     with tempfile.TemporaryDirectory(prefix="converting-", dir=run_directory) as folder:
         work = Path(folder)
         whole, sources = [], []
         for file in files:
             seal(file)
-            source = _look_at(file)
+            source = _inspect(file)
             sources.append(source)
             whole.append(_without_tail(file, source, work) if source.torn else file)
         made = work / PARQUET_DIR
         made.mkdir(0o700)
         rows = _write(whole, work, memory)
-        converted = Converted(target / EVENTS_FILE, tuple(sources))
+        converted = Conversion(target / EVENTS_FILE, tuple(sources))
         if rows != converted.lines:
-            raise ConversionError(f"{converted.lines} lines gave {rows} rows")
+            raise ConversionError(f"converting {converted.lines} lines produced {rows} rows")
         manifest = {"v": VERSION, "rows": rows, "sources": [asdict(source) for source in sources]}
         (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
         made.rename(target)
@@ -92,7 +93,7 @@ def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB
     return converted
 
 
-def _look_at(path: Path) -> Source:
+def _inspect(path: Path) -> SourceFile:
     digest, size, lines, torn = hashlib.sha256(), 0, 0, 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -101,10 +102,10 @@ def _look_at(path: Path) -> Source:
             lines += block.count(b"\n")
             end = block.rfind(b"\n")
             torn = torn + len(block) if end < 0 else len(block) - end - 1
-    return Source(path.name, size, lines, torn, digest.hexdigest())
+    return SourceFile(path.name, size, lines, torn, digest.hexdigest())
 
 
-def _without_tail(path: Path, source: Source, work: Path) -> Path:
+def _without_tail(path: Path, source: SourceFile, work: Path) -> Path:
     copy = work / path.name
     shutil.copyfile(path, copy)
     os.truncate(copy, source.bytes - source.torn)
@@ -112,8 +113,8 @@ def _without_tail(path: Path, source: Source, work: Path) -> Path:
 
 
 def _write(files: list[Path], work: Path, memory: str) -> int:
-    """Write the Parquet file below `work`. How many rows."""
-    # DuckDB takes a path for a pattern, and its backslashes for slashes: it is given plain names.
+    """Write the Parquet file below `work`, and return the number of rows."""
+    # DuckDB interprets paths as patterns and backslashes as slashes, so use plain names.
     with tempfile.TemporaryDirectory(prefix="dledger-convert-") as folder:
         plain = Path(folder)
         names: dict[Path, Path] = {}
@@ -125,21 +126,21 @@ def _write(files: list[Path], work: Path, memory: str) -> int:
         try:
             return _copy(list(names), plain / "work", memory)
         except ConversionError as error:
-            said = str(error)
+            message = str(error)
             for link, path in names.items():
-                said = said.replace(str(link), str(path))
-            raise ConversionError(said) from error
+                message = message.replace(str(link), str(path))
+            raise ConversionError(message) from error
 
 
 def _copy(files: list[Path], work: Path, memory: str) -> int:
     try:
         import duckdb
     except ImportError as error:
-        raise ConversionError("DuckDB is missing: pip install 'dledger[parquet]'") from error
+        raise ConversionError("DuckDB is not installed: pip install 'dledger[parquet]'") from error
     target = _quoted(work / PARQUET_DIR / EVENTS_FILE)
     columns = ", ".join(f"'{name}': '{_TYPES[kind]}'" for name, kind in FIELDS.items())
     names = ", ".join(f'"{name}"' for name in FIELDS)
-    threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = min(_MAX_THREADS, os.cpu_count() or 1)
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": memory,
         "temp_directory": str(work / "spill"),

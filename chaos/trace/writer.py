@@ -1,9 +1,9 @@
-"""Writing a trace: one append-only file of JSON lines per writer and incarnation.
+"""Writer of traces: one append-only file of JSON lines per writer and incarnation.
 
-Every line has the envelope and the fields of its event (`chaos.trace.schema`). `seq` counts from 0 without a
-hole, `mono` is CLOCK_MONOTONIC in ns (one clock for all processes of one machine).
-A writer that is killed may tear its last line, and nothing else: lines reach the file in order, and the file
-is never written in another way. What it loses is said in `chaos.trace.files`.
+Every line has the envelope and the fields of its event (`chaos.trace.schema`). `seq` counts from 0 without
+gaps, `mono` is CLOCK_MONOTONIC in ns (one clock for all processes of one machine). A killed writer may leave
+an incomplete last line, and no other defect, because lines reach the file in order. `chaos.trace.files`
+describes the lines that it may lose.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from chaos.trace.schema import RAW_DIR, VERSION, Ev, file_name
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-#: The formatting of a member of an enumeration takes longer than all of its field.
+#: Encoded once, because formatting an enumeration member takes longer than the rest of the line's head.
 _KIND = {ev: f'"ev":"{ev}",'.encode() for ev in Ev}
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Nanoseconds."""
+    """Clocks in nanoseconds."""
 
     mono_ns: Callable[[], int] = time.monotonic_ns
     wall_ns: Callable[[], int] = time.time_ns
@@ -39,7 +39,8 @@ class Clocks:
 class TraceWriter:
     """One writer. `src`: "client:p3", "node:n1", "nemesis", "admin", ...; `incarnation`: of its process.
 
-    Raises FileExistsError if this writer and incarnation has a file already. Not for several threads at once.
+    Raises FileExistsError if this writer and incarnation already has a file. Must not be used by several
+    threads at the same time.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class TraceWriter:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         self.src = src
         self.path = folder / file_name(src, incarnation)
-        given = clocks or Clocks()
-        self._mono_ns, self._wall_ns = given.mono_ns, given.wall_ns
+        used_clocks = clocks or Clocks()
+        self._mono_ns, self._wall_ns = used_clocks.mono_ns, used_clocks.wall_ns
         fixed = {"v": VERSION, "run": run, "src": src, "inc": incarnation, "host": socket.gethostname()}
-        # The same in every line, so encoded once.
+        # Encoded once, because it is the same in every line.
         self._head = dumps(fixed)[:-1]
         self._seq = 0
         self._last = 0
@@ -67,16 +68,19 @@ class TraceWriter:
 
     @property
     def lines(self) -> int:
-        """Written so far."""
+        """Return the number of lines written so far."""
         return self._seq
 
     def now(self) -> int:
-        """Monotonic ns, for `at`."""
+        """Return the monotonic time in ns, for `at`."""
         return self._mono_ns()
 
     def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
-        """One event, with at least one field; orjson.JSONEncodeError if one is nothing that JSON has. `at`:
-        when it happened (`now()`), if that is not this moment; stamps never fall."""
+        """Write one event with at least one field.
+
+        `at`: the time of the event (`now()`), if it is not the present; stamps never decrease. Raises
+        orjson.JSONEncodeError for a value that JSON does not support.
+        """
         mono = self._mono_ns() if at is None else at
         if mono < self._last:
             mono = self._last
@@ -88,12 +92,12 @@ class TraceWriter:
         self._file.write(line)
 
     def flush(self) -> None:
-        """Hand everything to the operating system: it survives the death of this process."""
+        """Pass all lines to the operating system, so that they survive the death of this process."""
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """Say that this is the end, and close. Idempotent."""
+        """Write the last line and close the file. Idempotent."""
         if self._file is not None:
             self.write(Ev.META, {"e": "trace_end"})
             self._file.close()
@@ -109,7 +113,8 @@ class TraceWriter:
 
 
 def boot_id() -> str:
-    """Tells whether monotonic clocks can be compared. A machine that has none is one that never boots."""
+    """Return an id of the boot, or "none" if it is unavailable. Monotonic clocks are comparable if this id is
+    equal."""
     try:
         return _BOOT_ID.read_text().strip()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Loads that know what they were promised."""
+"""Workloads that record every acknowledgement they receive."""

@@ -1,4 +1,4 @@
-"""Whoever only asks: where the master is, where queues begin and end, which offsets a group has stored."""
+"""A read-only client: checks routes, the bounds of queues, and the offsets of a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 from random import Random
-from typing import NamedTuple
 
 from broker_adapter.client import PullConsumer
 from broker_adapter.errors import BrokerError
@@ -15,49 +14,45 @@ from chaos.trace.operations import Process
 from chaos.workloads.clients import OPTIONS, queue_of
 from chaos.workloads.spec import Setting
 
-#: It has no members: it assigns queues to itself, and never reads a message.
+#: A group without members: the auditor assigns queues to itself and never reads a message.
 GROUP = "auditors"
 _PAUSE_S = (0.05, 0.25)
 
-#: Who is asked: brokers, and the NameServer for what only brokers want to know of it.
-_Asked = tuple[PullConsumer, NameServerClient]
+#: Clients under audit: one for brokers, one for the name servers, which know the terms of masters.
+_Clients = tuple[PullConsumer, NameServerClient]
 #: The answer to an operation, as fields of its completion.
 Answer = dict[str, int]
 
 
-class NameServers(NamedTuple):
-    """Addresses of the NameServers: for clients of brokers, and for the brokers."""
-
-    remoting: Sequence[str]
-    registry: Sequence[str]
-
-
 class Auditor:
-    """One client: one operation after the other, each kind in turn, on queues that are drawn. Ends of queues
-    and offsets are linearizable, so what it is told has to fit what others were told before."""
+    """One client that runs one operation at a time, each kind in turn, on random queues.
+
+    Queue bounds and offsets are linearizable, so every answer must be consistent with the answers of other
+    clients.
+    """
 
     def __init__(
         self,
         setting: Setting,
-        names: NameServers,
+        name_servers: Sequence[str],
         topics: Sequence[str],
         queues: int,
         pause_s: tuple[float, float] = _PAUSE_S,
     ) -> None:
-        """`pause_s`: at least and at most, between two operations."""
+        """Create an auditor. `pause_s`: minimum and maximum pause between two operations."""
         self._process = Process(*setting.client("auditor"))
         self._rng = Random(setting.rng.random())
-        self._names = names
+        self._name_servers = name_servers
         self._topics = topics
         self._queues = queues
         self._pause_s = pause_s
         self._stored: dict[tuple[str, int], int] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`, and until what is under way has ended."""
+        """Run operations until `stop` is set and the current one has ended."""
         async with (
-            PullConsumer(GROUP, self._names.remoting, options=OPTIONS) as consumer,
-            NameServerClient(self._names.registry) as registry,
+            PullConsumer(GROUP, self._name_servers, options=OPTIONS) as consumer,
+            NameServerClient(self._name_servers) as registry,
         ):
             kinds = cycle((self._route, self._max_off, self._min_off, self._commit, self._fetch))
             while not stop.is_set():
@@ -65,45 +60,45 @@ class Auditor:
                 await next(kinds)((consumer, registry), topic, queue)
                 await asyncio.sleep(self._rng.uniform(*self._pause_s))
 
-    async def _route(self, who: _Asked, topic: str, queue: int) -> None:
-        async def ask() -> Answer:
-            terms = (await who[1].route(topic)).master_terms
+    async def _route(self, clients: _Clients, topic: str, queue: int) -> None:
+        async def call() -> Answer:
+            terms = (await clients[1].route(topic)).master_terms
             return {"term": max(terms.values())} if terms else {}
 
-        await self._ask("route", ask, topic=topic)
+        await self._request("route", call, topic=topic)
 
-    async def _max_off(self, who: _Asked, topic: str, queue: int) -> None:
-        async def ask() -> Answer:
-            return {"max_off": await who[0].max_offset(queue_of(topic, queue))}
+    async def _max_off(self, clients: _Clients, topic: str, queue: int) -> None:
+        async def call() -> Answer:
+            return {"max_off": await clients[0].max_offset(queue_of(topic, queue))}
 
-        await self._ask("max_off", ask, topic=topic, q=queue)
+        await self._request("max_off", call, topic=topic, q=queue)
 
-    async def _min_off(self, who: _Asked, topic: str, queue: int) -> None:
-        async def ask() -> Answer:
-            return {"min_off": await who[0].min_offset(queue_of(topic, queue))}
+    async def _min_off(self, clients: _Clients, topic: str, queue: int) -> None:
+        async def call() -> Answer:
+            return {"min_off": await clients[0].min_offset(queue_of(topic, queue))}
 
-        await self._ask("min_off", ask, topic=topic, q=queue)
+        await self._request("min_off", call, topic=topic, q=queue)
 
-    async def _commit(self, who: _Asked, topic: str, queue: int) -> None:
-        """One more than the last time, whether or not that was answered."""
+    async def _commit(self, clients: _Clients, topic: str, queue: int) -> None:
+        """Commit the offset of the previous commit plus one, even if that commit got no answer."""
         offset = self._stored[topic, queue] = self._stored.get((topic, queue), 0) + 1
 
-        async def ask() -> Answer:
-            await who[0].commit(queue_of(topic, queue), offset)
+        async def call() -> Answer:
+            await clients[0].commit(queue_of(topic, queue), offset)
             return {}
 
-        await self._ask("commit_off", ask, topic=topic, q=queue, group=GROUP, consumer=GROUP, off=offset)
+        await self._request("commit_off", call, topic=topic, q=queue, group=GROUP, consumer=GROUP, off=offset)
 
-    async def _fetch(self, who: _Asked, topic: str, queue: int) -> None:
-        async def ask() -> Answer:
-            return {"off": await who[0].committed(queue_of(topic, queue)) or 0}
+    async def _fetch(self, clients: _Clients, topic: str, queue: int) -> None:
+        async def call() -> Answer:
+            return {"off": await clients[0].committed(queue_of(topic, queue)) or 0}
 
-        await self._ask("fetch_off", ask, topic=topic, q=queue, group=GROUP, consumer=GROUP)
+        await self._request("fetch_off", call, topic=topic, q=queue, group=GROUP, consumer=GROUP)
 
-    async def _ask(self, f: str, ask: Callable[[], Awaitable[Answer]], **arguments: str | int) -> None:
+    async def _request(self, f: str, call: Callable[[], Awaitable[Answer]], **arguments: str | int) -> None:
         self._process.invoke(f, **arguments)
         try:
-            answer = await ask()
+            answer = await call()
         except BrokerError as error:
             self._process.failed(error)
         else:

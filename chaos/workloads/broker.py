@@ -1,4 +1,5 @@
-"""Load on brokers: producers to several topics and queues, consumer groups, a last reading of all queues."""
+"""Broker workload: producers to several topics and queues, consumer groups, and a final read of all
+queues."""
 
 from __future__ import annotations
 
@@ -13,20 +14,22 @@ from broker_adapter.errors import BrokerError, Status
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.auditor import Auditor, NameServers
-from chaos.workloads.clients import OPTIONS, batches, queue_of
-from chaos.workloads.groups import GROUPS, LOCK_LIVE_MS, Group, TopicQueue, delivered
+from chaos.workloads.auditor import Auditor
+from chaos.workloads.clients import OPTIONS, SEND_OPTIONS, batches, queue_of
+from chaos.workloads.closing import ClosedInTime
+from chaos.workloads.groups import GROUPS, LOCK_LIVE_MS, TopicQueue, TracedGroup, delivered
 from chaos.workloads.messages import payload_of
-from chaos.workloads.pacing import Pace
-from chaos.workloads.senders import Sender
+from chaos.workloads.pacing import Pacer
+from chaos.workloads.senders import WorkloadSender
 from chaos.workloads.spec import DrainTimeout, Setting
 
-#: Of every broker.
+#: Settings of every broker.
 BROKER_SETTINGS = {"remoting": {"lock_live_ms": LOCK_LIVE_MS}}
 READERS = "readers"
 _PREPARE_S = 30.0
 _PAUSE_S = 0.1
-#: A single write costs a broker more than it costs a log: more of them have to be under way.
+#: Operations in flight per client. A send costs a broker more than an append costs a log, so keeping a broker
+#: busy takes more sends.
 _AT_ONCE = 32
 _MAX_FOUND = 256
 
@@ -38,17 +41,17 @@ def topic_names(count: int) -> list[str]:
 class BrokerWorkload:
     """Implements `Workload`."""
 
-    def __init__(self, setting: Setting, names: NameServers) -> None:
+    def __init__(self, setting: Setting, names: Sequence[str]) -> None:
         self._setting = setting
         self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
         self._names = names
         self._topics = topic_names(self._spec.topics)
-        self._senders: list[Sender] = []
+        self._senders: list[WorkloadSender] = []
         plans = GROUPS if self._spec.consumers else ()
-        self._groups = [Group(plan, setting, names.remoting, self._topics) for plan in plans]
+        self._groups = [TracedGroup(plan, setting, names, self._topics) for plan in plans]
 
     async def prepare(self) -> None:
-        """Make the topics. BrokerError if that does not succeed."""
+        """Create the topics. Raises BrokerError."""
         await make_topics(self._names, dict.fromkeys(self._topics, self._spec.queues))
 
     def logs(self) -> Iterable[Mapping[str, str | int]]:
@@ -75,7 +78,7 @@ class BrokerWorkload:
         writer.write(Ev.META, {"e": "drain_begin"})
         drain = FinalReader(self._setting, writer, Process(writer, numbers))
         try:
-            names = self._names.remoting
+            names = self._names
             async with (
                 asyncio.timeout(within_s),
                 PullConsumer(READERS, names, options=OPTIONS) as consumer,
@@ -90,17 +93,18 @@ class BrokerWorkload:
                     for topic, key in sender.keys:
                         await _look_up(lookup, admin, topic, key)
                 for group in self._groups:
-                    await group.tell_offsets(admin, lookup, self._spec.queues)
+                    await group.record_offsets(admin, lookup, self._spec.queues)
         except TimeoutError:
-            behind = self._behind(drain) or "the final reader did not come to the end"
+            behind = self._behind(drain) or "the final reader did not reach the end"
             raise DrainTimeout(behind) from None
         writer.write(Ev.META, {"e": "drain_end"})
 
     async def close(self) -> None:
-        """Nothing is open between the phases."""
+        """Do nothing, because no client remains open between the phases."""
 
     def _behind(self, drain: FinalReader) -> str:
-        """Which group has not consumed everything, in words; empty if all have."""
+        """Describe the first group that has not consumed everything. Returns an empty text if all groups
+        have."""
         for group in self._groups:
             positions = group.positions()
             for place, end in drain.ends_for(group).items():
@@ -114,14 +118,15 @@ class BrokerWorkload:
         trace = self._setting.sender(f"p{number}")
 
         def note(messages: Sequence[Message], number: int) -> None:
+            self._setting.tally.repeated += number == 2
             trace.note([message.body for message in messages], number)
 
-        names = self._names.remoting
-        async with Producer(f"p{number}", names, options=OPTIONS, on_attempt=note) as producer:
-            sender = Sender(self._setting, producer, trace, rng, self._topics)
+        client = Producer(f"p{number}", self._names, options=SEND_OPTIONS, on_attempt=note)
+        async with ClosedInTime(f"p{number}", client, trace.writer, self._setting.tally) as producer:
+            sender = WorkloadSender(self._setting, producer, trace, rng, self._topics)
             self._senders.append(sender)
             rate = self._spec.rate_of_client(self._spec.mean_size)
-            pace = Pace(self._spec.at_once, rate, rng, self._setting.tally)
+            pace = Pacer(self._spec.at_once, rate, rng, self._setting.tally)
             await pace.run(stop, sender.worker)
 
 
@@ -132,17 +137,20 @@ class FinalReader:
         self._setting = setting
         self._writer = writer
         self._process = process
-        #: One behind the last message of each queue, and one behind the last with each tag.
+        #: The offset after the last message of each queue, and after the last message with each tag.
         self._ends: dict[TopicQueue, int] = {}
         self._tagged: dict[tuple[TopicQueue, str], int] = {}
 
     def ends_of(self, topics: Sequence[str]) -> dict[TopicQueue, int]:
-        """One behind the last message of each of their queues."""
+        """Return the end offset of each queue of `topics`."""
         return {place: end for place, end in self._ends.items() if place[0] in topics}
 
-    def ends_for(self, group: Group) -> dict[TopicQueue, int]:
-        """How far a group gets. One with tags waits for a message that it wants before it says that it has
-        passed over others."""
+    def ends_for(self, group: TracedGroup) -> dict[TopicQueue, int]:
+        """Return the offset that a group must reach in each queue.
+
+        A group with a tag filter commits an offset after skipped messages only when it has received the next
+        matching message, so its target is the last matching message.
+        """
         ends = self.ends_of(group.topics)
         if not group.plan.tags:
             return ends
@@ -159,8 +167,8 @@ class FinalReader:
             self._process.invoke("drain", from_off=at, **where)
             seen = 0
             try:
-                async with aclosing(batches(consumer, queue_of(topic, queue), at, end)) as found:
-                    async for messages in found:
+                async with aclosing(batches(consumer, queue_of(topic, queue), at, end)) as pulls:
+                    async for messages in pulls:
                         for message in messages:
                             delivered(self._process, seen, message)
                             self._setting.went_through(payload_of(message.body))
@@ -181,7 +189,8 @@ class FinalReader:
         return None if bounds is None else bounds[1]
 
     async def _bounds(self, f: str, consumer: PullConsumer, topic: str, queue: int) -> tuple[int, int] | None:
-        """Where a queue begins, and one behind its last message; None: nobody could say."""
+        """Return the first offset of a queue and the offset after its last message, or None if the broker
+        failed."""
         self._process.invoke(f, topic=topic, q=queue)
         try:
             where = queue_of(topic, queue)
@@ -193,22 +202,22 @@ class FinalReader:
         return begin, end
 
 
-async def make_topics(names: NameServers, queues: Mapping[str, int]) -> None:
-    """Each with so many queues. BrokerError if that does not succeed."""
+async def make_topics(names: Sequence[str], queues: Mapping[str, int]) -> None:
+    """Create each topic with its number of queues. Raises BrokerError."""
     options = replace(OPTIONS, timeout_s=_PREPARE_S)
-    async with Admin(names.remoting, options=options) as admin:
+    async with Admin(names, options=options) as admin:
         for topic, count in queues.items():
             await admin.create_topic(topic, queues=count)
 
 
 async def _look_up(process: Process, admin: Admin, topic: str, key: str) -> None:
-    """All messages with this key."""
+    """Query all messages with this key."""
     process.invoke("lookup", topic=topic, key=key)
     try:
-        found = await admin.query(topic, key, max_messages=_MAX_FOUND)
+        messages = await admin.query(topic, key, max_messages=_MAX_FOUND)
     except BrokerError as error:
         process.failed(error)
         return
-    for i, message in enumerate(found):
+    for i, message in enumerate(messages):
         delivered(process, i, message)
-    process.ok(count=len(found), end_claim=len(found) < _MAX_FOUND)
+    process.ok(count=len(messages), end_claim=len(messages) < _MAX_FOUND)

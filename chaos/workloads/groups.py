@@ -1,21 +1,23 @@
-"""Consumer groups whose members come and go, crash and commit, and whose offsets are rewound.
+"""Consumer groups whose members join, leave, crash and commit, and whose offsets are rewound.
 
-Members consume in order: they lock the queues that they take, and a queue that a member leaves is committed
-first. Every queue that a member is assigned is one reading of its own (`pull`) and one epoch, which the group
-counts: the protocol has no generations, and commits have none. The line `reset` says
-that from there on the group may go back on a queue. A rewind takes effect somewhere between its request and
-its answer, and what was under way before may be answered later still: so the line is written before and after
-the request, when a member is assigned the queue meanwhile, and after every commit that was under way.
+Members consume in order: they lock their queues, and commit a queue before they release it. Each assignment
+of a queue to a member is traced as one read (`pull`) with an epoch, which numbers the assignments of the
+group; commits have no epoch.
+
+The line `reset` states that the offset of the group on a queue may decrease from then on. A rewind takes
+effect at some time between its request and its answer, and requests that are already in flight may be
+answered even later. The line is therefore written before and after the request, when a member is assigned the
+queue in between, and after every commit that was in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle, product
 from random import Random
 from typing import Any, Literal
 
@@ -30,30 +32,33 @@ from broker_adapter.client import (
     QueueListener,
 )
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.topic_names import RETRY_PREFIX
+from broker_adapter.wire.topic_names import RETRY_PREFIX
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.clients import OPTIONS, queue_of
+from chaos.workloads.closing import close_in_time
 from chaos.workloads.messages import digest, number_of
 from chaos.workloads.spec import Setting
-from chaos.workloads.tally import Tally
+from chaos.workloads.tally import LoadTally
 
 _PAUSE_S = 0.2
-#: Of the brokers: the queues of a member that has died are somebody else's after this.
-LOCK_LIVE_MS = 3_000
+#: Broker setting: the locks of a dead member expire after this time, in ms.
+LOCK_LIVE_MS = 4_000
+#: Time in ms for which a lock lives at least after a delivery, because members rely on it for the rest only.
+_LOCKED_MS = 2_800
 _SETTINGS = ConsumeSettings(
     is_ordered=True,
     pull_batch=64,
     suspend_s=0.02,
-    lock_interval_s=0.5,
-    lock_live_s=LOCK_LIVE_MS / 1000 / 2,
+    lock_interval_s=0.4,
+    lock_live_s=(LOCK_LIVE_MS - _LOCKED_MS) / 1000,
     pull_retry_s=0.2,
     commit_interval_s=0.5,
 )
-#: How long a member lives, and how long it takes until the next rewind, in seconds.
+#: Lifetime of a member and pause between rewinds, in seconds.
 _LIFE_S = (2.0, 8.0)
-_REWIND_S = (2.0, 5.0)
+_REWIND_S = (1.0, 2.5)
 _REWIND_MESSAGES = 300
 _CRASHES, _HANDLER_FAILURES = 0.4, 0.002
 
@@ -61,8 +66,9 @@ TopicQueue = tuple[str, int]  # topic, queue
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """`tags`: only messages with one of these; none: all. `first`, `step`: of the topics."""
+class TracedGroupPlan:
+    """Name and subscription of a group. `tags`: deliver only messages with one of these tags; empty: all
+    messages. `first`, `step`: the slice of the topics that the group consumes."""
 
     name: str
     mode: Literal["orderly", "concurrent"]
@@ -72,20 +78,20 @@ class GroupPlan:
     step: int = 1
 
     def topics_of(self, topics: Sequence[str]) -> Sequence[str]:
-        """Those that the group consumes."""
+        """Return the topics that the group consumes."""
         return topics[self.first :: self.step] or topics
 
 
-#: Each queue has two groups: a third one would take from the producers what two cores can do.
+#: Each queue has two groups. On two cores, a third would leave too little CPU time to the producers.
 GROUPS = (
-    GroupPlan("orderly", "orderly"),
-    GroupPlan("rewound", "concurrent", is_rewound=True, step=2),
-    GroupPlan("tagged", "orderly", ("a", "b"), first=1, step=2),
+    TracedGroupPlan("orderly", "orderly"),
+    TracedGroupPlan("rewound", "concurrent", is_rewound=True, step=2),
+    TracedGroupPlan("tagged", "orderly", ("a", "b"), first=1, step=2),
 )
 
 
 class Rewinds:
-    """Which queues of a group are being rewound, and where the trace has to say so."""
+    """Tracks the queues of a group that are being rewound, and writes the `reset` lines."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -93,39 +99,39 @@ class Rewinds:
         self._resets: Counter[TopicQueue] = Counter()
 
     def resets_of(self, place: TopicQueue) -> int:
-        """Lines written so far."""
+        """Return the number of `reset` lines written for the queue."""
         return self._resets[place]
 
     def begin(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._pending.add(place)
-        self.say(writer, place, to)
+        self.write_reset(writer, place, to)
 
     def end(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._pending.discard(place)
-        self.say(writer, place, to)
+        self.write_reset(writer, place, to)
 
     def on_assigned(self, writer: TraceWriter, place: TopicQueue, offset: int) -> None:
         if place in self._pending:
-            self.say(writer, place, offset)
+            self.write_reset(writer, place, offset)
 
     def on_committed(self, writer: TraceWriter, place: TopicQueue, offset: int, resets_before: int) -> None:
-        """A commit has ended before which `resets_of` was `resets_before`."""
+        """Handle the end of a commit. `resets_before`: value of `resets_of` at its start."""
         if self._resets[place] != resets_before:
-            self.say(writer, place, offset)
+            self.write_reset(writer, place, offset)
 
-    def say(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
+    def write_reset(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._resets[place] += 1
         topic, queue = place
         writer.write(Ev.MEMBER, {"e": "reset", "group": self._group, "topic": topic, "q": queue, "off": to})
 
 
-class Group:
-    """One group. `live` is one of its members after the other."""
+class TracedGroup:
+    """One consumer group. Each `live` call runs a succession of members."""
 
     def __init__(
-        self, plan: GroupPlan, setting: Setting, name_servers: Sequence[str], topics: Sequence[str]
+        self, plan: TracedGroupPlan, setting: Setting, name_servers: Sequence[str], topics: Sequence[str]
     ) -> None:
-        """`name_servers`: for clients of brokers."""
+        """Create a group without members. `name_servers`: addresses from which clients request routes."""
         self.plan = plan
         self._setting = setting
         self._name_servers = name_servers
@@ -135,16 +141,17 @@ class Group:
         self._members: set[PushConsumer] = set()
 
     def positions(self) -> dict[TopicQueue, int]:
-        """What the members that are there have consumed: one behind the last message of each queue."""
-        found: dict[TopicQueue, int] = {}
+        """Return the positions of the current members: the offset after the last consumed message of each
+        queue."""
+        positions: dict[TopicQueue, int] = {}
         for member in self._members:
             for queue, position in member.positions.items():
                 place = queue.topic, queue.queue_id
-                found[place] = max(position, found.get(place, 0))
-        return found
+                positions[place] = max(position, positions.get(place, 0))
+        return positions
 
     async def live(self, number: int, stop: asyncio.Event, drained: asyncio.Event) -> None:
-        """Members one after the other; the one that is there at `stop` stays until `drained`."""
+        """Run members in succession. The member present at `stop` continues until `drained`."""
         name = f"{self.plan.name}-{number}"
         writer, numbers = self._setting.client(name)
         rng = Random(self._setting.rng.random())
@@ -152,11 +159,11 @@ class Group:
             if drained.is_set():
                 return
             about = (self.plan, self._rewinds, self._epochs)
-            member = Member(f"{name}.{life}", *about, writer, numbers, self._setting, rng)
+            member = TracedMember(f"{name}.{life}", *about, writer, numbers, self._setting, rng)
             await self._one_life(member, rng, stop, drained)
 
     async def _one_life(
-        self, member: Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
+        self, member: TracedMember, rng: Random, stop: asyncio.Event, drained: asyncio.Event
     ) -> None:
         consumer = PushConsumer(
             self.plan.name,
@@ -181,54 +188,60 @@ class Group:
                 member.stays = True
             elif rng.random() < _CRASHES:
                 member.crash()
-                await consumer.abandon()
+                await member.end(consumer.abandon())
         except BrokerError:
             await asyncio.sleep(_PAUSE_S)
         finally:
             self._members.discard(consumer)
-            await consumer.close()
+            with suppress(BrokerError):
+                await member.end(consumer.close())
             member.leave()
 
     async def rewind(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
-        """Set offsets back, again and again, until `stop`. The last time may take until `drained`."""
+        """Rewind the offsets of one queue after the other until `stop`. The last rewind may take until
+        `drained` is set."""
         writer, numbers = self._setting.client(f"{self.plan.name}-rewinder")
         rng, process = Random(self._setting.rng.random()), Process(writer, numbers)
-        places = [(topic, queue) for topic in self.topics for queue in range(self._setting.spec.queues)]
+        queues = range(self._setting.spec.queues)
+        places = cycle(sorted(product(self.topics, queues), key=lambda _: rng.random()))
         async with Admin(self._name_servers, options=OPTIONS) as admin:
             while not stop.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rng.uniform(*_REWIND_S)):
                         await stop.wait()
                         return
-                place = rng.choice(places)
+                place = next(places)
                 stored = await self._stored(admin, process, place)
                 if stored:
                     to = max(0, stored - rng.randint(1, _REWIND_MESSAGES))
                     await self._rewind_to(admin, process, place, to, drained)
 
-    async def tell_offsets(self, admin: Admin, process: Process, queues: int) -> None:
-        """Ask for the offset of every queue: what was acknowledged is there to the end."""
+    async def record_offsets(self, admin: Admin, process: Process, queues: int) -> None:
+        """Fetch the offset of every queue, so that the checker can verify that acknowledged commits
+        survived."""
         for topic in self.topics:
             for queue in range(queues):
                 await self._stored(admin, process, (topic, queue))
 
     async def _stored(self, admin: Admin, process: Process, place: TopicQueue) -> int:
-        """The group's offset; 0 if it has none, or nobody can say."""
+        """Return the group's offset, or 0 if it has none or the request failed."""
         topic, queue = place
         process.invoke("fetch_off", group=self.plan.name, topic=topic, q=queue)
         try:
-            found = await admin.committed(self.plan.name, queue_of(topic, queue)) or 0
+            offset = await admin.committed(self.plan.name, queue_of(topic, queue)) or 0
         except BrokerError as error:
             process.failed(error)
             return 0
-        process.ok(off=found)
-        return found
+        process.ok(off=offset)
+        return offset
 
     async def _rewind_to(
         self, admin: Admin, process: Process, place: TopicQueue, to: int, drained: asyncio.Event
     ) -> None:
-        """Until it has succeeded: what was tried and not answered may happen later, but not after that. Of a
-        cluster that does not come back it is not asked for ever."""
+        """Repeat the reset until it succeeds or `drained` is set.
+
+        An attempt without an answer may take effect later, but not after a later attempt has succeeded.
+        """
         topic, queue = place
         writer = process.writer
         self._rewinds.begin(writer, place, to)
@@ -238,7 +251,7 @@ class Group:
                 await admin.reset_offset(self.plan.name, queue_of(topic, queue), to)
             except BrokerError as error:
                 process.failed(error)
-                self._rewinds.say(writer, place, to)
+                self._rewinds.write_reset(writer, place, to)
                 await asyncio.sleep(_PAUSE_S)
             else:
                 process.ok()
@@ -248,22 +261,22 @@ class Group:
 
 @dataclass(slots=True)
 class _Reading:
-    """One queue as long as a member has it."""
+    """One queue while a member owns it."""
 
     process: Process
     epoch: int
-    given: int = 0
-    last: int = -1  # offset of the message that was handed over last
-    attempt: int = 0  # of that message
+    delivered: int = 0
+    last: int = -1  # offset of the last delivered message
+    attempt: int = 0  # at that message
 
 
-class Member(QueueListener):
-    """Writes down one life of one member."""
+class TracedMember(QueueListener):
+    """Records one member from its start until it leaves or crashes."""
 
     def __init__(
         self,
         name: str,
-        plan: GroupPlan,
+        plan: TracedGroupPlan,
         rewinds: Rewinds,
         epochs: Iterator[int],
         writer: TraceWriter,
@@ -273,7 +286,7 @@ class Member(QueueListener):
     ) -> None:
         self.name = name
         self.stays = False
-        self._tally: Tally = setting.tally
+        self._tally: LoadTally = setting.tally
         self._plan = plan
         self._rewinds = rewinds
         self._epochs = epochs
@@ -282,18 +295,21 @@ class Member(QueueListener):
         self._rng = rng
         self._has_crashed = False
         self._readings: dict[TopicQueue, _Reading] = {}
-        self._committers: dict[TopicQueue, Process] = {}  # idle, or with a commit under way
-        self._resets_before: dict[TopicQueue, int] = {}  # of commits under way
+        self._committers: dict[TopicQueue, Process] = {}  # idle, or with a commit in flight
+        self._resets_before: dict[TopicQueue, int] = {}  # for commits in flight
 
     def join(self, topics: Sequence[str]) -> None:
         for topic in topics:
             how = {"mode": self._plan.mode, "filter": "||".join(self._plan.tags) or "*"}
-            self._event("join", topic=topic, from_start=True, **how)
+            self._event("join", topic=topic, from_start=True, delay_ms=_LOCKED_MS, **how)
 
     def crash(self) -> None:
-        """From now on nothing is written: who is dead does not write."""
+        """Stop writing, because a crashed member writes no further lines."""
         self._event("crash")
         self._has_crashed = True
+
+    async def end(self, close: Awaitable[None]) -> None:
+        await close_in_time(self.name, close, self._writer, self._tally)
 
     def leave(self) -> None:
         if not self.stays:
@@ -314,7 +330,7 @@ class Member(QueueListener):
         if self._has_crashed or queue.topic.startswith(RETRY_PREFIX):
             return
         reading = self._readings.pop((queue.topic, queue.queue_id))
-        reading.process.ok(count=reading.given)
+        reading.process.ok(count=reading.delivered)
         self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
 
     def committing(self, queue: MessageQueue, offset: int) -> None:
@@ -339,7 +355,7 @@ class Member(QueueListener):
         self._rewinds.on_committed(self._writer, place, offset, self._resets_before[place])
 
     async def handle(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
-        """Note that the message came, sometimes fail, and note what became of it."""
+        """Record the delivery, fail at random, and record the outcome."""
         if self._has_crashed:
             return ConsumeStatus.RECONSUME_LATER
         message = messages[0]
@@ -354,14 +370,14 @@ class Member(QueueListener):
             "epoch": reading.epoch,
             "attempt": reading.attempt,
         }
-        mid = delivered(reading.process, reading.given, message, **who)
-        reading.given += 1
+        mid = delivered(reading.process, reading.delivered, message, **who)
+        reading.delivered += 1
         where = {"topic": message.topic, "q": message.queue.queue_id, "qoff": message.queue_offset}
         if self._rng.random() < _HANDLER_FAILURES:
             self._writer.write(Ev.DONE, {"mid": mid, "code": "retry", **who, **where})
             return ConsumeStatus.RECONSUME_LATER
         self._writer.write(Ev.DONE, {"mid": mid, "code": "ok", **who, **where})
-        self._tally.took(self._writer.now(), 1)
+        self._tally.count_read(self._writer.now(), 1)
         return ConsumeStatus.CONSUME_SUCCESS
 
     def _event(self, e: str, **fields: Any) -> None:
@@ -371,7 +387,7 @@ class Member(QueueListener):
 
 
 def delivered(process: Process, i: int, message: MessageExt, **more: Any) -> int:
-    """Note a message that was handed over; its number."""
+    """Record a delivered message and return its number."""
     mid = number_of(message.body)
     process.delivered(
         i,

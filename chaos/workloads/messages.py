@@ -1,4 +1,4 @@
-"""Messages with a number in them, by which they are recognised wherever they turn up."""
+"""Numbered messages, so that the checker recognizes every copy."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ MAX_INPUT_BYTES = 256 << 20
 
 
 def digest(body: bytes) -> str:
-    """16 hex digits."""
+    """Return 16 hex digits of a BLAKE2b hash."""
     return blake2b(body, digest_size=8).hexdigest()
 
 
 def number_of(body: bytes) -> int:
-    """Of a message made here; UNREADABLE if it cannot be one."""
+    """Return the number of a workload message; UNREADABLE if the body does not start with one."""
     number, blank, _ = body.partition(b" ")
     return int(number) if blank and number.isdigit() and len(number) <= 19 else UNREADABLE
 
 
 def payload_of(body: bytes) -> bytes:
-    """What follows the number."""
+    """Return the bytes after the number."""
     return body.partition(b" ")[2]
 
 
 class Bodies:
-    """`make(mid)`: the number, and a payload after it: the next of `payloads`, or without any a random one,
-    up to `max_bytes` long."""
+    """Builds message bodies: the number followed by a payload.
+
+    The payload is the next of `payloads`, if given, or else consists of random bytes, at most `max_bytes`.
+    """
 
     def __init__(self, rng: Random, max_bytes: int, payloads: Iterator[bytes] | None = None) -> None:
         self._rng = rng
@@ -43,10 +45,10 @@ class Bodies:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """The lines of a real file. ValueError if it has none, or is more than should be held in memory."""
+    """Return the lines of a file. Raises ValueError if it has none or exceeds MAX_INPUT_BYTES."""
     if path.stat().st_size > MAX_INPUT_BYTES:
-        raise ValueError(f"{path} has more than {MAX_INPUT_BYTES >> 20} MiB")
+        raise ValueError(f"{path} is larger than {MAX_INPUT_BYTES >> 20} MiB")
     lines = path.read_bytes().splitlines()
     if not lines:
-        raise ValueError(f"{path} has no lines")
+        raise ValueError(f"{path} contains no lines")
     return lines

@@ -1,8 +1,9 @@
 """Producers of a broker workload: messages and batches to several topics and queues, with keys and tags.
 
-The producer of the client repeats automatically what was refused for certain, at another node, which is
-noted; a message that was stored by a refused attempt is a duplicate. What nobody knows it never repeats, as
-the queue is given. The node to which a single message came may, on its way to a master: that is stored once.
+The client repeats failed sends at another node, and the trace records each attempt. A message stored by a
+refused attempt is a duplicate. The client repeats a send with an unknown outcome in the same queue, because
+the brokers recognize its id. The receiving node may also repeat it when it forwards it to a master. Each
+message or batch is stored once.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from broker_adapter.client import Message, Producer, SendResult, SendStatus
 from broker_adapter.errors import BrokerError
 from chaos.trace.operations import ClientTrace, Process
 from chaos.trace.schema import LEDGER
-from chaos.workloads.clients import QueueNumber
+from chaos.workloads.clients import QueueByNumber
 from chaos.workloads.messages import Bodies, digest
 from chaos.workloads.spec import Setting
 
 TAGS = ("a", "b", "c")
-#: Messages of one client that share a key: few enough to be found by one look-up.
+#: Messages of one client that share a key: few enough for a single query to find them all.
 _KEY_SPAN = 8
 _REMEMBERED_KEYS = 4
-#: Where a second copy is missing, each worker sends less often: nobody can say anything of what it sends.
+#: Pause in seconds after a send that lacks its second copy. The outcomes of such sends are indeterminate, so
+#: further ones are useless as evidence.
 _SHORT_OF_COPIES_S = 0.25
 
 
-class Sender:
-    """One producer, by several workers."""
+class WorkloadSender:
+    """One producer, shared by several workers."""
 
     def __init__(
         self, setting: Setting, producer: Producer, trace: ClientTrace, rng: Random, topics: Sequence[str]
     ) -> None:
         self._tally = setting.tally
-        self._tells_indexes = setting.tells_indexes
+        self._has_indexes = setting.has_indexes
         self._spec = setting.spec
         self._producer = producer
         self._trace = trace
@@ -43,11 +45,11 @@ class Sender:
         self._rng = rng
         self._topics = topics
         self._bodies = Bodies(rng, setting.spec.max_bytes, setting.payloads())
-        #: (topic, key) of the last acknowledged messages, to look them up in the end.
+        #: (topic, key) of the last acknowledged messages, for the final queries.
         self.keys: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED_KEYS)
 
     def worker(self) -> Callable[[], Awaitable[bool]]:
-        """One that sends one message or batch per call, and says whether it is acknowledged."""
+        """Return a function that sends one message or batch and returns True if it was acknowledged."""
         process = self._trace.process()
         return lambda: self._send(process)
 
@@ -69,37 +71,39 @@ class Sender:
         began = self._trace.writer.now()
         try:
             messages = [Message(topic, body, tags=tag, keys=[key]) for body in bodies]
-            result = await self._send_all(messages, QueueNumber(queue, rng))
+            result = await self._send_all(messages, QueueByNumber(queue, rng))
         except BrokerError as error:
             self._tally.not_ok(process.failed(error), error.status.name, size)
             return False
         finally:
             self._trace.over(mids[0])
         if result.status is not SendStatus.SEND_OK:
-            # It is stored where it was sent to, and not as far as it was to be.
+            # The receiving node stored the message, but not all the required copies.
             self._tally.not_ok(process.unsure(result.status.name), result.status.name, size)
             await asyncio.sleep(_SHORT_OF_COPIES_S)
             return False
-        process.ok(count=size, **_stored_at(result, has_index=self._tells_indexes), **where)
+        process.ok(count=size, **_stored_at(result, has_index=self._has_indexes), **where)
         self._tally.ok(began, self._trace.writer.now(), size)
+        self._tally.recognized += result.is_duplicate
         self.keys.append((topic, key))
         return True
 
-    async def _send_all(self, messages: Sequence[Message], selector: QueueNumber) -> SendResult:
+    async def _send_all(self, messages: Sequence[Message], selector: QueueByNumber) -> SendResult:
         if len(messages) == 1:
             return await self._producer.send(messages[0], selector=selector)
         return await self._producer.send_batch(messages, selector=selector)
 
 
 def _stored_at(result: SendResult, *, has_index: bool) -> dict[str, int | str]:
-    """What an acknowledgement says of where the first message is, and of who has stored it: not of one that
-    was stored before, by an attempt of which the node that repeated it has heard nothing."""
-    told: dict[str, int | str] = {"qoff": result.queue_offset}
+    """Return the queue offset of the first message and, if the acknowledgment contains them, its log index
+    and the node that stored it. A node that repeated the send may not know these if an earlier attempt stored
+    the message."""
+    fields: dict[str, int | str] = {"qoff": result.queue_offset}
     if has_index and result.log_index >= 0:
-        told |= {
+        fields |= {
             "term": result.term,
             "node": result.node_id,
             "lidx": result.log_index,
             "ledger": LEDGER,
         }
-    return told
+    return fields

@@ -1,6 +1,6 @@
 """`python -m dledger.cli`: the same as the `dledger` command."""
 
-from dledger.cli.main import main
+from dledger.cli.start import run
 
 if __name__ == "__main__":
-    main()
+    run("dledger.cli.main", "main")

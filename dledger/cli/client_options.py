@@ -1,4 +1,4 @@
-"""What all commands that talk to a cluster have in common: its addresses, its group, its TLS files."""
+"""Options shared by all commands that connect to a cluster: addresses, group, TLS files."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ TLS_VARIABLES = {"ca": "DLEDGER_TLS_CA", "cert": "DLEDGER_TLS_CERT", "key": "DLE
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds that is one: "nan" and "inf" are floats too, and nothing can wait for them."""
+    """A finite number of seconds. "nan" and "inf" are floats, but not valid timeouts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return seconds
 
 
-#: Of options that say how long to wait.
+#: Type of timeout options.
 TIMEOUT = Seconds(0.01)
-#: The greatest number that travels, of an index and whatever else is counted.
-GREATEST = (1 << 63) - 1
+#: Maximum of indexes and counts on the wire.
+MAX_INT64 = (1 << 63) - 1
 
 
 def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:
-    """Addresses separated by commas, as a list without repetitions."""
+    """Parse comma-separated addresses and remove duplicates."""
     addresses = [part.strip() for part in value.split(",") if part.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
-            raise click.BadParameter(f"{address!r} is not host:port")
+            raise click.BadParameter(f"{address!r} is not an address of the form host:port")
     if not addresses:
-        raise click.BadParameter("no address is given")
+        raise click.BadParameter("at least one address is required")
     return list(dict.fromkeys(addresses))
 
 
 def tls_files(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    """None: plain text."""
-    from dledger.client import TlsFiles  # with gRPC: not for those who only want the names of the variables
+    """Return the TLS files, or None if the connection uses plain text."""
+    # imports gRPC, which callers that only need the variables' names should not load
+    from dledger.client import TlsFiles
 
     if ca is None and (certificate or key):
-        raise click.UsageError("--tls-cert and --tls-key need --tls-ca: which CA are the nodes to be of?")
+        raise click.UsageError("--tls-cert and --tls-key need --tls-ca, the CA of the nodes")
     if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together")
+        raise click.UsageError("--tls-cert and --tls-key must be given together")
     return None if ca is None else TlsFiles(ca, certificate, key)
 
 
 def tls_options(command: Callable[..., Any], peers: str) -> Any:
-    """--tls-ca, --tls-cert and --tls-key. `peers`: what the command talks to."""
+    """Add --tls-ca, --tls-cert and --tls-key. `peers` names the servers in the help texts."""
     texts = {
-        "ca": "Whom to trust (PEM): speak TLS.",
-        "cert": f"This client's certificate (PEM), where the {peers} want one.",
-        "key": "Its key (PEM).",
+        "ca": "Trusted CA (PEM); enables TLS.",
+        "cert": f"This client's certificate (PEM), if the {peers} require one.",
+        "key": "Key of the certificate (PEM).",
     }
     for name, variable in reversed(TLS_VARIABLES.items()):
         command = click.option(
@@ -75,7 +76,7 @@ def tls_options(command: Callable[..., Any], peers: str) -> Any:
 
 
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--servers, --group, and --tls-ca, --tls-cert, --tls-key as the one argument `tls`."""
+    """Add --servers and --group, and combine --tls-ca, --tls-cert and --tls-key into the argument `tls`."""
 
     @wraps(command)
     def with_tls(
@@ -93,5 +94,5 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar=SERVERS_VARIABLE,
         required=True,
         metavar="HOST:PORT,...",
-        help=f"The nodes; also from the variable {SERVERS_VARIABLE}.",
+        help=f"Addresses of the nodes; also from the variable {SERVERS_VARIABLE}.",
     )(with_tls)

@@ -1,4 +1,4 @@
-"""Exit codes, and how an error becomes one line on stderr."""
+"""Exit codes, and the format of errors on stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from enum import IntEnum
 
 import click
 
-from dledger.error_advice import LOG_ADVICE
 from dledger.errors import ConfigError, DLedgerError, Indeterminate
 
 
@@ -29,7 +28,8 @@ Exit codes:
 
 
 def show_exit_codes(command: click.Command, text: str) -> None:
-    """Let the help of `command` and of all commands below it end with `text`, unless it tells of its own."""
+    """Append `text` to the help of `command` and all subcommands, except those that document their own exit
+    codes."""
     if command.epilog is None and "Exit code" not in (command.help or ""):
         command.epilog = text
     if isinstance(command, click.Group):
@@ -44,8 +44,8 @@ def exit_code_of(error: DLedgerError) -> Exit:
 
 
 def error_line(error: DLedgerError) -> str:
-    """`error 404 NOT_LEADER: what happened; what to do about it`."""
-    hint = LOG_ADVICE[error.code].hint
+    """Format an error: `error 404 NOT_LEADER: what happened; what to do`."""
+    hint = error.code.hint
     return f"error {error}" + (f"; {hint}" if hint else "")
 
 

@@ -1,4 +1,4 @@
-"""`dledger inspect`: a node's directory as it is on disk. Never writes."""
+"""`dledger inspect`: the content of a node's directory. Never writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dledger.cli.client_options import GREATEST
+from dledger.cli.client_options import MAX_INT64
 from dledger.cli.exits import Exit
 from dledger.cli.output import human_bytes, print_json, print_table
 from dledger.store.offline.inspect import (
@@ -21,7 +21,7 @@ from dledger.store.offline.inspect import (
     inspect_directory,
     list_entries,
 )
-from dledger.store.scan import Verdict
+from dledger.store.scan import LogEndState
 
 _COLUMNS = ("index", "term", "pos", "size", "more", "kind", "body_crc", "chain_crc", "indexed")
 _INTERNAL_MAGIC = 2
@@ -29,27 +29,28 @@ _INTERNAL_MAGIC = 2
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--entries", is_flag=True, help="List the headers of the entries too.")
+@click.option("--entries", is_flag=True, help="Also list the headers of the entries.")
 @click.option(
     "--from",
     "from_index",
-    type=click.IntRange(0, GREATEST),
+    type=click.IntRange(0, MAX_INT64),
     default=0,
     show_default=True,
-    help="First index.",
+    help="First index to list.",
 )
-@click.option("--count", type=click.IntRange(1, GREATEST), help="At most so many entries.  [default: all]")
-@click.option("--json", "as_json", is_flag=True, help="One object with all facts.")
+@click.option("--count", type=click.IntRange(1, MAX_INT64), help="Maximum number of entries.  [default: all]")
+@click.option("--json", "as_json", is_flag=True, help="Print all fields as one JSON object.")
 def inspect(directory: Path, entries: bool, from_index: int, count: int | None, as_json: bool) -> None:
     """Check a node's DIRECTORY offline: identity, term and vote, and every checksum of its log.
 
-    Never writes, and needs no server; on the directory of a running one the end may look torn for a moment.
+    Never writes, and needs no server. While a server runs on the directory, the end may look torn for a
+    moment.
 
     \b
     Exit code:
-      0  clean, or torn: the end was being written when the node died; the next start cuts it off, and
-         nothing acknowledged is in it
-      1  damaged: something that was stored is wrong now; where is said
+        0  clean, or torn: the node died during a write at the end; the next start removes the incomplete
+           write, which contains nothing acknowledged
+        1  damaged: stored data is corrupt; the output names the location
 
     \b
     Examples:
@@ -69,13 +70,8 @@ def inspect(directory: Path, entries: bool, from_index: int, count: int | None, 
         if entries:
             click.echo()
             _print_entries(listed)
-    if is_damaged(report):
+    if report.verdict is LogEndState.DAMAGED:
         raise click.exceptions.Exit(Exit.FAILED)
-
-
-def is_damaged(report: DirectoryReport) -> bool:
-    """Anything that a start would not put right automatically."""
-    return report.verdict is Verdict.DAMAGED or bool(report.problems)
 
 
 def _print_report(report: DirectoryReport) -> None:
@@ -87,7 +83,7 @@ def _print_report(report: DirectoryReport) -> None:
             ("fixed", f"data files of {human_bytes(identity.data_file_size)}, {identity.flush_mode.value}"),
         ]
     if state is not None:
-        vote = state.voted_for or "nobody"
+        vote = state.voted_for or "none"
         facts.append(("state", f"term {state.term}, voted for {vote}, incarnation {state.incarnation}"))
     if checkpoint is not None:
         facts.append(("checkpoint", f"committed index {checkpoint.committed_index}"))
@@ -114,7 +110,7 @@ def _log_line(report: DirectoryReport) -> str:
 
 
 def _verdict_line(report: DirectoryReport) -> str:
-    if report.verdict is Verdict.CLEAN or not report.verdict_reason:
+    if report.verdict is LogEndState.CLEAN or not report.verdict_reason:
         return report.verdict.value
     return f"{report.verdict.value}: {report.verdict_reason}"
 
@@ -144,7 +140,7 @@ def _print_entries(entries: Iterator[EntryReport]) -> None:
 
 
 def _json(value: Any) -> Any:
-    """Dataclasses, named tuples, enums and paths as plain values."""
+    """Convert dataclasses, named tuples, enums and paths to plain values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""Send the lines of a stream: several batches in flight, every line accounted for."""
+"""Sends the lines of a stream, with several batches in flight, and counts the outcome of every line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Tally = TypeVar("Tally", bound="LineTally[Any, Any]")
 
 @dataclass(slots=True)
 class LineTally(ABC, Generic[Stored, Error]):
-    """What became of the lines that were read. Lines after the first failure are not read any more."""
+    """The outcome of the lines read so far. Reading stops at the first failure."""
 
     acknowledged: int = 0
     failed: int = 0  # certainly not stored
     indeterminate: int = 0  # perhaps stored
-    bytes: int = 0  # of the acknowledged
+    bytes: int = 0  # of acknowledged lines
     started: float = field(default_factory=time.monotonic)
-    #: The failure with the lowest line number, as others often follow from it.
+    #: The failure with the lowest line number, which often caused the others.
     error: Error | None = None
     error_line: int = 0
 
@@ -41,7 +41,7 @@ class LineTally(ABC, Generic[Stored, Error]):
 
     @abstractmethod
     def place(self, stored: Stored) -> None:
-        """Take note of where some lines are."""
+        """Record the position of stored lines."""
 
     def fail(self, lines: LineBatch, error: Error, *, is_indeterminate: bool) -> None:
         if is_indeterminate:
@@ -52,7 +52,7 @@ class LineTally(ABC, Generic[Stored, Error]):
             self.error, self.error_line = error, lines.first_line
 
     def reject_line(self, line: int, error: Error) -> None:
-        """A line that was not sent; none after it is."""
+        """Count a line that was not sent. No later line is sent either."""
         self.failed += 1
         if self.error is None:
             self.error, self.error_line = error, line
@@ -60,20 +60,21 @@ class LineTally(ABC, Generic[Stored, Error]):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKinds(Generic[Error]):
-    """How a protocol says what went wrong."""
+    """The errors of a protocol."""
 
     caught: type[Error]
     indeterminate: type[Error]
-    #: What a send is that was cancelled before its answer came.
+    #: Error of a send that was cancelled before its answer arrived.
     interrupted: Callable[[], Error]
-    #: A line of the stream is longer than it may be: this text says which, and what was not sent.
+    #: Creates the error for a line over the limit, from a text that names the line and the part that was not
+    #: sent.
     too_long: Callable[[str], Error]
 
 
 class LineRun(Generic[Tally, Stored, Error]):
-    """One pass over `batches`, at most `lines_per_send` lines in a send.
+    """Sends the lines of `batches` once, at most `lines_per_send` lines per send.
 
-    `tally` is right at every moment, also after a cancellation.
+    `tally` is accurate at any time, also after a cancellation.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class LineRun(Generic[Tally, Stored, Error]):
         lines_per_send: int | None = None,
         on_progress: Callable[[Tally], None] | None = None,
     ) -> None:
-        """`send` is called in the order of the lines. At most `max_sends` sends are in flight, and more than
-        `max_bytes` only if it is one."""
+        """`send` is called in the order of the lines. At most `max_sends` sends with `max_bytes` in total are
+        in flight; a single send may exceed `max_bytes`."""
         self._send = send
         self._batches = batches
         self.tally = tally
@@ -100,18 +101,19 @@ class LineRun(Generic[Tally, Stored, Error]):
         self._on_progress = on_progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes = 0
-        self._room = asyncio.Event()
+        self._capacity_freed = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
 
     async def run(self) -> Tally:
-        """To the end of the stream or the first failure. Errors of sends are in the tally, not raised."""
+        """Run until the stream ends or a send fails. Errors of sends are recorded in the tally and not
+        raised."""
         self._feeder = asyncio.create_task(self._feed())
         try:
             await asyncio.wait([self._feeder])
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            # Only a cancellation comes here with anything left to do: what is in flight is then in doubt.
+            # Sends remain only after a cancellation. The lines in flight are then in doubt.
             for task in (self._feeder, *self._tasks):
                 task.cancel()
             await asyncio.gather(self._feeder, *self._tasks, return_exceptions=True)
@@ -129,8 +131,8 @@ class LineRun(Generic[Tally, Stored, Error]):
         async for batch in self._batches:
             for lines in _parts(batch, self._lines_per_send or len(batch.bodies)):
                 while self._tasks and self._is_full(lines):
-                    self._room.clear()
-                    await self._room.wait()
+                    self._capacity_freed.clear()
+                    await self._capacity_freed.wait()
                 if self.tally.error is not None:
                     return
                 self._bytes += lines.size
@@ -147,7 +149,7 @@ class LineRun(Generic[Tally, Stored, Error]):
         except self._errors.caught as error:
             is_indeterminate = isinstance(error, self._errors.indeterminate)
             self.tally.fail(lines, error, is_indeterminate=is_indeterminate)
-            # It may be waiting for a pipe that stays silent.
+            # The feeder may be waiting for a silent pipe.
             if self._feeder is not None:
                 self._feeder.cancel()
         except asyncio.CancelledError:
@@ -157,8 +159,8 @@ class LineRun(Generic[Tally, Stored, Error]):
             self.tally.succeed(lines, stored)
         finally:
             self._bytes -= lines.size
-            # The task itself is still counted: whoever waits looks again when it is gone.
-            asyncio.get_running_loop().call_soon(self._room.set)
+            # The task still counts itself as running: waiters check again after its end.
+            asyncio.get_running_loop().call_soon(self._capacity_freed.set)
         if self._on_progress is not None:
             self._on_progress(self.tally)
 

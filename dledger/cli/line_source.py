@@ -1,7 +1,7 @@
-"""Lines of a stream of any length, gathered into batches, in bounded memory.
+"""Lines of a stream of any length, grouped into batches, in bounded memory.
 
-A thread reads, because reading a pipe blocks. What has arrived while earlier batches were under way forms
-the next batch: a fast file gives full batches, and a slow pipe never waits for one to fill up.
+A thread reads, because reading a pipe blocks. The input that arrives while earlier batches are in flight
+forms the next batch: a fast file yields full batches, and a slow pipe never waits for one to fill up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CHUNKS_AHEAD = 16
 
 
 class ByteSource(Protocol):
-    """A binary stream that returns what is there: an unbuffered file or pipe.
+    """A binary stream that returns available data without buffering: an unbuffered file or pipe.
 
-    Not a buffered one: its lock would be held by the thread that waits for a silent pipe, and Python cannot
-    close it, nor end, until the pipe speaks.
+    A buffered stream would not work: the thread that waits for a silent pipe would hold its lock, and Python
+    could neither close it nor exit until the pipe delivers data.
     """
 
     def read(self, size: int, /) -> bytes | None: ...
@@ -45,11 +45,11 @@ class LineBatch:
 
 
 class LineSplitter:
-    """Bytes in, complete lines out. Holds at most one unfinished line, of at most `max_line_bytes`."""
+    """Splits bytes into complete lines. Buffers at most one partial line, of up to `max_line_bytes`."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self.max_line_bytes = max_line_bytes
-        #: Number of the first line that is over the limit; nothing comes out from there on.
+        #: Number of the first line over the limit; no lines are returned from there on.
         self.too_long: int | None = None
         self.lines = 0
         self._partial = b""
@@ -64,7 +64,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The last line, if it had no newline."""
+        """Return the last line, if it had no newline."""
         last = [self._partial] if self._partial else []
         self._partial = b""
         return self._cut_at_limit(last)
@@ -84,7 +84,7 @@ class LineSplitter:
 
 
 class LineBatches:
-    """Reads `source` to its end and gives its lines in batches. Iterate once; `close` ends it early."""
+    """Reads `source` to its end and yields its lines in batches. Iterate once; `close` ends it early."""
 
     def __init__(
         self, source: ByteSource, *, batch_bytes: int, batch_entries: int, max_line_bytes: int
@@ -102,23 +102,23 @@ class LineBatches:
 
     async def __aiter__(self) -> AsyncIterator[LineBatch]:
         loop = asyncio.get_running_loop()
-        # A daemon: a read of a pipe that stays silent must not keep the program from ending.
+        # A daemon thread: reading a silent pipe must not prevent the exit.
         threading.Thread(target=self._read_all, args=(loop,), name="read-lines", daemon=True).start()
         waiting: list[bytes] = []
         first_line = 1
         ended = False
         while not ended:
-            ended = self._take(await self._chunks.get(), waiting)
+            ended = self._add_chunk(await self._chunks.get(), waiting)
             while not ended and not self._is_full(waiting) and not self._chunks.empty():
-                ended = self._take(self._chunks.get_nowait(), waiting)
+                ended = self._add_chunk(self._chunks.get_nowait(), waiting)
             while waiting:
                 bodies = self._cut(waiting)
                 yield LineBatch(first_line, bodies)
                 first_line += len(bodies)
         self.close()
 
-    def _take(self, chunk: bytes | Exception, waiting: list[bytes]) -> bool:
-        """Split one chunk into `waiting`. True: it was the last one."""
+    def _add_chunk(self, chunk: bytes | Exception, waiting: list[bytes]) -> bool:
+        """Split one chunk into `waiting`. Returns True for the last chunk."""
         if isinstance(chunk, Exception):
             raise chunk
         self.bytes_read += len(chunk)
@@ -131,7 +131,8 @@ class LineBatches:
         return sum(map(len, waiting)) + ENTRY_HEADER_SIZE * len(waiting) >= self._batch_bytes
 
     def _cut(self, waiting: list[bytes]) -> list[bytes]:
-        """Remove one batch from the front of `waiting`: at least one line, else within both limits."""
+        """Remove one batch from the front of `waiting`. It has at least one line and otherwise respects both
+        limits."""
         size = 0
         count = 0
         for line in waiting[: self._batch_entries]:
@@ -144,7 +145,7 @@ class LineBatches:
         return bodies
 
     def _read_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On its own thread. A full queue holds it up: that is what bounds the memory."""
+        """Read the source, on its own thread. A full queue blocks it, which bounds the memory."""
         try:
             while not self._closed.is_set():
                 try:
@@ -157,5 +158,5 @@ class LineBatches:
                 if not chunk or isinstance(chunk, Exception):
                     return
         except RuntimeError:
-            # The loop was closed meanwhile: nobody wants the lines any more.
+            # The loop was closed in the meantime: the lines are no longer needed.
             return

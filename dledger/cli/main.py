@@ -1,4 +1,4 @@
-"""The `dledger` command: the root of all commands, and what becomes of their errors."""
+"""The `dledger` command, which contains all commands and handles their errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any, Final
 import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error, show_exit_codes
+from dledger.cli.start import importing
 from dledger.errors import Code, DLedgerError
-from dledger.node.setup.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries
 
-# command -> module:attribute. Loaded when used: a server must not pay for what only other commands need.
+# command -> module:attribute, loaded on use, so that a server does not load the dependencies of other
+# commands.
 _COMMANDS = {
     "init": "dledger.cli.server_commands:init",
     "server": "dledger.cli.server_commands:server",
@@ -33,20 +35,20 @@ _COMMANDS = {
 }
 
 
-#: The group of entry points of packages that add commands.
+#: The entry point group for packages that add commands.
 PLUG_INS: Final = "dledger.commands"
 
 
 class RootGroup(click.Group):
-    """Loads commands when they are asked for, and turns errors into one line and an exit code."""
+    """Loads commands on demand, and turns errors into one line and an exit code."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.targets = dict(_COMMANDS)
 
     def extended(self, more: Mapping[str, str]) -> RootGroup:
-        """The same with further commands, for packages above this one: name -> module:attribute. A known
-        name is replaced."""
+        """Return a copy with additional commands, for packages above this one: name -> module:attribute.
+        Replaces commands of the same name."""
         root = copy.copy(self)
         root.targets = {**self.targets, **more}
         return root
@@ -58,7 +60,8 @@ class RootGroup(click.Group):
         if cmd_name not in self.targets:
             return None
         module, _, attribute = self.targets[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        with importing():
+            command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         show_exit_codes(command, EXIT_CODES_HELP)
         return command
@@ -75,7 +78,7 @@ class RootGroup(click.Group):
             click.echo("interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # whoever read has seen enough, as `head` does: click ends without a word
+            raise  # the reader of the pipe, such as `head`, has closed it: click exits silently
         except OSError as error:
             if ctx.params.get("debug"):
                 raise
@@ -86,14 +89,14 @@ class RootGroup(click.Group):
                 raise
             click.echo(
                 f"error 500 INTERNAL_ERROR: {type(error).__name__}: {error}; "
-                "this should not happen: `dledger --debug ...` shows where",
+                "this is a bug: `dledger --debug ...` shows the traceback",
                 err=True,
             )
             ctx.exit(Exit.FAILED)
 
 
-def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _version(ctx: click.Context, _param: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
         try:
             version = metadata.version("dledger")
         except metadata.PackageNotFoundError:
@@ -107,7 +110,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EXIT_CODES_HELP,
 )
-@click.option("--debug", is_flag=True, help="Show a traceback where an error would be one line.")
+@click.option("--debug", is_flag=True, help="Show a traceback instead of a one-line error.")
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
 )
@@ -134,9 +137,10 @@ def main(root: click.Command = cli) -> None:
     root(prog_name="dledger")
 
 
+@importing()
 def with_plug_ins(root: RootGroup) -> RootGroup:
-    """The same with the commands of installed packages: each entry point of the group PLUG_INS is a function
-    that takes the root and gives an extended one. One whose package is not there is left out."""
+    """Return the root with the commands of installed packages. Each entry point of the group PLUG_INS is a
+    function that takes the root and returns an extended one. Entry points of missing packages are ignored."""
     for point in sorted(metadata.entry_points(group=PLUG_INS), key=lambda point: point.name):
         package = point.module.partition(".")[0]
         try:
@@ -151,6 +155,6 @@ def with_plug_ins(root: RootGroup) -> RootGroup:
 
 
 def command() -> None:
-    """The `dledger` command as it is installed."""
+    """Run the installed `dledger` command."""
     assert isinstance(cli, RootGroup)
     main(with_plug_ins(cli))

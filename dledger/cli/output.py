@@ -1,4 +1,4 @@
-"""Tables and colours for people at a terminal, plain columns and JSON for everything else."""
+"""Output as tables with colors on terminals, and as plain columns or JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EMPTY = "-"
 
 
 def is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()  # None: closed by whoever started it
+    return sys.stdout is not None and sys.stdout.isatty()  # None: closed by the parent process
 
 
 def print_json(value: Any) -> None:
@@ -24,7 +24,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns; without a terminal neither colours nor lines, and never cut or wrapped."""
+    """Print aligned columns. If the output is not a terminal, it has no colors and is neither wrapped nor
+    truncated."""
     cells = [[_text(value) for value in row] for row in rows]
     if is_terminal():
         _print_rich(columns, cells)
@@ -58,5 +59,5 @@ def human_bytes(size: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 queue`, `2 queues`."""
+    """Format a count: `1 queue`, `2 queues`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""What a command line says instead of a configuration file: options, and `--set KEY=VALUE`."""
+"""Overrides of a configuration file on the command line: options, and `--set KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import click
 def overrides_of(
     settings: Iterable[str], options: Mapping[str, Any], log: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """`settings` as `--set` has them; what `options` and `log` have a value for wins. UsageError."""
+    """Combine `settings` in the form of `--set` with `options` and `log`, which take precedence. Raises
+    UsageError."""
     overrides: dict[str, Any] = {}
     for text in settings:
         _set(overrides, text)
@@ -31,10 +32,10 @@ def _set(overrides: dict[str, Any], text: str) -> None:
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
-        parsed = value  # text may go without TOML's quotes
+        parsed = value  # strings may omit TOML's quotes
     target = overrides
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise click.UsageError(f"--set {text!r}: {section} has a value already")
+            raise click.UsageError(f"--set {text!r}: {section} already has a value")
     target[name] = parsed

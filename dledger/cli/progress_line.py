@@ -1,4 +1,4 @@
-"""How far a command has come with its input: one line on stderr that is redrawn."""
+"""Shows the progress of a command on one line of stderr, which it redraws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _REFRESH_SECONDS = 0.1
 
 
 class ProgressLine:
-    """A bar, or a counter for streams (`size` 0), on stderr; nothing at all without a terminal."""
+    """A progress bar on stderr, or a counter for streams (`size` 0). Prints nothing if stderr is not a
+    terminal."""
 
     def __init__(self, size: int, bytes_read: Callable[[], int], quiet: bool) -> None:
         self._bytes_read = bytes_read
@@ -35,7 +36,7 @@ class ProgressLine:
         self._progress.stop()
 
     def show(self, describe: Callable[[], str]) -> None:
-        """Redraw it, unless that was done a moment ago."""
+        """Redraw the line, at most once per refresh interval."""
         now = time.monotonic()
         if now < self._next:
             return

@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 import click
 
-from dledger.cli.client_options import GREATEST, TIMEOUT, client_options
+from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
+from dledger.cli.search_notice import reporting_search
 from dledger.client import AsyncClient, Entry, TlsFiles
 from dledger.client.reader import ReadMode
 
@@ -21,15 +22,17 @@ from dledger.client.reader import ReadMode
 @click.option(
     "--from",
     "from_index",
-    type=click.IntRange(0, GREATEST),
-    help="First index.  [default: where the log begins]",
+    type=click.IntRange(0, MAX_INT64),
+    help="First index.  [default: the start of the log]",
 )
 @click.option(
-    "--count", type=click.IntRange(1, GREATEST), help="At most so many entries.  [default: up to the end]"
+    "--count", type=click.IntRange(1, MAX_INT64), help="Maximum number of entries.  [default: up to the end]"
 )
-@click.option("--follow", is_flag=True, help="Stay and print what is appended, until Ctrl-C.")
-@click.option("--local", is_flag=True, help="What the asked node knows to be committed; may be stale.")
-@click.option("--json", "as_json", is_flag=True, help="One object per line: index, term, pos, body.")
+@click.option("--follow", is_flag=True, help="Keep printing new entries until Ctrl-C.")
+@click.option("--local", is_flag=True, help="Read the committed entries known to one node; may be stale.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line: index, term, pos, body."
+)
 @click.option(
     "--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds to find a node that answers."
 )
@@ -46,11 +49,10 @@ def read(
 ) -> None:
     """Print committed entries, oldest first.
 
-    The body of each entry is printed byte for byte, with a newline after it: what `dledger append` took from
-    a file comes out as that file. With --json, a body that is UTF-8 is in "body", any other in
-    "body_base64".
+    Each body is printed unchanged, followed by a newline: a file stored with `dledger append` is printed as
+    it was. With --json, a UTF-8 body is in "body", any other in "body_base64".
 
-    Reads are linearizable: they see everything that was acknowledged before they began, from any node.
+    Reads are linearizable, on any node: they include all entries acknowledged before the read.
 
     \b
     Examples:
@@ -64,7 +66,8 @@ def read(
     async def run() -> None:
         mode: ReadMode = "local" if local else "linearizable"
         start = -1 if from_index is None else from_index
-        async with AsyncClient(servers, group=group, session=False, timeout=timeout, tls=tls) as client:
+        client = AsyncClient(servers, group=group, session=False, timeout=timeout, tls=tls)
+        async with client, reporting_search(client):
             chunks = client.read_chunks(start, count, follow=follow, mode=mode)
             async for entries in chunks:
                 for entry in entries:
@@ -76,8 +79,8 @@ def read(
         asyncio.run(run())
         out.flush()
     except BrokenPipeError:
-        # Whoever read has seen enough, as `head` does. Python would complain once more when it flushes at
-        # exit, so stdout is pointed to where nothing complains.
+        # The reader of the pipe, such as `head`, has closed it. Python would fail again while flushing at
+        # exit, so redirect stdout to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -22,13 +22,13 @@ _config_option = click.option(
     "--config",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The node's TOML file. Options given here override it.",
+    help="The node's TOML file. Options override its keys.",
 )
 _directory_option = click.option(
     "--directory", type=click.Path(file_okay=False, path_type=Path), help="The node's directory."
 )
-_node_id_option = click.option("--node-id", help="This node, one of the members.")
-_cluster_id_option = click.option("--cluster-id", help="The same on all nodes of the cluster.")
+_node_id_option = click.option("--node-id", help="Id of this node, one of the members.")
+_cluster_id_option = click.option("--cluster-id", help="Id of the cluster, the same on all nodes.")
 _group_option = click.option("--group", help="Name of the log.  [default: default]")
 
 
@@ -38,18 +38,18 @@ _group_option = click.option("--group", help="Name of the log.  [default: defaul
 @_node_id_option
 @_cluster_id_option
 @_group_option
-@click.option("--data-file-size", type=int, help="Bytes per data file, fixed for ever.  [default: 1 GiB]")
+@click.option("--data-file-size", type=int, help="Bytes per data file, fixed permanently.  [default: 1 GiB]")
 @click.option(
     "--flush-mode",
     type=click.Choice([mode.value for mode in FlushMode], case_sensitive=False),
     default=FlushMode.SYNC_FLUSH.value,
     show_default=True,
-    help="SYNC_FLUSH: acknowledged means on the disks of a majority. ASYNC_FLUSH: written, not flushed.",
+    help="When to acknowledge: SYNC_FLUSH: on the disks of a majority; ASYNC_FLUSH: written, not flushed.",
 )
 @click.option(
     "--new-secret",
     is_flag=True,
-    help="Make the file that cluster_secret_file names. On one node only; the others get a copy.",
+    help="Create the file named by cluster_secret_file. On one node only; copy it to the others.",
 )
 def init(
     path: Path | None,
@@ -61,16 +61,16 @@ def init(
     flush_mode: str,
     new_secret: bool,
 ) -> None:
-    """Make an empty directory that of a new node.
+    """Initialize an empty directory for a new node.
 
-    Once per node, before its first start; a server refuses a directory without it. Never do this for a
-    node that lost its directory, as it has forgotten how it voted: start that one with `server --rejoin`.
+    Once per node, before its first start; a server refuses an uninitialized directory. Never do this for a
+    node that lost its directory, because it no longer knows how it voted: start it with `server --rejoin`.
 
     All nodes of a cluster need the same cluster id, group, data file size, flush mode and ids of members.
-    Once a node has voted or stored an entry, its directory cannot be started with other members.
+    Once a node has voted or stored an entry, its directory cannot be used with other members.
 
-    A cluster without mutual TLS needs a cluster_secret_file beyond one machine: by it members know each
-    other. --new-secret makes it on the first node; copy it to the others before their init.
+    A cluster on several machines without mutual TLS needs a cluster_secret_file, which authenticates members.
+    --new-secret creates it on the first node; copy it to the others before their init.
 
     \b
     Examples:
@@ -78,22 +78,23 @@ def init(
       dledger init --config n1.toml --new-secret
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
-    from dledger.node.setup.config_faults import read_toml
+    from dledger.infra.files.config_faults import read_toml
     from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
     values = read_toml(path) if path is not None else {}
     if path is not None and directory is None and "directory" in values:
-        # Relative to the file, as the server takes it.
+        # Relative to the file, as for the server.
         directory = path.parent / str(values["directory"])
     node_id = node_id or values.get("node_id")
     cluster_id = cluster_id or values.get("cluster_id")
     needed = {"--directory": directory, "--node-id": node_id, "--cluster-id": cluster_id}
     if missing := [name for name, value in needed.items() if not value]:
-        raise click.UsageError(f"{', '.join(missing)} must be given, here or in --config")
+        raise click.UsageError(f"{', '.join(missing)} must be given as options or in --config")
     assert directory is not None
     assert node_id is not None
     assert cluster_id is not None
-    members = values.get("members")  # without a file: the first start adopts those that it is given
+    # If there is no file, the first start adopts the members of its configuration.
+    members = values.get("members")
     sizes = {} if data_file_size is None else {"data_file_size": data_file_size}
     identity = Identity(
         cluster_id=cluster_id,
@@ -105,11 +106,12 @@ def init(
     )
     _init_secret(path, values.get("cluster_secret_file"), new=new_secret)
     init_directory(directory, identity, incarnation=first_incarnation())
-    click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} now")
+    click.echo(f"{directory} now belongs to {node_id} of cluster {cluster_id}")
 
 
 def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
-    """Before the directory is made: a node whose secret is no good would not start."""
+    """Check or create the secret before the directory is created, because a node with an invalid secret would
+    not start."""
     from dledger.node.setup.secret_file import load_secret, make_secret
 
     if not isinstance(name, str) or config is None:
@@ -128,24 +130,31 @@ def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
 @_cluster_id_option
 @_group_option
 @click.option("--member", "members", multiple=True, metavar="ID=HOST:PORT", help="A member; repeat it.")
-@click.option("--listen", help="host:port to serve on.  [default: this node's address in members]")
-@click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
+@click.option("--listen", help="host:port to listen on.  [default: this node's address in members]")
+@click.option(
+    "--http-listen", help="host:port of the status page and metrics; if empty, they are not served."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least level that is written.  [default: info]",
+    help="Minimum level of log lines.  [default: info]",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="json for machines.  [default: text]")
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. timing.heartbeat_ms=50."
+    "--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.  [default: text]"
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any key, e.g. timing.heartbeat_ms=50."
 )
 @click.option(
     "--rejoin",
     is_flag=True,
-    help="The directory was lost: begin anew, and get the log from the others.",
+    help="Recreate a lost directory, and fetch the log from the other nodes.",
 )
 @click.option(
-    "--state-machine", "machine", metavar="MODULE:FACTORY", help="Apply the log to what FACTORY() returns."
+    "--state-machine",
+    "machine",
+    metavar="MODULE:FACTORY",
+    help="Apply the log to the object returned by FACTORY().",
 )
 def server(
     path: Path | None,
@@ -164,21 +173,21 @@ def server(
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C. It logs to stderr.
 
-    A node of three needs this much in its file:
+    A minimal file of a node in a cluster of three:
 
     \b
-      node_id = "n1"
-      cluster_id = "orders"
-      directory = "/var/lib/log"
-      http_listen = "10.0.0.1:20980"
-      [members]
-      n1 = "10.0.0.1:20911"
-      n2 = "10.0.0.2:20911"
-      n3 = "10.0.0.3:20911"
-      [tls]
-      certificate = "n1.pem"
-      key = "n1.key"
-      ca = "ca.pem"
+        node_id = "n1"
+        cluster_id = "orders"
+        directory = "/var/lib/log"
+        http_listen = "10.0.0.1:20980"
+        [members]
+        n1 = "10.0.0.1:20911"
+        n2 = "10.0.0.2:20911"
+        n3 = "10.0.0.3:20911"
+        [tls]
+        certificate = "n1.pem"
+        key = "n1.key"
+        ca = "ca.pem"
 
     Without [tls] it serves on loopback only, unless allow_plaintext = true.
 
@@ -192,13 +201,13 @@ def server(
     \b
     Exit codes:
       0   stopped by SIGTERM or Ctrl-C
-      1   it could not start, or the disk did not let it stop in order
+      1   failed to start, or a disk error prevented an orderly stop
       2   wrong option, argument or configuration
-      70  the event loop stood still for timing.loop_stall_ms
+      70  the event loop was stuck for timing.loop_stall_ms
       74  a disk failed; the log of the process names the file
     """
-    # What is imported stays, so looking for garbage in it again and again is a tenth of a start for nothing.
-    # `run_node` begins with it.
+    # Imported objects are never freed. Garbage collections among them would only take a tenth of the start.
+    # `run_node` starts with a collection.
     gc.disable()
     from dledger.node.run import run_node
 
@@ -224,14 +233,14 @@ def _state_machine(name: str) -> StateMachine:
     try:
         made = getattr(importlib.import_module(module), factory)()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--state-machine {name}: {error}") from error
+        raise ConfigError(f"--state-machine {name}: cannot load the factory: {error}") from error
     assert all(callable(getattr(made, method, None)) for method in ("apply", "save", "load")), made
     machine: StateMachine = made
     return machine
 
 
 def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
-    """The configuration of a file, with single keys of its tables replaced."""
+    """Return the configuration read from a file, with overrides applied. Tables are merged key by key."""
     from dledger.node.setup.config import load_config, parse_config
 
     if path is None:
@@ -241,7 +250,7 @@ def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
         return config
     content = config.model_dump(exclude_unset=True)
     for key, value in overrides.items():
-        # Members are replaced as a whole: a left-over member would change what a majority is.
+        # The members are replaced as a whole, because a remaining member would change the majority.
         if isinstance(value, Mapping) and key != "members":
             content[key] = {**content.get(key, {}), **value}
         else:

@@ -1,4 +1,4 @@
-"""`dledger status` and `dledger transfer`: what the nodes say, and who is to lead."""
+"""`dledger status` and `dledger transfer`: the status of the nodes, and transfer of leadership."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 from dledger.cli.client_options import TIMEOUT, Seconds, client_options
 from dledger.cli.exits import Exit
 from dledger.cli.output import is_terminal, print_json, print_table
+from dledger.cli.search_notice import reporting_search
 from dledger.client import AsyncClient, TlsFiles
 from dledger.errors import DLedgerError
 from dledger.status.encoding import node_status_to_json
@@ -25,9 +26,17 @@ _COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "commit
 
 @click.command()
 @client_options
-@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
-@click.option("--interval", type=Seconds(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
-@click.option("--json", "as_json", is_flag=True, help="All facts; with --watch one object per line.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=Seconds(0.1),
+    default=1.0,
+    show_default=True,
+    help="Refresh interval of --watch, in seconds.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print all fields as JSON; with --watch, one object per line."
+)
 @click.option("--timeout", type=TIMEOUT, default=2.0, show_default=True, help="Seconds to wait for a node.")
 def status(
     servers: list[str],
@@ -40,7 +49,7 @@ def status(
 ) -> None:
     """Show role, term, indexes and lag of every node.
 
-    Exits with 0 if a leader was found, else with 1. `lag` is in entries, by the leader's word.
+    Exits with 0 if a leader was found, otherwise with 1. `lag` is in entries, as reported by the leader.
 
     \b
     Examples:
@@ -48,8 +57,8 @@ def status(
       dledger status --watch
       dledger status --json | jq '.nodes[].committed_index'
     """
-    found = asyncio.run(_status(servers, group, tls, interval if watch else None, as_json, timeout))
-    if not found:
+    has_leader = asyncio.run(_status(servers, group, tls, interval if watch else None, as_json, timeout))
+    if not has_leader:
         raise click.exceptions.Exit(Exit.FAILED)
 
 
@@ -61,7 +70,7 @@ async def _status(
     as_json: bool,
     timeout: float,
 ) -> bool:
-    """Whether a leader was found at the last look. With an interval it goes on until interrupted."""
+    """Print the status, repeatedly if there is an interval. Returns True if a leader was found."""
     async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
         while True:
             answers = await client.status(timeout=timeout)
@@ -75,7 +84,8 @@ async def _status(
 
 
 def leader_of(answers: Answers) -> NodeStatus | None:
-    """The node that says it leads, in the highest term: a deposed leader may not have heard of it yet."""
+    """Return the node that claims to lead in the highest term. A deposed leader may still claim to lead in an
+    earlier term."""
     leaders = [a for a in answers.values() if isinstance(a, NodeStatus) and a.is_leader]
     return max(leaders, key=lambda node: node.term, default=None)
 
@@ -106,8 +116,7 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for address, answer in answers.items():
         if isinstance(answer, DLedgerError):
-            # gRPC tells the story from outside in; what a person wants stands at its end.
-            cause = answer.message.rpartition(": ")[2]
+            cause = answer.message.removeprefix(f"{address}: ")
             rows.append(("", address, "down", *[""] * 7, f"{answer.code.name}: {cause}"))
             continue
         rows.append(
@@ -130,17 +139,17 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
 
 @click.command()
 @client_options
-@click.option("--to", required=True, metavar="NODE", help="Id of the node that shall lead, e.g. n1.")
-@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds.")
+@click.option("--to", required=True, metavar="NODE", help="Id of the new leader, e.g. n1.")
+@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Time limit in seconds.")
 def transfer(servers: list[str], group: str, tls: TlsFiles | None, to: str, timeout: float) -> None:
-    """Hand leadership over to another node, without losing or refusing more than a moment's appends.
+    """Transfer leadership to another node. Appends are delayed for a moment, and none is lost.
 
     \b
     Example:
       dledger transfer --servers 127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913 --to n2
     """
-    if not to:  # to the servers that means: to anyone
-        raise click.BadParameter("no node is named", param_hint="--to")
+    if not to:  # the servers would interpret it as any node
+        raise click.BadParameter("a node id is required", param_hint="--to")
     term, leader_id = asyncio.run(_transfer(servers, group, tls, to, timeout))
     click.echo(f"{leader_id} leads in term {term}")
 
@@ -148,5 +157,6 @@ def transfer(servers: list[str], group: str, tls: TlsFiles | None, to: str, time
 async def _transfer(
     servers: list[str], group: str, tls: TlsFiles | None, to: str, timeout: float
 ) -> tuple[int, str]:
-    async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
+    client = AsyncClient(servers, group=group, session=False, tls=tls)
+    async with client, reporting_search(client):
         return await client.transfer_leadership(to, timeout=timeout)

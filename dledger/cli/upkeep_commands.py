@@ -1,4 +1,4 @@
-"""`dledger purge`, `scrub`, `backup` and `restore`: what keeps a log in shape."""
+"""`dledger purge`, `scrub`, `backup` and `restore`: maintenance of a log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from dledger.cli.client_options import GREATEST, TIMEOUT, client_options
+from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
 from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
+from dledger.cli.search_notice import reporting_search
 from dledger.client import AsyncClient, TlsFiles
 from dledger.core.values import FlushMode
 from dledger.errors import ConfigError, DLedgerError
@@ -25,10 +26,10 @@ from dledger.store.offline.backup import read_manifest, restore_directory, write
 @click.command()
 @client_options
 @click.option(
-    "--before", "before_index", type=click.IntRange(0, GREATEST), help="Entries below this index may go."
+    "--before", "before_index", type=click.IntRange(0, MAX_INT64), help="Remove entries below this index."
 )
-@click.option("--before-age", metavar="AGE", help="Entries older than this may go: 12h, 7d, ...")
-@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds.")
+@click.option("--before-age", metavar="AGE", help="Remove entries older than this: 12h, 7d, ...")
+@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Time limit in seconds.")
 def purge(
     servers: list[str],
     group: str,
@@ -37,14 +38,13 @@ def purge(
     before_age: str | None,
     timeout: float,
 ) -> None:
-    """Let old entries go, on all nodes equally.
+    """Remove old entries, on all nodes equally.
 
-    The leader first writes a state image into the log, so that no state is lost; then the log is cut at the
-    last border between data files that is allowed. This happens in the background: `dledger status` shows
-    the new begin. Whoever reads below it gets 419 and the new begin.
+    The leader first writes a state image into the log, so that no state is lost. Then the log is cut at the
+    last permitted border between data files. This happens in the background: `dledger status` shows the new
+    start. A read below it fails with 419 and the new start.
 
-    The leader that was asked remembers the wish: if another one takes over before the begin has moved, ask
-    again.
+    The request is lost if another leader takes over before the start has moved: repeat it then.
 
     \b
     Examples:
@@ -52,28 +52,29 @@ def purge(
       dledger purge --before-age 7d
     """
     if (before_index is None) == (before_age is None):
-        raise click.UsageError("give one of --before and --before-age")
+        raise click.UsageError("give either --before or --before-age")
     age_ms = 0 if before_age is None else duration_ms(before_age)
 
     async def run() -> tuple[int, int]:
-        async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
+        client = AsyncClient(servers, group=group, session=False, tls=tls)
+        async with client, reporting_search(client):
             return await client.purge(before_index, before_age_ms=age_ms, timeout=timeout)
 
     before, begin = asyncio.run(run())
-    click.echo(f"entries below {before} may go; the log begins at {begin} now")
+    click.echo(f"entries below {before} will be removed; the log now starts at {begin}")
 
 
 @click.command()
 @client_options
-@click.option("--node", help="host:port of one of the servers.  [default: all, one after the other]")
+@click.option("--node", help="host:port of one server.  [default: all, one after the other]")
 @click.option(
-    "--rate", type=click.IntRange(1, GREATEST), help="Bytes a second.  [default: as fast as it goes]"
+    "--rate", type=click.IntRange(1, MAX_INT64), help="Maximum bytes per second.  [default: unlimited]"
 )
 def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None, rate: int | None) -> None:
-    """Verify all that a node stores. What is damaged is repaired from the other nodes.
+    """Verify all entries stored by a node. Damaged ones are repaired from the other nodes.
 
-    Exits with 1 if damage was found, repaired or not, or if a node could not be verified: the others are
-    verified all the same.
+    Exits with 1 if damage was found, repaired or not, or if a node could not be verified. The remaining nodes
+    are verified regardless.
 
     \b
     Examples:
@@ -81,10 +82,10 @@ def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None
       dledger scrub --node 10.0.0.2:20911 --rate 50000000
     """
     if node is not None and node not in servers:
-        raise click.UsageError(f"--node {node} is none of --servers")
+        raise click.UsageError(f"--node {node} is not one of --servers")
 
     async def run() -> bool:
-        """Whether all is well."""
+        """Return True if no damage was found and all servers were verified."""
         well = True
         async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
             for server in [node] if node is not None else servers:
@@ -100,11 +101,11 @@ def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None
 
 
 async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
-    found = 0
+    damage_count = 0
     async with aclosing(client.scrub(server, bytes_per_second=rate)) as steps:
         async for step in steps:
             for damage in step.found:
-                found += 1
+                damage_count += 1
                 click.echo(
                     f"{server}: entries {damage.first_index}..{damage.last_index} are damaged: "
                     f"{damage.file} at {damage.offset}: {damage.reason}"
@@ -112,11 +113,11 @@ async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
             if step.done:
                 click.echo(
                     f"{server}: verified up to {step.ledger_end_index}, {human_bytes(step.bytes_read)}, "
-                    f"{found} damaged range{'' if found == 1 else 's'}"
+                    f"{damage_count} damaged range{'' if damage_count == 1 else 's'}"
                 )
             else:
                 click.echo(f"{server}: at {step.next_index} of {step.ledger_end_index}", err=True)
-    return found
+    return damage_count
 
 
 @click.command()
@@ -126,7 +127,7 @@ async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
     "directory",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="A directory that is made, or has no backup in it.",
+    help="Target directory: new, or without a backup.",
 )
 @click.option("--node", help="host:port to copy from.  [default: the first of --servers]")
 def backup(servers: list[str], group: str, tls: TlsFiles | None, directory: Path, node: str | None) -> None:
@@ -150,7 +151,7 @@ async def _backup(
     ):
         head = await anext(parts)
         if isinstance(head, bytes):
-            raise ConfigError(f"{node} did not say what it sends")
+            raise ConfigError(f"the response from {node} has no backup header")
         identity = Identity(
             head.cluster_id, head.group, head.node_id, head.data_file_size, FlushMode(head.flush_mode)
         )
@@ -158,15 +159,18 @@ async def _backup(
         def frames() -> Iterator[Frames]:
             at = head.base.index + 1
             while (data := asyncio.run_coroutine_threadsafe(_next(parts), loop).result()) is not None:
-                found = Frames(at, _last_index(data), data)
-                at = found.last_index + 1
-                yield found
+                part = Frames(at, _last_index(data), data)
+                at = part.last_index + 1
+                yield part
 
         manifest = await asyncio.to_thread(
             lambda: write_backup(frames(), identity, directory, base=head.base)
         )
     if manifest.tail.index != head.last_index:
-        raise ConfigError(f"{node} ended at {manifest.tail.index}, not at {head.last_index}: try again")
+        raise ConfigError(
+            f"the backup from {node} ends at entry {manifest.tail.index}, expected {head.last_index}: "
+            "try again"
+        )
     return head.base.index + 1, manifest.tail.index
 
 
@@ -190,22 +194,22 @@ def _last_index(frames: bytes) -> int:
     type=click.Path(file_okay=False, path_type=Path),
     help="The directory of the new node; empty or absent.",
 )
-@click.option("--cluster-id", required=True, help="Of the new cluster: not that of the old one.")
-@click.option("--node-id", required=True, help="This node of the new cluster.")
+@click.option("--cluster-id", required=True, help="Id of the new cluster, different from the old one.")
+@click.option("--node-id", required=True, help="Id of this node in the new cluster.")
 @click.option("--group", help="Name of the log.  [default: that of the backup]")
 @click.option(
     "--flush-mode",
     type=click.Choice([mode.value for mode in FlushMode], case_sensitive=False),
     default=FlushMode.SYNC_FLUSH.value,
     show_default=True,
-    help="Of the new cluster: equal on all of its nodes.",
+    help="Flush mode of the new cluster, the same on all nodes.",
 )
 def restore(
     source: Path, directory: Path, cluster_id: str, node_id: str, group: str | None, flush_mode: str
 ) -> None:
-    """Make the directory of a node of a new cluster from a backup. Repeat it for every node.
+    """Create the directory of a node of a new cluster from a backup. Repeat it for every node.
 
-    The old cluster must not be mixed with the new one: they have different ids, and refuse each other.
+    The old cluster must not be mixed with the new one: they have different ids and refuse each other.
 
     \b
     Example:
@@ -223,4 +227,4 @@ def restore(
     )
     restore_directory(source, directory, identity)
     first, last = manifest.base.index + 1, manifest.tail.index
-    click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and holds entries {first}..{last}")
+    click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and has entries {first}..{last}")

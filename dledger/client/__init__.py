@@ -5,7 +5,7 @@ from dledger.client.batching import Limits
 from dledger.client.blocking import BlockingAppender, BlockingSession, Client
 from dledger.client.session import Appender, Session
 from dledger.client.values import AppendResult, Entry
-from dledger.rpc.transport.tls import TlsFiles
+from dledger.infra.transport.tls import TlsFiles
 
 __all__ = [
     "AppendResult",

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import tenacity
 
 from dledger.client.batching import Limits
-from dledger.client.directory import Directory
+from dledger.client.directory import LeaderDirectory
 from dledger.client.pipeline import Pipeline
-from dledger.client.reader import Reader, ReadMode
+from dledger.client.reader import LogReadStream, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
 from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
+from dledger.infra.transport.channels import ChannelSecurity
+from dledger.infra.transport.tls import ClientTls, TlsFiles
 from dledger.rpc.log_client import LogClient, NetworkFailure
 from dledger.rpc.ports import BackupHead, ScrubProgress
-from dledger.rpc.transport.channels import ChannelSecurity
-from dledger.rpc.transport.tls import ClientTls, TlsFiles
 from dledger.status.model import NodeStatus
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A leader that has not answered a batch for so long is looked into, in seconds.
+#: Seconds without a response to a batch, after which the client looks for another leader.
 DEFAULT_STALL_TIMEOUT = 1.5
 
 
@@ -37,22 +37,22 @@ class AsyncClient:
     """A client of one replicated log. Use it with `async with`, in one event loop.
 
     Args:
-        servers: addresses "host:port", as a sequence or separated by commas. One is enough to find the others
-            while it lives; name all.
+        servers: addresses "host:port", as a sequence or separated by commas. One reachable server is enough
+            to find the others, but list them all.
         group: the group's name.
-        session: True (default): appends go through a session that opens itself at the first append, and are
-            stored exactly once, in call order, through retries and changes of leader. False: an append whose
-            answer is lost raises Indeterminate and is never sent again.
-        timeout: seconds until an append or a request is given up, unless a call says otherwise.
-        stall_timeout: seconds without an answer until the client asks whether another node leads.
-        limits: how appends are batched.
-        tls: PEM files for TLS, read again when they change; None: plain text.
-        credentials: gRPC channel credentials of your own making, instead of `tls`.
-        on_attempt: called before each attempt to append, also of what is sent again, with the bodies of one
-            call and the number of the attempt, from 1 on; it must not raise.
+        session: if True (default), appends use a session, which the first append opens, and are stored
+            exactly once, in call order, across retries and changes of leader. If False, an append whose
+            response is lost raises Indeterminate and is never sent again.
+        timeout: default time limit of an append or a request, in seconds.
+        stall_timeout: seconds without a response after which the client checks whether another node leads.
+        limits: limits of batches.
+        tls: PEM files for TLS, reloaded when they change. None means plain text.
+        credentials: gRPC channel credentials, instead of `tls`.
+        on_attempt: called before each attempt to append, including retries, with the bodies of one call and
+            the number of the attempt, starting at 1. It must not raise.
 
-    Raises ConfigError when the TLS files cannot be used, ValueError for a time-out that is no finite number
-    above 0.
+    Raises ConfigError if the TLS files are invalid, and ValueError if a timeout is not a finite number above
+    0.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class AsyncClient:
     ) -> None:
         for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
             if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} is a finite number of seconds above 0, not {seconds}")
+                raise ValueError(f"{name} must be a finite number of seconds above 0, not {seconds}")
         named = servers.split(",") if isinstance(servers, str) else servers
-        self._directory = Directory(
+        self._directory = LeaderDirectory(
             [s.strip() for s in named if s.strip()], group, _security(tls, credentials)
         )
         self._limits = Limits() if limits is None else limits
@@ -80,6 +80,7 @@ class AsyncClient:
         self._stall_timeout = stall_timeout
         self._on_attempt = on_attempt
         self._closed = False
+        self._renewal = asyncio.Lock()  # held while the client's default session is replaced
         self._pipelines: list[Pipeline] = []
         self._appender: Appender
         if session:
@@ -91,7 +92,8 @@ class AsyncClient:
 
     @property
     def appender(self) -> Appender:
-        """What this client's own appends go through: its session, or the plain way."""
+        """The appender for this client's own appends. It uses a session unless the client was created without
+        one."""
         self._check_open()
         return self._appender
 
@@ -110,20 +112,31 @@ class AsyncClient:
         return await self.appender.submit(body, timeout=timeout)
 
     def session(self) -> Session:
-        """A session of its own, opened by its first append: `async with client.session() as s`."""
+        """Return a new session, opened by its first append: `async with client.session() as s`."""
         self._check_open()
         return Session(lambda: self._new_pipeline(in_session=True), self._limits, self._timeout)
 
     async def open_session(self, *, timeout: float | None = None) -> Session:
-        """A session of its own, open already. Raises Indeterminate when that takes too long."""
+        """Open a new session. Raises Indeterminate if that takes too long."""
         session = self.session()
         await session.open(timeout=timeout)
         return session
 
     async def new_session(self, *, timeout: float | None = None) -> Session:
-        """Give this client's own appends a new session, as is needed after SessionExpired."""
-        old, session = self._appender, await self.open_session(timeout=timeout)
-        self._appender = session
+        """Replace the session of this client's own appends, as required after SessionExpired.
+
+        Concurrent calls get the same session. Raises Indeterminate after `timeout` seconds.
+        """
+        seconds, old = self._timeout if timeout is None else timeout, self._appender
+        try:
+            async with asyncio.timeout(seconds), self._renewal:
+                current = self._appender
+                if current is not old and isinstance(current, Session):
+                    return current
+                session = await self.open_session(timeout=seconds)
+                self._appender = session
+        except TimeoutError:
+            raise Indeterminate(f"no session opened within {seconds:g} s", code=Code.TIMEOUT) from None
         await old.close(0)
         return session
 
@@ -152,13 +165,15 @@ class AsyncClient:
         server: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Entry, None]:
-        """Committed entries from `from_index` on, `count` at most.
+        """Read at most `count` committed entries, starting at `from_index`.
 
-        -1 begins where the log begins when the first entry is sent, even if a purge moves it in between.
-        "linearizable" sees every append acknowledged before the call; "local" what the server knows. `server`
-        is an address; default: the leader, else any. `timeout`: seconds to find a server that can serve.
+        -1 means the start of the log at the time when the first entry is sent, even if a purge has moved it.
+        "linearizable" includes every append acknowledged before the call; "local" reads the entries that the
+        server knows as committed. `server` is an address; default: the leader, or any server if no leader is
+        found. `timeout`: seconds to find a server.
 
-        Raises ReadFailed: the index is beyond the end or below the beginning, or no server could confirm.
+        Raises ReadFailed if the index is after the end or before the start of the log, or if no server can
+        confirm the read.
         """
         chunks = self.read_chunks(from_index, count, mode=mode, server=server, timeout=timeout)
         async with aclosing(chunks):
@@ -169,10 +184,10 @@ class AsyncClient:
     async def follow(
         self, from_index: int = -1, *, mode: ReadMode = "linearizable", server: str | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Committed entries from `from_index` on, without end: waits for new ones.
+        """Read committed entries starting at `from_index`, and wait for new ones without end.
 
-        Survives changes of leader and deaths of nodes without a gap or a repeat. Ends when the client is
-        closed. Raises ReadFailed when `from_index` has been purged: nothing is skipped silently.
+        Continues without gaps or duplicates across changes of leader and failures of nodes. Ends when the
+        client is closed. Raises ReadFailed if `from_index` has been purged: no entries are skipped silently.
         """
         chunks = self.read_chunks(from_index, follow=True, mode=mode, server=server)
         async with aclosing(chunks):
@@ -190,9 +205,10 @@ class AsyncClient:
         server: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[list[Entry], None]:
-        """Like `read` and `follow`, in lists as they arrive: cheaper for bulk."""
+        """Like `read` and `follow`, but yields lists of entries as they arrive, which is cheaper for bulk
+        reads."""
         self._check_open()
-        reader = Reader(
+        reader = LogReadStream(
             self._directory,
             from_index,
             count,
@@ -211,47 +227,59 @@ class AsyncClient:
                 raise
 
     async def read_index(self, *, timeout: float | None = None) -> int:
-        """The linearizable read point: every append acknowledged before the call is at or below it.
+        """Return the linearizable read index. Every append acknowledged before the call is at or below it.
 
-        Raises ReadFailed (READ_NOT_CONFIRMED) when no leader can confirm it in `timeout` seconds.
+        Raises ReadFailed (READ_NOT_CONFIRMED) if no leader can confirm it within `timeout` seconds.
         """
         seconds = self._timeout if timeout is None else timeout
 
-        async def ask(leader: LogClient) -> int:
+        async def request(leader: LogClient) -> int:
             return await leader.read_index(min(seconds, self._stall_timeout))
 
         try:
-            return await self._on_leader(ask, seconds)
+            return await self._on_leader(request, seconds)
         except (Indeterminate, NetworkFailure, NotLeader) as error:
-            raise ReadFailed(f"not confirmed: {error.message}", code=Code.READ_NOT_CONFIRMED) from None
+            raise ReadFailed(
+                f"the leader did not confirm the read: {error.message}", code=Code.READ_NOT_CONFIRMED
+            ) from None
 
     # -- the cluster
 
     async def status(self, *, timeout: float = 1.0) -> dict[str, NodeStatus | DLedgerError]:
-        """What each configured server says of itself, or the error that it or the network gave."""
+        """Return the status of each configured server, or the error of the request."""
         self._check_open()
         return await self._directory.statuses(timeout)
 
+    @property
+    def search_problem(self) -> NotLeader | None:
+        """The reason why the search for a leader has not succeeded yet, such as refused connections, unknown
+        hosts or wrong ports.
+
+        None if no call is waiting for a leader.
+        """
+        return self._directory.search_problem
+
     async def leader(self, *, timeout: float | None = None) -> NodeStatus:
-        """The status of the leader. Raises NotLeader if none is found in `timeout` seconds."""
+        """Return the status of the leader. Raises NotLeader if none is found within `timeout` seconds."""
         seconds = self._timeout if timeout is None else timeout
 
-        async def ask(leader: LogClient) -> NodeStatus:
+        async def request(leader: LogClient) -> NodeStatus:
             status = await leader.get_status(min(seconds, 1.0))
             if not status.is_leader:
-                raise NotLeader(f"{leader.address} does not lead", leader_address=status.leader_address)
+                raise NotLeader(f"{leader.address} is not the leader", leader_address=status.leader_address)
             return status
 
-        return await self._on_leader(ask, seconds)
+        return await self._on_leader(request, seconds)
 
     async def transfer_leadership(self, to: str, *, timeout: float | None = None) -> tuple[int, str]:
-        """Hand leadership to node `to`; (term, node id) of the new leader.
+        """Transfer leadership to node `to`. Returns (term, node id) of the new leader.
 
-        Raises Refused (TAKE_LEADERSHIP_FAILED and others) when it stayed, Indeterminate when that is unknown.
+        Raises Refused (TAKE_LEADERSHIP_FAILED and others) if the leader did not change, and Indeterminate if
+        the result is unknown.
         """
         seconds = self._timeout if timeout is None else timeout
 
-        async def ask(leader: LogClient) -> tuple[int, str]:
+        async def request(leader: LogClient) -> tuple[int, str]:
             try:
                 return await leader.transfer_leadership(to, seconds)
             except NetworkFailure as failure:
@@ -259,37 +287,40 @@ class AsyncClient:
             finally:
                 self._directory.lost(leader.address)
 
-        return await self._on_leader(ask, seconds, retry=(NotLeader,))
+        return await self._on_leader(request, seconds, retry=(NotLeader,))
 
     async def purge(
         self, before_index: int | None = None, *, before_age_ms: int = 0, timeout: float | None = None
     ) -> tuple[int, int]:
-        """Let entries below an index, or older than an age, go: (the index, where the log begins now).
+        """Request the removal of entries below an index, or older than an age. Returns (the index, the
+        current start).
 
-        It happens later, in the background, and only if this leader still leads then: whoever has to be sure
-        watches `ledger_begin_index` and asks again. Raises Refused, and InvalidRequest if neither is given.
+        The entries are removed later, in the background, and only while this leader leads. To make sure that
+        they are removed, watch `ledger_begin_index` and repeat the request if it does not change. Raises
+        Refused, and InvalidRequest if neither an index nor an age is given.
         """
         seconds = self._timeout if timeout is None else timeout
         index = -1 if before_index is None else before_index
         return await self._on_leader(lambda leader: leader.purge(index, before_age_ms, seconds), seconds)
 
     def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
-        """Verify all that `server` stores, and have it repaired; progress until it is done."""
+        """Verify all entries stored by `server` and repair damage. Yields progress until done."""
         self._check_open()
         return self._directory.client(server).scrub(bytes_per_second)
 
     def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
-        """What follows, then all entries committed at `server` now, as they are stored."""
+        """Yield a header, then all entries committed at `server` now, in their stored encoding."""
         self._check_open()
         return self._directory.client(server).backup()
 
     async def _on_leader(
         self,
-        ask: Callable[[LogClient], Awaitable[T]],
+        request: Callable[[LogClient], Awaitable[T]],
         seconds: float,
         retry: tuple[type[DLedgerError], ...] = (NotLeader, Indeterminate, NetworkFailure),
     ) -> T:
-        """Ask the leader, again where it moved to; the last error when `seconds` have passed."""
+        """Run a request on the leader, and on a new leader if it changes. Raises the last error after
+        `seconds`."""
         self._check_open()
         last: DLedgerError | None = None
 
@@ -297,7 +328,7 @@ class AsyncClient:
             nonlocal last
             leader = await self._directory.leader()
             try:
-                return await ask(leader)
+                return await request(leader)
             except NotLeader as error:
                 last = error
                 self._directory.redirected(leader.address, error.leader_address)
@@ -318,14 +349,15 @@ class AsyncClient:
                 last = self._directory.no_leader(f"no leader was found within {seconds:g} s")
             raise last from None
 
-    # -- life
+    # -- lifecycle
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the client is closed")
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Wait `timeout` seconds for appends under way, end the others and every follow(), disconnect."""
+        """Wait up to `timeout` seconds for pending appends, fail the remaining ones, end every follow() and
+        disconnect."""
         if self._closed:
             return
         self._closed = True
@@ -346,7 +378,7 @@ def _security(
 ) -> Callable[[], ChannelSecurity | None]:
     if tls is not None:
         if credentials is not None:
-            raise ConfigError("tls and credentials exclude each other")
+            raise ConfigError("pass either tls or credentials, not both")
         return ClientTls(tls)
     security = None if credentials is None else ChannelSecurity(credentials, has_certificate=True)
     return lambda: security

@@ -1,4 +1,4 @@
-"""Which servers there are, and which of them leads."""
+"""The servers of a cluster, and the search for the leader."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from contextlib import suppress
 
 import tenacity
 
-from dledger.errors import DLedgerError, NotLeader
+from dledger.errors import Code, DLedgerError, NotLeader
+from dledger.infra.transport.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, TlsFailure
-from dledger.rpc.transport.channels import ChannelSecurity
 from dledger.status.model import NodeStatus
 
-#: A server that does not say within this time how it is counts as silent, in seconds.
+#: Time limit of a status request in a search, in seconds.
 PROBE_TIMEOUT = 0.25
-#: Pause between two questions to one server, in seconds. An election takes some 200 ms: asking more often
-#: costs the electing nodes more than it gains, asking less often shows in the fail-over time.
+#: Pause between two requests to one server, in seconds. An election takes about 200 ms. Shorter pauses would
+#: put load on the nodes during an election, longer ones would increase the fail-over time.
 PROBE_PAUSE = tenacity.wait_random(0.02, 0.05)
-#: ... after the first seconds without a leader.
+#: The pause after the first seconds without a leader.
 PROBE_PAUSE_LATER = tenacity.wait_random(0.05, 0.1)
 _EAGER_PROBES = 60
-#: gRPC delivers the last events of cancelled calls from its own thread a moment later, in seconds. An event
-#: loop that is closed by then would have them printed as errors.
+#: gRPC delivers the last events of cancelled calls from its own thread, a moment later (seconds). An event
+#: loop that was closed earlier would print them as errors.
 _SETTLE = 0.01
-#: So many redirections without a success in between are a circle; then ask everybody.
+#: This many redirections without a success indicate a cycle. The client then queries all servers.
 MAX_REDIRECTIONS = 2
-#: Servers that others named, with a connection each: a server may name another one with each answer. When the
-#: next search begins the newest ones are kept.
+#: Maximum number of servers learned from others, each with a connection, because every response may name a
+#: new server. The next search keeps only the newest `_KEPT`.
 MAX_LEARNED = 64
 _KEPT = 8
+#: Servers whose failures an error names.
+_SHOWN_FAILURES = 5
 
 
-class Directory:
-    """Channels by address, and the leader as far as it is known. Belongs to one event loop."""
+class LeaderDirectory:
+    """Channels by address, and the last known leader. Belongs to one event loop."""
 
     def __init__(
         self, servers: Iterable[str], group: str, security: Callable[[], ChannelSecurity | None]
@@ -45,18 +47,19 @@ class Directory:
         self._security = security
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self._tls_failures: dict[str, TlsFailure] = {}
+        self._failures: dict[str, DLedgerError] = {}  # of the last request of a search, by server
         self._leader: str | None = None
         self._search: asyncio.Task[str] | None = None
         self._redirections = 0
         self.closed = False
-        # Leaders that servers named and nobody configured: a client may be given one server of many.
+        # Leaders that servers have named but that are not configured: a client may know only one server of
+        # many.
         self._learned: dict[str, None] = {}
-        #: The highest term in which anything was heard; a leader of a later term is believed at once.
+        #: The highest known term. A leader of a later term is accepted immediately.
         self.term = -1
 
     def client(self, address: str) -> LogClient:
-        """The client of one server; also of one that was not configured but named by another."""
+        """Return the client of a server, which need not be a configured one."""
         client, security = self._clients.get(address), self._security()
         if client is not None and client.security is not security:
             self._retire(client)  # the certificate was renewed
@@ -66,49 +69,64 @@ class Directory:
         return client
 
     def _retire(self, client: LogClient) -> None:
-        """What is under way on its connection may end there."""
+        """Close a replaced client once its pending calls are complete."""
         task = asyncio.create_task(client.retire())
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
 
     def no_leader(self, what: str) -> NotLeader:
-        """The error for it: `what`, and why a server could not be talked to if TLS is the reason."""
-        if not self._tls_failures:
-            return NotLeader(what)
-        last = next(reversed(self._tls_failures.values()))
-        return NotLeader(f"{what}; {last.message}", code=last.code)
+        """Return the error for a failed search. It contains `what` and the reasons why servers did not
+        answer.
+
+        Its code is the code of the last TLS failure. Without one, it is the code of the last failure if no
+        configured server answered, and NOT_LEADER otherwise.
+        """
+        failures = list(self._failures.values())
+        codes = [failure.code for failure in failures if isinstance(failure, TlsFailure)]
+        if not codes and self._failures.keys() >= set(self.addresses):
+            codes = [failure.code for failure in failures]
+        causes = (failure.message for failure in failures[-_SHOWN_FAILURES:])
+        return NotLeader("; ".join([what, *causes]), code=codes[-1] if codes else Code.NOT_LEADER)
+
+    @property
+    def search_problem(self) -> NotLeader | None:
+        """The reason why the current search has found no leader yet, or None if no search runs."""
+        is_searching = self._leader is None and self._search is not None and not self._search.done()
+        return self.no_leader("no leader was found yet") if is_searching else None
 
     @property
     def leader_address(self) -> str | None:
-        """The leader as last known; None: not known."""
+        """The last known leader, or None."""
         return self._leader
 
     async def leader(self) -> LogClient:
-        """The leader: as remembered, else searched for until one is found. Give it a deadline."""
+        """Return the known leader, or search until one is found. The search has no time limit, so set a
+        deadline on the call."""
         if self._leader is None:
             if self._search is None or self._search.done():
                 self._search = asyncio.create_task(self._find())
-                # All who asked may have gone: then nobody else looks at how it ended.
+                # If all callers are gone, retrieve the exception, so that it is not reported as lost.
                 self._search.add_done_callback(lambda task: task.cancelled() or task.exception())
-            # Shielded: other waiters want the result of the same search when this one gives up.
+            # Shielded, because other callers need the result of the same search when this one gives up.
             self._leader = await asyncio.shield(self._search)
         return self.client(self._leader)
 
     def confirmed(self, term: int) -> None:
-        """The leader did what a leader does, in `term`."""
+        """Record that the leader has acted as leader in `term`."""
         self._redirections = 0
         if term > self.term:
             self.term = term
 
     def lost(self, address: str) -> None:
-        """`address` does not lead or does not answer. Forgets the leader if it is this one."""
+        """Record that `address` does not lead or does not respond. If it was the known leader, no leader is
+        known."""
         if self._leader == address:
             self._leader = None
 
     def redirected(self, address: str, to: str | None) -> None:
-        """`address` says that it does not lead, and that `to` does, if anyone."""
+        """Record that `address` does not lead and that it names `to` as the leader, if it knows one."""
         if self._leader not in (None, address):
-            return  # something newer is known already
+            return  # newer information is known
         self._leader = None
         if to and to != address and self._redirections < MAX_REDIRECTIONS and self._is_known(to):
             self._redirections += 1
@@ -117,49 +135,52 @@ class Directory:
             self._redirections = 0
 
     def appoint(self, address: str, term: int) -> None:
-        """`address` said itself that it leads, in `term`."""
+        """Record that `address` claims to lead in `term`."""
         self._leader = address
         self.confirmed(term)
 
     async def statuses(self, timeout: float) -> dict[str, NodeStatus | DLedgerError]:
-        """What every configured server says of itself, asked at once."""
+        """Return the status of every configured server, or its error, with concurrent requests."""
 
-        async def ask(address: str) -> NodeStatus | DLedgerError:
+        async def status_of(address: str) -> NodeStatus | DLedgerError:
             try:
                 return await self.client(address).get_status(timeout)
             except DLedgerError as error:
                 return error
 
-        answers = await asyncio.gather(*map(ask, self.addresses))
+        answers = await asyncio.gather(*map(status_of, self.addresses))
         return dict(zip(self.addresses, answers, strict=True))
 
     async def other_leader(self, address: str) -> bool:
-        """Whether a server other than `address` leads in a later term; then it is the leader from now on."""
+        """Return True if a server other than `address` leads in a later term, and make it the leader."""
 
-        async def ask(other: str) -> tuple[int, str]:
+        async def later_term_of(other: str) -> tuple[int, str]:
             status = await self.client(other).get_status(PROBE_TIMEOUT)
             if not status.is_leader or status.term <= self.term:
-                raise NotLeader(f"{other} does not lead in a later term")
+                raise NotLeader(f"{other} does not lead in a term later than the known one")
             return status.term, other
 
-        # As they come: the silent one itself is among the addresses, under this name or another.
-        asked = [asyncio.create_task(ask(a)) for a in (*self.addresses, *self._learned) if a != address]
+        # Process responses as they arrive, because the silent server may also be in the list under another
+        # name.
+        requests = [
+            asyncio.create_task(later_term_of(a)) for a in (*self.addresses, *self._learned) if a != address
+        ]
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(requests):
                 with suppress(DLedgerError):
                     term, other = await answer
                     self.appoint(other, term)
                     return True
             return False
         finally:
-            for task in asked:
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
 
     async def _find(self) -> str:
-        """Ask all servers, each in its own rhythm, until one can be believed to lead."""
+        """Query all servers independently until a leader can be trusted."""
         self._forget_learned()
-        search = _Search(self)
+        search = _LeaderSearch(self)
         for address in (*self.addresses, *self._learned):
             search.start(address)
         try:
@@ -170,27 +191,27 @@ class Directory:
         self.term = max(self.term, search.best[0])
         return search.best[1]
 
-    def note_tls(self, address: str, failure: TlsFailure | None) -> None:
-        """How a server was last found; for `no_leader`."""
-        self._tls_failures.pop(address, None)
+    def note_failure(self, address: str, failure: DLedgerError | None) -> None:
+        """Record the failure of a server, or its answer, for `no_leader`."""
+        self._failures.pop(address, None)
         if failure is not None:
-            self._tls_failures[address] = failure
+            self._failures[address] = failure
 
     def learn(self, address: str) -> bool:
-        """Note a server that another one names. True if it is new, and there is room for it."""
+        """Add a server named by another one. Returns True if it is new and within the limit."""
         if address in self.addresses or address in self._learned or len(self._learned) >= MAX_LEARNED:
             return False
         self._learned[address] = None
         return True
 
     def _is_known(self, address: str) -> bool:
-        """By now."""
+        """Return True if the server is configured, or learned now or earlier."""
         return self.learn(address) or address in self.addresses or address in self._learned
 
     def _forget_learned(self) -> None:
         for address in list(self._learned)[:-_KEPT]:
             del self._learned[address]
-            self._tls_failures.pop(address, None)
+            self._failures.pop(address, None)
             if (client := self._clients.pop(address, None)) is not None:
                 self._retire(client)
 
@@ -207,12 +228,12 @@ class Directory:
         await asyncio.sleep(_SETTLE)
 
 
-class _Search:
+class _LeaderSearch:
     """The state of one search for a leader."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: LeaderDirectory) -> None:
         self._directory = directory
-        self._terms: dict[str, int] = {}  # of the configured servers that have answered
+        self._terms: dict[str, int] = {}  # terms of the configured servers that have responded
         self._probes: list[asyncio.Task[None]] = []
         self.best: tuple[int, str] | None = None
         self.found = asyncio.Event()
@@ -226,20 +247,20 @@ class _Search:
         await asyncio.gather(*self._probes, return_exceptions=True)
 
     async def _probe(self, address: str) -> None:
-        """Ask one server until the search is over. A server that is down costs the others nothing."""
+        """Query one server until the search is over. An unreachable server does not slow down the others."""
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_not_result(bool) | tenacity.retry_if_exception_type(DLedgerError),
             wait=tenacity.wait_chain(*[PROBE_PAUSE] * _EAGER_PROBES, PROBE_PAUSE_LATER),
         )
-        await retrying(self._ask, address)
+        await retrying(self._probe_once, address)
 
-    async def _ask(self, address: str) -> bool:
+    async def _probe_once(self, address: str) -> bool:
         try:
             status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
-        except TlsFailure as failure:
-            self._directory.note_tls(address, failure)
+        except DLedgerError as failure:
+            self._directory.note_failure(address, failure)
             raise
-        self._directory.note_tls(address, None)
+        self._directory.note_failure(address, None)
         if address in self._directory.addresses:
             self._terms[address] = status.term
         if status.leader_address and self._directory.learn(status.leader_address):
@@ -253,11 +274,12 @@ class _Search:
         return self.found.is_set()
 
     def _is_believable(self) -> bool:
-        """A deposed leader that has not heard of it also says that it leads, in an old term.
+        """Return True if the best candidate can be trusted. A deposed leader may still claim to lead in an
+        old term.
 
-        So a leader is believed at once only in a later term than any heard of before; otherwise when a
-        majority knows no later term: without one of these no later leader was elected. A single node in a
-        later term proves nothing, however late it is: the others may refuse it.
+        A leader is trusted immediately only if its term is later than any seen before. Otherwise a majority
+        must know no later term, because every election of a later leader would have needed a node of this
+        majority. A single node in a later term proves nothing, because the others may have refused it.
         """
         if self.best is None:
             return False

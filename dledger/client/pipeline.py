@@ -1,8 +1,8 @@
-"""The way of appends from callers to the leader and back: one stream, batches in order, many in flight.
+"""Passes appends from callers to the leader, and the results back. Uses one stream of ordered batches, many
+of which are in flight at a time.
 
-Batches form without a linger timer: a call is sent at once when nothing is in flight; otherwise calls gather
-until the batch in flight is answered, or until `gather_bytes` wait. What an error answer means is decided in
-`rules.py`.
+There is no linger timer. A call is sent immediately if nothing is in flight. Otherwise calls are gathered
+into a batch until all batches in flight are answered, or until `gather_bytes` are queued.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
 import tenacity
 
-from dledger.client.batching import Batch, Call, Limits, Queue, renewed, undecided
-from dledger.client.directory import Directory
-from dledger.client.rules import Verdict, is_against_the_leader, judge
+from dledger.client.batching import AppendCall, CallBatch, CallQueue, Limits, renewed, undecided
+from dledger.client.directory import LeaderDirectory
 from dledger.client.values import AttemptHook
-from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded, Refused
+from dledger.errors import (
+    Code,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+    Refused,
+    SessionExpired,
+)
+from dledger.infra.transport.channels import CONNECT_TIMEOUT_MS
 from dledger.rpc.log_client import AppendAnswer, AppendStream, LogClient, NetworkFailure
 from dledger.rpc.request_wire import SessionMark, wire_ms
-from dledger.rpc.transport.channels import CONNECT_TIMEOUT_MS
 
-#: How long a broken stream may take to hand over the answers that arrived before it broke, in seconds.
+#: Seconds in which a broken stream may deliver the responses that arrived before the break.
 _LAST_ANSWERS = 0.5
-#: Between attempts that got no batch answered: at once to where a redirection points, then with pauses.
+#: Seconds between attempts without a response to a batch: first none, to follow redirections, then longer
+#: pauses.
 _RETRY_PAUSE = tenacity.wait_chain(
     *[tenacity.wait_none()] * 2,
     *[tenacity.wait_random(0.005, 0.02)] * 10,
@@ -35,12 +45,13 @@ _RETRY_PAUSE = tenacity.wait_chain(
 class Pipeline:
     """Appends of one session, or of one client without a session. Belongs to one event loop.
 
-    `submit` gives a call its place, in a session the one it gets in the log; its future gets the outcome.
+    `submit` assigns a call its position in the order, which in a session is also the order in the log. The
+    call's future receives the outcome.
     """
 
     def __init__(
         self,
-        directory: Directory,
+        directory: LeaderDirectory,
         limits: Limits,
         *,
         in_session: bool,
@@ -55,20 +66,21 @@ class Pipeline:
         self._server_timeout = server_timeout
         self._on_attempt = on_attempt
         self._loop = asyncio.get_running_loop()
-        self._queue = Queue(limits)
-        # Sent and unanswered, by seq, in order of sending. In a session they outlive streams and deadlines:
-        # a seq that was used must get into the log, or all later ones would find a gap.
-        self._inflight: dict[int, Batch] = {}
+        self._queue = CallQueue(limits)
+        # Sent and unanswered, by seq, in order of sending. In a session they remain after the end of their
+        # stream and their deadline: a used seq must reach the log, because a missing one would make the log
+        # reject all later ones.
+        self._inflight: dict[int, CallBatch] = {}
         self._inflight_bytes = 0
-        self._to_resend: list[Batch] = []  # those that the present stream has not carried yet, last first
-        self._set_aside: list[Batch] = []  # answered "not stored", until the stream is drained
-        self._drain_reason: DLedgerError | None = None  # why they were, for the last of them
-        self._stream_over: DLedgerError | None = None  # why the present stream is of no more use
+        self._to_resend: list[CallBatch] = []  # not yet sent on the current stream, last first
+        self._set_aside: list[CallBatch] = []  # answered "not stored", until the stream is drained
+        self._drain_reason: DLedgerError | None = None  # the error of the last batch in `_set_aside`
+        self._stream_over: DLedgerError | None = None  # why the current stream is unusable
         self._next_seq = 1
         self.session_id: int | None = None
-        self._ended: DLedgerError | None = None  # why no more appends are taken
+        self._ended: DLedgerError | None = None  # why no more appends are accepted
         self.is_closed = False
-        self._answered = 0  # batches: tells an attempt that got somewhere from one that did not
+        self._answered = 0  # batches with a response, which shows whether an attempt made progress
         self._last_progress = 0.0
         self._last_error: DLedgerError | None = None  # since the last success
         self._sender: asyncio.Future[None] | None = None
@@ -76,10 +88,10 @@ class Pipeline:
         self._runner: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    # -- the callers' side
+    # -- callers
 
-    def submit(self, call: Call) -> None:
-        """Queue one call. Its future fails at once if no more are taken."""
+    def submit(self, call: AppendCall) -> None:
+        """Queue one call. Its future fails immediately if the pipeline no longer accepts calls."""
         if self._ended is not None:
             call.fail(renewed(self._ended))
             return
@@ -93,7 +105,7 @@ class Pipeline:
 
     @property
     def has_room(self) -> bool:
-        """Whether no more than `max_pending_bytes` are queued or in flight."""
+        """True if at most `max_pending_bytes` are queued or in flight."""
         return self._queue.size + self._inflight_bytes <= self._limits.max_pending_bytes
 
     async def room(self) -> None:
@@ -101,16 +113,17 @@ class Pipeline:
         await self._until(lambda: self.has_room)
 
     async def open(self) -> int:
-        """Open the session now instead of at the first append; its id. Cancel it to give up."""
+        """Open the session now instead of at the first append, and return its id. Cancel it to give up."""
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_is_worth_retrying), wait=_RETRY_PAUSE, reraise=True
         )
         return await retrying(self._open_session)
 
     async def close(self, timeout: float) -> None:
-        """Take no more calls, wait `timeout` seconds for those under way, then end them with an error."""
+        """Accept no more calls, wait up to `timeout` seconds for pending ones, then fail the remaining
+        ones."""
         if self._ended is None:
-            self._ended = Refused("closed by its user", code=Code.ILLEGAL_MEMBER_STATE)
+            self._ended = Refused("closed by the application", code=Code.ILLEGAL_MEMBER_STATE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._until(lambda: not self._queue and not self._inflight)
@@ -120,7 +133,7 @@ class Pipeline:
         if self._alarm is not None:
             self._alarm.cancel()
         self.is_closed = True
-        closed = Indeterminate("closed before the answer came", code=Code.TIMEOUT)
+        closed = Indeterminate("closed before the answer arrived", code=Code.TIMEOUT)
         self._fail_all(queued=self._ended, sent=closed)
 
     def _fail_all(self, *, queued: DLedgerError, sent: DLedgerError) -> None:
@@ -138,7 +151,7 @@ class Pipeline:
     # -- waiting
 
     def _wake(self) -> None:
-        """Something changed: let the sender, and who waits for room or the end, look again."""
+        """Wake the sender and the tasks that wait for room or for the end."""
         if self._sender is not None and not self._sender.done():
             self._sender.set_result(None)
         for watcher in self._watchers:
@@ -180,12 +193,12 @@ class Pipeline:
             self._set_alarm(earliest)
 
     @staticmethod
-    def _calls_of(batches: Iterable[Batch]) -> Iterable[Call]:
+    def _calls_of(batches: Iterable[CallBatch]) -> Iterable[AppendCall]:
         return (call for batch in batches for call in batch.calls)
 
     @staticmethod
-    def _expire(calls: Iterable[Call], now: float, error: Callable[[], DLedgerError]) -> float:
-        """Fail the calls whose time is up; the earliest deadline of the others."""
+    def _expire(calls: Iterable[AppendCall], now: float, error: Callable[[], DLedgerError]) -> float:
+        """Fail the expired calls. Returns the earliest deadline of the others."""
         earliest = float("inf")
         for call in calls:
             if call.future.done():
@@ -197,20 +210,25 @@ class Pipeline:
         return earliest
 
     def _refusal(self) -> DLedgerError:
-        """For a call that was not stored, and whose time is up. In order of sending, so definite."""
+        """Return the error for an expired call that was not stored. The failure is definite, because the call
+        was not sent, or the leader has refused it."""
         if isinstance(self._last_error, Refused):
             return renewed(self._last_error)
         if self._last_error is not None:
-            return NotLeader(f"no leader took it in time; last: {self._last_error.message}")
+            return self._directory.no_leader(
+                f"no leader accepted it in time; last: {self._last_error.message}"
+            )
         if self._inflight:
-            return Overloaded("its turn did not come in time", code=Code.LEADER_PENDING_FULL)
+            return Overloaded(
+                "it was not sent in time: too many appends are pending", code=Code.LEADER_PENDING_FULL
+            )
         return self._directory.no_leader("no leader was found in time")
 
     def _silence(self) -> DLedgerError:
         where = " (in a session it stays queued and may still be stored)" if self._in_session else ""
         return Indeterminate(f"no answer in time{where}", code=Code.TIMEOUT)
 
-    # -- from leader to leader
+    # -- changes of leader
 
     async def _run(self) -> None:
         while self._ended is None or self._queue or self._inflight:
@@ -218,12 +236,13 @@ class Pipeline:
                 await self._sleep_until_woken()
                 continue
             retrying = tenacity.AsyncRetrying(
-                retry=tenacity.retry_if_result(lambda got_somewhere: not got_somewhere), wait=_RETRY_PAUSE
+                retry=tenacity.retry_if_result(lambda progressed: not progressed), wait=_RETRY_PAUSE
             )
             await retrying(self._attempt)
 
     async def _attempt(self) -> bool:
-        """Work with one leader until its stream is over. True if it somewhere: no pause is due."""
+        """Use one leader until its stream ends. Returns True if it made progress, so that the next attempt
+        needs no pause."""
         answered = self._answered
         address = None
         try:
@@ -236,32 +255,33 @@ class Pipeline:
         except DLedgerError as error:
             self._last_error = error
             if address is not None:
-                self._blame(address, error)
+                self._note_leader_error(address, error)
             if self.session_id is None and self._in_session and not _is_worth_retrying(error):
                 self._fail_all(queued=error, sent=error)
         return self._answered > answered or not (self._queue or self._inflight)
 
     async def _open_session(self) -> int:
-        """Safe to repeat: an OPEN whose answer is lost leaves an unused session behind, no more."""
+        """Open the session if needed. A repetition is safe: an OPEN whose response was lost only leaves an
+        unused session."""
         if self.session_id is None:
             leader = await self._directory.leader()
             try:
                 self.session_id = await leader.open_session(self._stall_timeout)
             except DLedgerError as error:
-                self._blame(leader.address, error)
+                self._note_leader_error(leader.address, error)
                 raise
             self._answered += 1
         return self.session_id
 
-    def _blame(self, address: str, error: DLedgerError) -> None:
-        """Draw the conclusion from an error of the leader."""
+    def _note_leader_error(self, address: str, error: DLedgerError) -> None:
+        """Update the known leader after an error from it."""
         if isinstance(error, NotLeader):
             self._directory.redirected(address, error.leader_address)
         elif is_against_the_leader(error):
             self._directory.lost(address)
 
     async def _serve(self, leader: LogClient) -> None:
-        """Send and receive on one stream until it is over; raises what ended it."""
+        """Send and receive on one stream until it ends. Raises its error."""
         stream = leader.open_append_stream()
         self._stream_over = None
         self._to_resend = list(reversed(self._inflight.values()))
@@ -271,13 +291,13 @@ class Pipeline:
         try:
             await self._send(stream)
         except NetworkFailure as failure:
-            # Answers that arrived before the break are definite: hear them first.
+            # Responses that arrived before the break are definite: process them first.
             await asyncio.wait([receiver], timeout=_LAST_ANSWERS)
             raise self._stream_over or failure from None
         finally:
             guard.cancel()
-            # The receiver ends with the call. Cancelling it leaves an event behind for a closed loop, so that
-            # is only for a call that gRPC does not end: who wants to stop must not wait for it for ever.
+            # The receiver ends with the call. Its cancellation would leave an event that reaches a closed
+            # loop, so it is cancelled only if gRPC does not end the call: a stop must not wait forever.
             ending = (asyncio.create_task(stream.close()), receiver, guard)
             _, late = await asyncio.wait(ending, timeout=_LAST_ANSWERS)
             for task in late:
@@ -286,10 +306,10 @@ class Pipeline:
             self._leave_stream()
 
     def _leave_stream(self) -> None:
-        """Settle what this stream leaves behind. In a session nothing: it is all sent again."""
+        """Settle the batches of this stream. In a session they stay in flight, to be sent again."""
         if self._in_session:
             self._to_resend.clear()
-            if self._set_aside:  # a batch was rejected, and the answers to those after it are not known
+            if self._set_aside:  # a batch was rejected, and the results of later ones are unknown
                 self._end(
                     Indeterminate("a rejected batch left a gap in the session", code=Code.SESSION_CONFLICT)
                 )
@@ -303,16 +323,19 @@ class Pipeline:
         self._wake()
 
     async def _guard(self, stream: AppendStream) -> None:
-        """Notice a leader that is paused or cut off: no break, no answers, and another one leads."""
+        """Detect a leader that is suspended or partitioned: its stream is open without responses, and another
+        node leads."""
         while True:
             now = self._loop.time()
             if not self._inflight:
                 self._last_progress = now
-            silent = now - self._last_progress
-            if silent < self._stall_timeout:
-                await asyncio.sleep(self._stall_timeout - silent)
+            silence = now - self._last_progress
+            if silence < self._stall_timeout:
+                await asyncio.sleep(self._stall_timeout - silence)
             elif await self._directory.other_leader(stream.address):
-                self._stream_over = NetworkFailure(f"{stream.address} is silent, another node leads")
+                self._stream_over = NetworkFailure(
+                    f"{stream.address} does not answer, and another node leads"
+                )
                 stream.cancel()
                 return
             else:
@@ -330,12 +353,13 @@ class Pipeline:
             mark = None if self.session_id is None else SessionMark(self.session_id, batch.seq)
             batch.attempts += 1
             if self._on_attempt is not None:
-                batch.tell_attempt(self._on_attempt)
+                batch.report_attempt(self._on_attempt)
             await stream.send(batch.seq, batch.bodies, mark, timeout_ms)
         raise self._stream_over
 
-    def _next_batch(self) -> Batch | None:
-        """What goes out next: batches of an earlier stream first, then whatever waits. None: not now."""
+    def _next_batch(self) -> CallBatch | None:
+        """Return the next batch to send: first the batches of an earlier stream, then queued calls. Returns
+        None if nothing may be sent now."""
         if self._set_aside:
             return None
         if self._to_resend:
@@ -343,12 +367,12 @@ class Pipeline:
         limits, count = self._limits, len(self._inflight)
         if count and (count >= limits.max_inflight_batches or self._queue.size < limits.gather_bytes):
             return None
-        calls, size = self._queue.take()
+        calls, size = self._queue.next_calls()
         if not calls:
             return None
         if not count:
             self._last_progress = self._loop.time()
-        batch = Batch(self._next_seq, calls, size)
+        batch = CallBatch(self._next_seq, calls, size)
         self._next_seq += 1
         self._inflight[batch.seq] = batch
         self._inflight_bytes += size
@@ -368,7 +392,7 @@ class Pipeline:
 
     def _on_answer(self, address: str, answer: AppendAnswer) -> None:
         if self._stream_over is not None or (batch := self._inflight.get(answer.request_id)) is None:
-            return  # left already: in a session the next stream brings this answer again
+            return  # the batch was left: in a session the next stream delivers this result again
         self._last_progress = self._loop.time()
         if answer.error is None:
             self._forget(batch)
@@ -382,25 +406,25 @@ class Pipeline:
             self._on_drained()
         self._wake()
 
-    def _forget(self, batch: Batch) -> None:
+    def _forget(self, batch: CallBatch) -> None:
         del self._inflight[batch.seq]
         self._inflight_bytes -= batch.size
 
-    def _on_error(self, address: str, batch: Batch, error: DLedgerError) -> None:
+    def _on_error(self, address: str, batch: CallBatch, error: DLedgerError) -> None:
         self._last_error = error
-        verdict = judge(error, in_session=self._in_session)
-        # An earlier attempt may linger in a server: then this refusal is not the last word on the seq.
+        action = judge(error, in_session=self._in_session)
+        # An earlier attempt may still be queued in a server, so this refusal is not final for the seq.
         only_attempt = batch.attempts == 1
-        if verdict is Verdict.RESEND and self._set_aside and isinstance(error, Refused) and only_attempt:
-            verdict = Verdict.RETRY  # together with the rejected batch before it: they get new seqs
-        if verdict is Verdict.REJECT and self._in_session and not only_attempt:
-            verdict = Verdict.END
-        if verdict is Verdict.END:
+        if action is ErrorAction.RESEND and self._set_aside and isinstance(error, Refused) and only_attempt:
+            action = ErrorAction.RETRY  # handled like the rejected batch before it: they get new seqs
+        if action is ErrorAction.REJECT and self._in_session and not only_attempt:
+            action = ErrorAction.END
+        if action is ErrorAction.END:
             self._end(undecided(error))
             self._stream_over = error
-        elif verdict is Verdict.RESEND:
+        elif action is ErrorAction.RESEND:
             self._stream_over = error
-        elif verdict is Verdict.UNDECIDED:
+        elif action is ErrorAction.UNDECIDED:
             self._forget(batch)
             batch.fail(undecided(error))
             if is_against_the_leader(error):
@@ -409,11 +433,12 @@ class Pipeline:
             self._forget(batch)
             self._set_aside.append(batch)
             self._drain_reason = error
-            if verdict is Verdict.REJECT:
+            if action is ErrorAction.REJECT:
                 self._reject(batch, error)
 
-    def _reject(self, batch: Batch, error: DLedgerError) -> None:
-        """One call of the batch is wrong; which one shows when each is sent alone."""
+    def _reject(self, batch: CallBatch, error: DLedgerError) -> None:
+        """Fail the call of a rejected batch. If the batch has several calls, mark each to be sent alone,
+        because the others may be valid."""
         self._answered += 1
         live = [call for call in batch.calls if not call.future.done()]
         for call in live:
@@ -423,7 +448,8 @@ class Pipeline:
                 call.alone = True
 
     def _on_drained(self) -> None:
-        """Every batch of this stream is answered, so nothing lingers: what was not stored may go again."""
+        """Retry the batches that were not stored. Call this only when all batches of this stream have a
+        result."""
         if self._in_session:
             self._next_seq = min(batch.seq for batch in self._set_aside)
         self._requeue_set_aside()
@@ -432,13 +458,55 @@ class Pipeline:
     def _requeue_set_aside(self) -> None:
         batches = sorted(self._set_aside, key=lambda batch: batch.seq)
         self._set_aside.clear()
-        self._queue.put_back([call for call in self._calls_of(batches) if not call.future.done()])
+        self._queue.requeue([call for call in self._calls_of(batches) if not call.future.done()])
 
     def _end(self, error: DLedgerError) -> None:
-        """The session is over: nothing unanswered can be decided any more, and nothing new is taken."""
+        """End the session. Appends without a result become indeterminate, and no new ones are accepted."""
         self._ended = error
         self._fail_all(queued=error, sent=error)
 
 
 def _is_worth_retrying(error: BaseException) -> bool:
     return isinstance(error, DLedgerError) and not isinstance(error, InvalidRequest)
+
+
+#: Codes of `Refused` that do not concern leadership: the node may accept the batch later.
+_SAME_LEADER = frozenset(
+    {
+        Code.LEADER_PENDING_FULL,
+        Code.TOO_MANY_CONNECTIONS,
+        Code.DISK_FULL,
+        Code.SESSION_GAP,
+        Code.SESSION_WINDOW_FULL,
+    }
+)
+
+
+class ErrorAction(Enum):
+    """The handling of a batch that failed with an error."""
+
+    RETRY = auto()  # not stored: send it again, once no other batch of this stream can overtake it
+    RESEND = auto()  # in a session: leave this stream and send all unanswered batches again, in order
+    REJECT = auto()  # not stored, and invalid as it is
+    UNDECIDED = auto()  # without a session: it is unknown whether it was stored
+    END = auto()  # the session accepts no more appends
+
+
+def judge(error: DLedgerError, *, in_session: bool) -> ErrorAction:
+    """Choose the action for one batch.
+
+    In a session it is always safe to send a batch again, so every error that does not concern the batch or
+    the session itself is RESEND. Without a session, a batch may be sent again only after a definite failure.
+    """
+    if in_session:
+        if isinstance(error, SessionExpired) or error.code == Code.SESSION_CONFLICT:
+            return ErrorAction.END
+        return ErrorAction.REJECT if isinstance(error, InvalidRequest) else ErrorAction.RESEND
+    if isinstance(error, Refused):
+        return ErrorAction.RETRY
+    return ErrorAction.REJECT if isinstance(error, InvalidRequest) else ErrorAction.UNDECIDED
+
+
+def is_against_the_leader(error: DLedgerError) -> bool:
+    """Return True if the client should look for another leader. False for overload and invalid requests."""
+    return error.code not in _SAME_LEADER and not isinstance(error, InvalidRequest)

@@ -1,17 +1,19 @@
-"""Reading: one stream of entries that goes on at another server where the last one left off."""
+"""Reads entries as one stream. If a server fails, the read continues on another server."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Literal
 
 import tenacity
+from zlib_ng.zlib_ng import crc32
 
-from dledger.client.directory import PROBE_TIMEOUT, Directory
-from dledger.client.frames import decode
+from dledger.client.directory import PROBE_TIMEOUT, LeaderDirectory
 from dledger.client.values import Entry
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, InvalidRequest, ReadFailed, StorageError
 from dledger.rpc.log_client import LogClient, NetworkFailure, ReadChunk
 from dledger.status.model import NodeStatus
@@ -19,26 +21,26 @@ from dledger.status.model import NodeStatus
 ReadMode = Literal["linearizable", "local"]
 MODES = ("linearizable", "local")
 
-#: Between servers that could not serve a read: at once to the next one, then with pauses, in seconds.
+#: Seconds between servers that could not serve a read: first none, then longer pauses.
 _RETRY_PAUSE = tenacity.wait_chain(tenacity.wait_none(), tenacity.wait_random(0.02, 0.1))
-#: How long to look for the leader before any other server has to do, in seconds.
+#: Time to search for the leader before another server is used, in seconds.
 _LEADER_WAIT = 0.3
 
 
-class _NextServer(Exception):
-    """This server cannot go on with the read."""
+class _ServerFailed(Exception):
+    """Raised if a server cannot continue the read."""
 
     def __init__(self, reason: DLedgerError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
 
-class Reader:
-    """One read. Entries come out without a gap or a repeat, whichever servers they come from."""
+class LogReadStream:
+    """One read, which may use several servers. Returns entries without gaps or duplicates."""
 
     def __init__(
         self,
-        directory: Directory,
+        directory: LeaderDirectory,
         from_index: int,
         count: int | None,
         *,
@@ -49,12 +51,15 @@ class Reader:
         stall_timeout: float,
     ) -> None:
         if mode not in MODES:
-            raise InvalidRequest(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+            raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if from_index < -1 or (count is not None and count < 1):
-            raise InvalidRequest("from_index is -1 (the beginning) or more, count None (all) or 1 or more")
+            raise InvalidRequest(
+                "from_index must be at least 0, or -1 for the start; count must be at least 1, or None "
+                "for all"
+            )
         self._directory = directory
         self._next = from_index
-        self._left = count  # None: all
+        self._remaining = count  # None means all
         self._follow = follow
         self._linearizable = mode == "linearizable"
         self._server = server
@@ -63,39 +68,40 @@ class Reader:
         self._failed: list[str] = []  # servers that failed since the last chunk
 
     async def chunks(self) -> AsyncGenerator[list[Entry], None]:
-        """Non-empty lists of consecutive entries. Raises ReadFailed, InvalidRequest, StorageError."""
+        """Iterate over non-empty lists of consecutive entries. Raises ReadFailed, InvalidRequest,
+        StorageError."""
         while True:
             try:
                 client, stream, entries = await self._start()
-            except _NextServer as failed:
+            except _ServerFailed as failed:
                 raise _final(failed.reason) from None
             try:
                 while entries is not None:
                     self._failed.clear()
                     if entries:
                         yield entries
-                    if self._left == 0:
+                    if self._remaining == 0:
                         return
                     entries = await self._receive(client, stream)
                 if not self._follow:
                     return
-            except _NextServer:
-                continue  # elsewhere, from self._next on
+            except _ServerFailed:
+                continue  # resume from self._next at another server
             finally:
                 await stream.aclose()
 
     def _accept(self, chunk: ReadChunk) -> list[Entry]:
         entries, after = decode(chunk.frames, self._next)
         self._next = max(after, chunk.next_index)
-        if self._left is not None:
-            del entries[self._left :]
-            self._left -= len(entries)
+        if self._remaining is not None:
+            del entries[self._remaining :]
+            self._remaining -= len(entries)
         return entries
 
     async def _start(self) -> tuple[LogClient, AsyncGenerator[ReadChunk, None], list[Entry] | None]:
-        """A stream and its first entries, from whichever server can give them."""
+        """Open a stream on any server that can serve it. Returns it with its first entries."""
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_NextServer),
+            retry=tenacity.retry_if_exception_type(_ServerFailed),
             wait=_RETRY_PAUSE,
             stop=tenacity.stop_never if self._follow else tenacity.stop_after_delay(self._timeout),
             reraise=True,
@@ -106,10 +112,10 @@ class Reader:
         client = await self._choose()
         stream = client.read(
             self._next,
-            self._left or 0,
+            self._remaining or 0,
             follow=self._follow,
             linearizable=self._linearizable,
-            include_internal=True,  # frames hold them anyway, and so every index is accounted for
+            include_internal=True,  # frames contain them anyway, and every index can be checked
         )
         try:
             return client, stream, await self._receive(client, stream)
@@ -118,7 +124,9 @@ class Reader:
             raise
 
     async def _choose(self) -> LogClient:
-        """The server asked for; else the leader; else whichever answers, those that failed last."""
+        """Choose the requested server, if any, otherwise the leader. If no leader is found in time, or if a
+        server has failed since the last chunk, choose the first server that has not failed. Raises
+        _ServerFailed if that server does not respond."""
         if self._directory.closed:
             raise ReadFailed("the client is closed", code=Code.READ_NOT_CONFIRMED)
         if self._server is not None:
@@ -138,16 +146,17 @@ class Reader:
             raise self._give_up(address, error) from None
         return client
 
-    def _give_up(self, address: str, reason: DLedgerError) -> _NextServer:
+    def _give_up(self, address: str, reason: DLedgerError) -> _ServerFailed:
         self._failed.append(address)
         if isinstance(reason, NetworkFailure):
             self._directory.lost(address)
-        return _NextServer(reason)
+        return _ServerFailed(reason)
 
     async def _receive(
         self, client: LogClient, stream: AsyncGenerator[ReadChunk, None]
     ) -> list[Entry] | None:
-        """The next entries, None at the end. Raises _NextServer, and errors that no server can help."""
+        """Return the next entries, or None at the end. Raises _ServerFailed, and errors that would also occur
+        on every other server."""
         waiting = asyncio.ensure_future(anext(stream, None))
         try:
             while not (await asyncio.wait([waiting], timeout=self._stall_timeout))[0]:
@@ -157,7 +166,7 @@ class Reader:
         except NetworkFailure as failure:
             raise self._give_up(client.address, failure) from None
         except ReadFailed as error:
-            # A follower that lags does not have the end yet that another one showed.
+            # A lagging follower does not have the end yet that another server has reported.
             if error.code == Code.READ_NOT_CONFIRMED or (
                 self._follow and error.code == Code.INDEX_OUT_OF_RANGE
             ):
@@ -173,15 +182,16 @@ class Reader:
                 await asyncio.gather(waiting, return_exceptions=True)
 
     async def _check_on(self, client: LogClient) -> None:
-        """A silent server: is it paused or cut off, or is there just nothing new? Raises _NextServer."""
+        """Check whether a silent server is suspended or partitioned, or merely has no new entries. Raises
+        _ServerFailed."""
         try:
             own = await client.get_status(PROBE_TIMEOUT)
         except DLedgerError as error:
             raise self._give_up(client.address, error) from None
         if self._server is not None:
             return
-        # Asked after it, the others may be ahead by a moment; by what has not arrived in the next
-        # `stall_timeout` either, only if this server no longer hears from the cluster.
+        # The others are queried later and may be slightly ahead. If the server does not send their entries
+        # within the next `stall_timeout` either, it has lost contact with its cluster.
         if own.committed_index >= self._next or not self._follow:
             return
         answers = await self._directory.statuses(PROBE_TIMEOUT)
@@ -192,7 +202,56 @@ class Reader:
 
 
 def _final(reason: DLedgerError) -> DLedgerError:
-    """The error of a read that no server could serve in time."""
+    """Return the error of a read that no server could serve in time."""
     if isinstance(reason, ReadFailed | StorageError):
         return reason
     return ReadFailed(f"no server could serve the read; last: {reason.message}", code=reason.code)
+
+
+# Decoding of entries in their stored encoding (docs/formats.md), for fast reads.
+#
+# The layout belongs to the store. It is decoded separately here, so that a client does not depend on the
+# store and verifies the data of a server independently.
+
+#: magic, size, index, term, pos, channel, chain_crc, body_crc, body_size; big endian.
+_unpack_header = struct.Struct(">iiqqqiIIi").unpack_from
+MAGIC_NORMAL = 1
+
+
+def decode(frames: bytes, expected_index: int) -> tuple[list[Entry], int]:
+    """Decode frames. Returns (the users' entries at or after `expected_index`, the index after the last
+    entry).
+
+    Checks that indexes are consecutive (if `expected_index` is -1, the first may have any index), that
+    entries are complete, and that the checksum of each body matches. Raises StorageError (DATA_DAMAGED).
+    """
+    entries: list[Entry] = []
+    at, end, next_index = 0, len(frames), expected_index
+    while at < end:
+        if end - at < ENTRY_HEADER_SIZE:
+            raise _damaged(next_index, "the header is truncated")
+        magic, size, index, term, pos, channel, chain_crc, body_crc, body_size = _unpack_header(frames, at)
+        after = at + size
+        if size != body_size + ENTRY_HEADER_SIZE or after > end or body_size < 0:
+            raise _damaged(
+                next_index, f"invalid sizes: entry {size}, body {body_size}, remaining {end - at} bytes"
+            )
+        if index != next_index:
+            if index > next_index >= 0:
+                raise _damaged(next_index, f"missing: the next entry sent is {index}")
+            if next_index >= 0:  # a whole batch was sent, of which the first entries were not requested
+                at = after
+                continue
+        if magic == MAGIC_NORMAL:
+            body = frames[at + ENTRY_HEADER_SIZE : after]
+            # Entries of original DLedger have no checksums: all three fields are 0.
+            if crc32(body) != body_crc and (body_crc or chain_crc or channel):
+                raise _damaged(index, "body_crc does not match the body")
+            entries.append(Entry(index, term, pos, body))
+        next_index = index + 1
+        at = after
+    return entries, next_index
+
+
+def _damaged(index: int, what: str) -> StorageError:
+    return StorageError(f"entry {index} as sent by the server: {what}", code=Code.DATA_DAMAGED)

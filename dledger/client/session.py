@@ -1,4 +1,4 @@
-"""Appending, with and without a session: the calls of users on top of a pipeline."""
+"""Appends with and without a session: the API for users on top of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from dledger.client.batching import Call, FutureLike, Limits, check, split, undecided
+from dledger.client.batching import AppendCall, FutureLike, Limits, check, split, undecided
 from dledger.client.pipeline import Pipeline
 from dledger.client.values import AppendResult
 from dledger.errors import Code, DLedgerError, Indeterminate
@@ -17,15 +17,15 @@ CLOSE_TIMEOUT = 5.0
 
 
 class Appender:
-    """Appends through one pipeline. Get one from a client: `session()`, `open_session()`.
+    """Appends through one pipeline. A client returns it from `session()` and `open_session()`.
 
-    Errors of all appends: Refused (nothing was stored, also not later), Indeterminate (it may be in the log,
-    now or later), InvalidRequest (nothing was stored; the request is wrong).
+    All appends raise Refused (nothing is or will be stored), Indeterminate (the entry is or may later be in
+    the log), and InvalidRequest (the request is invalid and nothing is stored).
     """
 
     def __init__(self, new_pipeline: Callable[[], Pipeline], limits: Limits, timeout: float) -> None:
         self._new_pipeline = new_pipeline
-        self._pipeline: Pipeline | None = None  # made inside the event loop that will run it
+        self._pipeline: Pipeline | None = None  # created inside the event loop that will run it
         self._limits = limits
         self._timeout = timeout
 
@@ -38,13 +38,16 @@ class Appender:
         return asyncio.get_running_loop().time() + (self._timeout if timeout is None else timeout)
 
     async def append(self, body: bytes, *, timeout: float | None = None) -> AppendResult:
-        """Append one entry and wait until it is committed. `timeout` in seconds, default that of the client.
+        """Append one entry and wait until it is committed. `timeout` is in seconds and defaults to the
+        client's timeout.
 
-        Concurrent calls share batches. Cancelling it does not take the entry back.
+        Concurrent calls share batches. Cancellation does not withdraw the entry.
         """
         check(body)
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        self._ready().submit(Call((body,), single=True, future=future, deadline=self._deadline(timeout)))
+        self._ready().submit(
+            AppendCall((body,), single=True, future=future, deadline=self._deadline(timeout))
+        )
         return await future
 
     async def append_many(
@@ -52,8 +55,9 @@ class Appender:
     ) -> list[AppendResult]:
         """Append entries in order and wait until all are committed. `timeout` in seconds.
 
-        They are stored as one atomic batch, all or none, if they fit `max_batch_bytes` and `max_batch_count`;
-        otherwise as several, in order, and an error leaves open how many of them were stored.
+        They are stored as one atomic batch, all or none, if they fit into `max_batch_bytes` and
+        `max_batch_count`; otherwise as several, in order, and after an error the number of stored entries is
+        unknown.
         """
         futures = self.submit_parts(bodies, _new_future, timeout)
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
@@ -65,7 +69,7 @@ class Appender:
         return results
 
     async def submit(self, body: bytes, *, timeout: float | None = None) -> asyncio.Future[AppendResult]:
-        """Queue one entry and return its future: for a producer that keeps many appends under way.
+        """Queue one entry and return its future, for producers with many pending appends.
 
         Waits while more than `max_pending_bytes` are queued or in flight.
         """
@@ -78,7 +82,7 @@ class Appender:
 
     @property
     def has_room(self) -> bool:
-        """Whether no more than `max_pending_bytes` are queued or in flight."""
+        """True if at most `max_pending_bytes` are queued or in flight."""
         return self._pipeline is None or self._pipeline.has_room
 
     async def room(self) -> None:
@@ -87,8 +91,10 @@ class Appender:
             await self._pipeline.room()
 
     def submit_to(self, future: FutureLike, body: bytes, timeout: float | None) -> None:
-        """Queue one checked entry; any kind of future gets the outcome. Call it in the event loop."""
-        self._ready().submit(Call((body,), single=True, future=future, deadline=self._deadline(timeout)))
+        """Queue one checked entry; any kind of future receives the outcome. Call it in the event loop."""
+        self._ready().submit(
+            AppendCall((body,), single=True, future=future, deadline=self._deadline(timeout))
+        )
 
     def submit_parts(
         self,
@@ -96,19 +102,20 @@ class Appender:
         new_future: Callable[[], asyncio.Future[list[AppendResult]]],
         timeout: float | None,
     ) -> list[asyncio.Future[list[AppendResult]]]:
-        """Queue `bodies` in as few atomic parts as possible; one future for each part."""
+        """Queue `bodies` in as few atomic parts as possible, with one future per part."""
         if not bodies:
             return []
         futures = []
         pipeline, deadline = self._ready(), self._deadline(timeout)
         for part in split(bodies, self._limits):
             future = new_future()
-            pipeline.submit(Call(part, single=False, future=future, deadline=deadline))
+            pipeline.submit(AppendCall(part, single=False, future=future, deadline=deadline))
             futures.append(future)
         return futures
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Wait `timeout` seconds for appends under way, then end them: sent ones with Indeterminate."""
+        """Wait up to `timeout` seconds for pending appends, then fail the remaining ones, those already sent
+        with Indeterminate."""
         if self._pipeline is None:
             self._new_pipeline = _refuse
         else:
@@ -116,20 +123,22 @@ class Appender:
 
 
 class Session(Appender):
-    """Appends that are stored exactly once, in call order, through retries and changes of leader.
+    """Appends that are stored exactly once, in call order, across retries and changes of leader.
 
-    A call whose `timeout` passes raises Indeterminate, but a batch once sent is sent again until the cluster
-    answers: the session's order has no holes. When the cluster has forgotten the session, everything
-    unanswered and every later append raises SessionExpired: only its user can decide what to do then.
+    A call that exceeds its `timeout` raises Refused if it is certainly not stored, for example because it was
+    not sent yet, and Indeterminate otherwise. A batch that was sent once is nevertheless sent again until the
+    cluster responds, so that the order of a session has no gaps. If the cluster has expired the session, all
+    pending and later appends raise SessionExpired, because only the application can decide how to continue.
     """
 
     @property
     def session_id(self) -> int | None:
-        """The index of the session's OPEN entry; None: not opened yet."""
+        """The index of the session's OPEN entry, or None before it is opened."""
         return None if self._pipeline is None else self._pipeline.session_id
 
     async def open(self, *, timeout: float | None = None) -> int:
-        """Open the session now, not at the first append; its id. Raises Indeterminate after `timeout` s."""
+        """Open the session now instead of at the first append, and return its id. Raises Indeterminate after
+        `timeout` seconds."""
         seconds = self._timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
@@ -155,7 +164,8 @@ def _new_future() -> asyncio.Future[list[AppendResult]]:
 
 
 def _for_all(error: BaseException, outcomes: Sequence[object]) -> BaseException:
-    """What to say of several parts when one failed: a definite failure only if none was stored."""
+    """Choose the error for several parts of which one failed. It is a definite failure only if no part was
+    stored."""
     if not isinstance(error, DLedgerError) or len(outcomes) == 1:
         return error
     if all(isinstance(o, BaseException) and not isinstance(o, Indeterminate) for o in outcomes):

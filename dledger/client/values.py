@@ -1,30 +1,30 @@
-"""What a user of the client gets back."""
+"""Values returned by the client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-#: Told of each attempt, before it is made: the bodies of one call, and the attempt number, starting at 1.
+#: Called before each attempt with the bodies of one call and the attempt number, starting at 1.
 AttemptHook = Callable[[Sequence[bytes], int], object]
 
 
 class AppendResult(NamedTuple):
-    """Where an acknowledged entry is in the log.
+    """The position of an acknowledged entry in the log.
 
-    `index` and `pos` are -1 for a retry in a session so old that the cluster knows that it stored the entry,
-    but no longer where.
+    `index` and `pos` are -1 for a retry in a session that is so old that the cluster no longer knows the
+    position of the entry, only that it is stored.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment] # hides tuple.index
     term: int
     pos: int
 
 
 class Entry(NamedTuple):
-    """One committed entry: its number, the term of the leader that wrote it, its byte position, its body."""
+    """One committed entry: its index, the term of the leader that wrote it, its byte position, its body."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment] # hides tuple.index
     term: int
     pos: int
     body: bytes

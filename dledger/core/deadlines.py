@@ -1,4 +1,4 @@
-"""When the core has to hear of time again: so that an idle node need not ask it many times a second."""
+"""Computes when the core next needs a tick, so that an idle node does not tick many times a second."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _NEVER = 1 << 62
 
 
 def next_tick_ms(core: RaftCore) -> int:
-    """The first moment at which a Tick does something, if no other event comes before it and no fsync is
-    under way. `core.now_ms` or less: ticks are needed at the usual rate."""
+    """Return the first time at which a Tick has an effect, assuming no other event and no fsync before it.
+
+    A result of `core.now_ms` or less means that ticks are needed at the normal rate.
+    """
     if core.hard_state.rejoining:
         return core.now_ms
     due = _NEVER
@@ -29,7 +31,9 @@ def next_tick_ms(core: RaftCore) -> int:
         return min(due, core.shortcut.next_ms)
     if core.candidacy:
         return min(due, core.candidacy.deadline_ms)
-    return min(due, max(core.election_deadline_ms, core.stall.candidate_from_ms))
+    if (silence_due_ms := core.silence_due_ms) is not None:
+        due = min(due, silence_due_ms)
+    return min(due, max(core.election_deadline_ms, core.stall_guard.candidate_from_ms))
 
 
 def _of_leader(core: RaftCore, leadership: Leadership) -> int:
@@ -40,7 +44,7 @@ def _of_leader(core: RaftCore, leadership: Leadership) -> int:
     dues = [
         leadership.next_heartbeat_ms,
         leadership.next_preferred_check_ms,
-        # Check-quorum: the majority that answered last counts until then.
+        # Check-quorum: the last majority contact is valid until then.
         committed_by(core.membership, contacts) + core.timing.election_min_ms,
         *(p.probe_due_ms for p in progress.values() if p.probe_due_ms is not None),
     ]

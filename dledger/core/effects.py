@@ -1,4 +1,4 @@
-"""Everything a Raft core can ask for: the closed set of outputs of `RaftCore.step`, executed in order."""
+"""Outputs of `RaftCore.step`: the closed set of effects, executed in order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dledger.errors import Code
 
 @dataclass(slots=True)
 class PersistHardState:
-    """Make this durable. No Send or Push effect that comes after it may leave the node before that."""
+    """Make the hard state durable. No later SendMessage or push effect may leave the node before that."""
 
     hard_state: HardState
 
 
 @dataclass(slots=True)
-class Send:
-    """Send to `peer`, in order with other sends to it. A COMPARE gets its chain_crc filled in."""
+class SendMessage:
+    """Send to `peer`, in order with other messages to that peer. The shell sets the chain_crc of a
+    COMPARE."""
 
     peer: str
     message: Message
@@ -26,8 +27,9 @@ class Send:
 
 @dataclass(slots=True)
 class PushAppended:
-    """Send `message` on its stream with the bytes of the range that was just appended: it is the whole of it.
-    The core counts it as pushed."""
+    """Send `message` on its stream with the bytes of the range just appended, which it covers completely.
+    The core counts the range as pushed.
+    """
 
     peer: str
     message: Append
@@ -35,8 +37,9 @@ class PushAppended:
 
 @dataclass(slots=True)
 class PushRange:
-    """Read whole batches from first_index on, at least one, at most max_bytes, none past last_index; send
-    them as an Append on the stream, and report the range with a Pushed event."""
+    """Read whole batches starting at first_index: at least one, at most max_bytes in total, and none after
+    last_index. Send them as an Append on the stream and report the range with an EntriesPushed event.
+    """
 
     peer: str
     stream_id: int
@@ -48,15 +51,18 @@ class PushRange:
 
 @dataclass(slots=True)
 class AppendNoop:
-    """A new leader: put an empty internal entry of this term after the end of the log, as a group of its
-    own, at once, and report it with an Appended event."""
+    """On a new leader, append an empty internal entry of this term immediately, in a separate group, and
+    report it with an EntriesAppended event.
+    """
 
     term: int
 
 
 @dataclass(slots=True)
 class StoreEntries:
-    """Follower: write the entries of `message` from first_index on (all before it are here already)."""
+    """On a follower, write the entries of `message` starting at first_index. All earlier entries are already
+    stored.
+    """
 
     message: Append
     first_index: int
@@ -64,7 +70,7 @@ class StoreEntries:
 
 @dataclass(slots=True)
 class TruncateLog:
-    """Delete everything above `last_index`. Completions of writes of older generations are void."""
+    """Delete all entries after `last_index`. Reports of writes of older generations are ignored."""
 
     last_index: int
     generation: int
@@ -72,7 +78,7 @@ class TruncateLog:
 
 @dataclass(slots=True)
 class ResetLog:
-    """Forget the whole log and begin after `base`. Completions of older generations are void."""
+    """Drop the whole log and start after `base`. Reports of writes of older generations are ignored."""
 
     base: Base
     generation: int
@@ -85,16 +91,16 @@ class CommitAdvanced:
 
 @dataclass(slots=True)
 class RoleChanged:
-    """Role, term or known leader changed. role_epoch grows with every change of role (not of leader)."""
+    """The role, the term or the known leader changed. role_epoch increases only if the role changed."""
 
     role: Role
     term: int
     role_epoch: int
     leader_id: str | None
-    # start, timeout, stream-lost, transfer, rejoined-peer, higher-term, quorum-lost, disk-stalled,
-    # commit-stalled, leader-seen, won
+    # start, timeout, stream-lost, leader-silent, transfer, rejoined-peer, higher-term, quorum-lost,
+    # disk-stalled, commit-stalled, leader-seen, won
     cause: str
-    detail: str = ""  # for the log, where the cause does not say it all
+    detail: str = ""  # details for the log; may be empty
 
 
 @dataclass(slots=True)
@@ -114,13 +120,13 @@ class ReadRefused:
 @dataclass(slots=True)
 class TransferEnded:
     request_id: int
-    code: Code  # SUCCESS: `to` leads; otherwise why not
+    code: Code  # SUCCESS: `to` leads; otherwise the reason for the failure
     message: str
 
 
 @dataclass(slots=True)
 class MessageRefused:
-    """The message changed nothing, and gets no answer of the core: tell the peer and the operator why."""
+    """The core ignored the message. Report the reason to the peer and to the operator."""
 
     peer: str
     message: Message
@@ -129,7 +135,7 @@ class MessageRefused:
 
 @dataclass(slots=True)
 class Fatal:
-    """A safety rule would have been broken. The node must stop, loudly, and change nothing more."""
+    """A safety violation. The node must stop, report it prominently, and change nothing more."""
 
     code: Code
     reason: str
@@ -137,7 +143,7 @@ class Fatal:
 
 Effect = (
     PersistHardState
-    | Send
+    | SendMessage
     | PushAppended
     | PushRange
     | AppendNoop
@@ -155,11 +161,14 @@ Effect = (
 
 
 def without_overtaken_state(effects: list[Effect]) -> list[Effect]:
-    """A higher term and the vote in it are one write, if nothing but announcements came between: a slow disk
-    has to do with one sync then, and nothing has left that depended on the first."""
-    for at in range(len(effects) - 1, -1, -1):
-        if isinstance(effects[at], PersistHardState):
-            return effects[:at] + effects[at + 1 :]
-        if not isinstance(effects[at], RoleChanged):
+    """Drop a pending PersistHardState, which a newer one replaces, if only announcements follow it.
+
+    A higher term and the vote in that term then take one write instead of two, which matters on a slow disk.
+    No other effect depends on the replaced state.
+    """
+    for position in range(len(effects) - 1, -1, -1):
+        if isinstance(effects[position], PersistHardState):
+            return effects[:position] + effects[position + 1 :]
+        if not isinstance(effects[position], RoleChanged):
             break
     return effects

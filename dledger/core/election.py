@@ -1,7 +1,4 @@
-"""Candidacies: who asked, who answered, and how a vote request is judged.
-
-Rules 3 and 5 of docs/guarantees.md.
-"""
+"""Candidacies and the comparison of logs in a vote request (docs/guarantees.md rules 3 and 5)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from dledger.core.values import Membership, VoteResult
 
 @dataclass(slots=True)
 class Candidacy:
-    """One round of asking. A pre-vote asks for term + 1 without taking it."""
+    """One round of vote requests. A pre-vote requests term + 1 without adopting it."""
 
     membership: Membership
     pre_vote: bool
@@ -26,7 +23,7 @@ class Candidacy:
     deadline_ms: int
     granted: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    leader_alive: bool = False  # some voter refused because it hears a live leader
+    leader_alive: bool = False  # some voter refused because it is in contact with a live leader
 
     @property
     def won(self) -> bool:
@@ -37,7 +34,7 @@ class Candidacy:
         return not can_still_win(self.membership, self.refused)
 
     def count(self, voter_id: str, result: VoteResult) -> None:
-        """An answer to this round. Repeated answers of one voter count once."""
+        """Count a response to this round. Repeated responses of one voter count once."""
         if result is VoteResult.ACCEPT:
             self.granted.add(voter_id)
         else:
@@ -47,17 +44,20 @@ class Candidacy:
 
 @dataclass(slots=True)
 class Shortcut:
-    """A follower whose stream from the leader broke without GOODBYE asks early (guarantees.md rule 5)."""
+    """Early pre-votes of a follower whose leader is silent, or whose stream from the leader broke without
+    GOODBYE (guarantees.md rule 5).
+    """
 
     leader_id: str
-    next_ms: int  # when to ask
-    asked: int = 0  # how often it has asked
+    next_ms: int  # time of the next attempt
+    cause: str
+    attempts: int = 0  # attempts so far
 
 
 def compare_logs(request: VoteRequest, log: LogView) -> VoteResult:
-    """May a voter with `log` elect this candidate? Lexicographic by (ledger_end_term, ledger_end_index).
+    """Decide whether a voter with `log` may elect this candidate, by (ledger_end_term, ledger_end_index).
 
-    ledger_end_term is the stored term of the last entry; taking the node's current term in its place lost
+    ledger_end_term is the stored term of the last entry. Comparing the node's current term instead lost
     data in DLedger (issues 52, 53).
     """
     if request.ledger_end_term < log.end_term:

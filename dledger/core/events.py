@@ -1,4 +1,4 @@
-"""Everything that can happen to a Raft core. The closed set of inputs of `RaftCore.step`."""
+"""Inputs of `RaftCore.step`: the closed set of events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from dledger.core.values import Base, OwnerFitness
 
 @dataclass(slots=True)
 class Tick:
-    """Time has passed. Timers are judged by the `now_ms` that goes with every event. `fsync_began_ms`: when
-    the fsync that is under way began, on the same clock; None: none is."""
+    """Time has passed. Timers use the `now_ms` that accompanies every event.
+
+    `fsync_began_ms` is the start of the running fsync on the same clock, None if no fsync is running.
+    """
 
     fsync_began_ms: int | None = None
 
 
 @dataclass(slots=True)
-class Receive:
-    """A message from a peer. `chain_matches` answers, for a COMPARE, whether the chain checksum stored here
-    at its index equals the one in the message (None: no such entry here)."""
+class MessageReceived:
+    """A message from a peer. For a COMPARE, `chain_matches` is True if the stored chain checksum at its index
+    equals the one in the message (None: the log has no such entry).
+    """
 
     peer: str
     message: Message
@@ -27,8 +30,8 @@ class Receive:
 
 
 @dataclass(slots=True)
-class Appended:
-    """The leader's own node put a range after the end of its log (not yet durable)."""
+class EntriesAppended:
+    """The leader appended a range to its own log. The range is not durable yet."""
 
     first_index: int
     last_index: int
@@ -37,8 +40,8 @@ class Appended:
 
 
 @dataclass(slots=True)
-class Stored:
-    """The log up to last_index (of `term`) is durable. `generation` is that of the write."""
+class EntriesStored:
+    """The log up to last_index (of `term`) is durable. `generation` is the generation of the write."""
 
     last_index: int
     term: int
@@ -47,7 +50,7 @@ class Stored:
 
 @dataclass(slots=True)
 class StreamUp:
-    """Leader: a push stream to `peer` is open and the handshake is done. stream_id never repeats."""
+    """On a leader, a push stream to `peer` is open and its handshake is complete. stream_id never repeats."""
 
     peer: str
     stream_id: int
@@ -56,7 +59,7 @@ class StreamUp:
 
 @dataclass(slots=True)
 class StreamDown:
-    """Leader: that push stream has ended."""
+    """On a leader, that push stream has ended."""
 
     peer: str
     stream_id: int
@@ -64,16 +67,17 @@ class StreamDown:
 
 @dataclass(slots=True)
 class LeaderStreamLost:
-    """Follower: the push stream from `leader_id` ended without a GOODBYE (docs/guarantees.md rule 5)."""
+    """On a follower, the push stream from `leader_id` ended without a GOODBYE (docs/guarantees.md rule 5)."""
 
     leader_id: str
     stream_id: int
 
 
 @dataclass(slots=True)
-class Pushed:
-    """Leader: the answer to a PushRange. The range was handed to the stream; an empty range (last < first)
-    says that nothing could be read and the peer is to be probed again."""
+class EntriesPushed:
+    """On a leader, a PushRange completed and the range was passed to the stream. An empty range (last <
+    first) means that the entries could not be read. The leader then probes the peer again.
+    """
 
     peer: str
     stream_id: int
@@ -89,17 +93,21 @@ class ReadIndexRequest:
 
 @dataclass(slots=True)
 class TransferRequest:
-    """An operator, or a graceful stop, asks this leader to hand over. to=None: to the best peer."""
+    """A request to hand over leadership, from an operator or for a graceful stop. If `to` is None, leadership
+    goes to the best peer."""
 
     request_id: int
     to: str | None
 
 
 @dataclass(slots=True)
-class Fitness:
-    """What this node is fit for has changed: damaged below its end, without room, or waiting for a state
-    image, it does not campaign; a leader without room hands over to a peer that has some. `owner`: what the
-    program says that owns it, None: nothing."""
+class FitnessChanged:
+    """The fitness of this node changed.
+
+    A node does not campaign while its log has damage below its end, its disk is full, its state is being
+    rebuilt, or it waits for a state image. If this applies to a leader, it hands over to a peer with free
+    disk space. `owner`: fitness reported by the owning program, None if it reported none.
+    """
 
     may_lead: bool
     has_room: bool
@@ -107,30 +115,31 @@ class Fitness:
 
 
 @dataclass(slots=True)
-class Purged:
-    """A committed PURGE is being carried out: the log begins after `base` now."""
+class LogPurged:
+    """A committed PURGE is being executed: the log now starts after `base`."""
 
     base: Base
 
 
 @dataclass(slots=True)
-class Settled:
-    """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
-    are told the committed index now."""
+class CommitSettled:
+    """On a leader, all appends that waited for a commit are now appended and pushed. Followers that received
+    no push since the commit now receive the committed index.
+    """
 
 
 Event = (
     Tick
-    | Receive
-    | Appended
-    | Stored
+    | MessageReceived
+    | EntriesAppended
+    | EntriesStored
     | StreamUp
     | StreamDown
     | LeaderStreamLost
-    | Pushed
+    | EntriesPushed
     | ReadIndexRequest
     | TransferRequest
-    | Settled
-    | Fitness
-    | Purged
+    | CommitSettled
+    | FitnessChanged
+    | LogPurged
 )

@@ -1,11 +1,12 @@
-"""What a follower does with a leader's pushes (docs/guarantees.md rules 6, 7 and 8).
+"""The follower's side of replication (docs/guarantees.md rules 6, 7 and 8).
 
-Every push is judged here, when it is executed: by term and leader first, then by push stream. Nothing that
-was judged earlier is kept for later, so a message of a deposed leader can change nothing.
+Every push is validated when it is executed. First its term and leader are checked, then its push stream. The
+result of an earlier validation is never reused, so a message from a deposed leader has no effect.
 """
 
 from __future__ import annotations
 
+from dledger.core.core_state import CoreState
 from dledger.core.effects import ResetLog, StoreEntries, TruncateLog
 from dledger.core.messages import (
     Append,
@@ -18,7 +19,6 @@ from dledger.core.messages import (
     PushType,
     Truncate,
 )
-from dledger.core.node_state import NodeState
 from dledger.core.values import TermRun
 from dledger.errors import Code
 
@@ -34,18 +34,21 @@ _TYPES: dict[type, PushType] = {
 }
 
 
-class Following:
+class Follower:
     """The follower's end of the current leader's push stream."""
 
-    def __init__(self, core: NodeState) -> None:
+    def __init__(self, core: CoreState) -> None:
         self.core = core
         self.stream_id = NO_STREAM
         self.acked_index = -1  # last index acknowledged on this stream
         self.said_goodbye = False
 
     def forget_stream(self) -> None:
-        """A new term or a newer stream: acknowledge nothing more on the old one. A follower that only doubted
-        its leader keeps the stream, since the leader sees no reason to open another or to ask again."""
+        """Stop acknowledging on the old stream, after a new term or a newer stream.
+
+        A follower that only suspected its leader keeps the stream, because the leader has no reason to open
+        another or to probe again.
+        """
         self.stream_id = NO_STREAM
         self.acked_index = -1
         self.said_goodbye = False
@@ -55,7 +58,7 @@ class Following:
 
     def on_push(self, peer: str, message: PushMessage, chain_matches: bool | None) -> None:
         core = self.core
-        if not core.hear_leader(peer, message.term):
+        if not core.on_leader_contact(peer, message.term):
             if core.stopped is None:
                 self._answer(peer, message, Code.EXPIRED_TERM, -1)
             return
@@ -86,11 +89,13 @@ class Following:
             self.learn_committed(message.committed_index)
 
     def learn_committed(self, leader_committed: int) -> None:
-        """Only what is known to equal the leader's log may be called committed (rule 8)."""
+        """Commit up to the leader's index, limited to the prefix verified against the leader's log (rule
+        8).
+        """
         self.core.commit_to(min(leader_committed, self.core.log.verified_index))
 
     def acknowledge(self, *, even_if_known: bool = False) -> None:
-        """Tell the leader how far its log is durable here."""
+        """Report the durable index of this log to the leader."""
         core = self.core
         if self.stream_id == NO_STREAM or core.leader_id is None:
             return
@@ -112,8 +117,8 @@ class Following:
         if chain_matches is False:
             core.fatal(
                 Code.DATA_DAMAGED,
-                f"entry {message.index} of term {message.index_term} is here and at leader {peer},"
-                " but with different histories: the logs have diverged",
+                f"entry {message.index} of term {message.index_term} has another history at leader {peer}:"
+                " the logs have diverged",
             )
             return
         log.verified_index = max(log.verified_index, message.index)
@@ -122,7 +127,10 @@ class Following:
         self.acknowledge()
 
     def _install_base(self, peer: str, message: InstallBase) -> None:
-        """The leader's log begins after ours ends. `base` is committed, so nothing that counts is lost."""
+        """Restart the log at the leader's base, which is after the end of this log.
+
+        `base` is committed, so no committed entry is lost.
+        """
         core, log, base = self.core, self.core.log, message.base
         if base.index > log.base.index and not log.holds(base.index, base.term):
             if base.index <= core.committed_index:
@@ -144,11 +152,12 @@ class Following:
             if self._cut(message.index, peer):
                 self._answer(peer, message, Code.SUCCESS, message.index - 1)
             return
-        # The same entry, or none: a delayed or repeated message. Say where the logs are known to match.
+        # The log has the same entry, or none: the message was delayed or repeated. Report the verified
+        # prefix.
         self._answer(peer, message, Code.SUCCESS, log.verified_index)
 
     def _follows_the_end(self, message: Append) -> bool:
-        """The steady state: all before it is here, and nothing of it."""
+        """The steady state: the log ends exactly at prev_index."""
         log = self.core.log
         return message.prev_index == log.end_index and message.prev_term == log.end_term
 
@@ -160,17 +169,17 @@ class Following:
         if not log.holds(message.prev_index, message.prev_term):
             self._conflict(peer, message, message.prev_index)
             return
-        fresh = self._first_difference(message)
-        if fresh <= message.last_index:
-            if fresh <= log.end_index and not self._cut(fresh, peer):
+        new_from = self._first_difference(message)
+        if new_from <= message.last_index:
+            if new_from <= log.end_index and not self._cut(new_from, peer):
                 return
-            log.append(_runs_from(message.runs, fresh), message.last_index)
-            self.core.emit(StoreEntries(message, fresh))
+            log.append(_runs_from(message.runs, new_from), message.last_index)
+            self.core.emit(StoreEntries(message, new_from))
         log.verified_index = max(log.verified_index, message.last_index)
-        self.acknowledge(even_if_known=fresh > message.last_index)
+        self.acknowledge(even_if_known=new_from > message.last_index)
 
     def cut_by(self, message: Append | Truncate) -> int | None:
-        """The first index that carrying out this message would delete; None if it would delete nothing."""
+        """Return the first index that this message would delete, or None."""
         log = self.core.log
         if message.term < self.core.term:
             return None
@@ -181,11 +190,11 @@ class Following:
             return None
         if not log.holds(message.prev_index, message.prev_term):
             return None
-        fresh = self._first_difference(message)
-        return fresh if fresh <= min(message.last_index, log.end_index) else None
+        new_from = self._first_difference(message)
+        return new_from if new_from <= min(message.last_index, log.end_index) else None
 
     def _first_difference(self, message: Append) -> int:
-        """First index of the message that is not in the log with the same term; last_index + 1 if all are."""
+        """Return the first index of the message whose term differs from the log's, or last_index + 1."""
         log = self.core.log
         shared_end = min(message.last_index, log.end_index)
         for position, run in enumerate(message.runs):
@@ -199,7 +208,8 @@ class Following:
         return shared_end + 1
 
     def _cut(self, index: int, peer: str) -> bool:
-        """Delete from `index` on, where the leader has another term. False: refused, fatally."""
+        """Delete the entry at `index` and all later ones. If one of them is committed, emit Fatal and return
+        False."""
         core = self.core
         if index <= core.committed_index:
             core.fatal(
@@ -212,10 +222,10 @@ class Following:
         core.emit(TruncateLog(index - 1, core.log.generation))
         return True
 
-    # -- answers ------------------------------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------------------
 
     def _conflict(self, peer: str, message: Compare | Append, index: int) -> None:
-        """Not the same entry at `index`: name the conflicting term and its first index (rule 7)."""
+        """Reject the entry at `index`, with the conflicting term and its first index (rule 7)."""
         core, log = self.core, self.core.log
         if index <= core.committed_index:
             core.fatal(
@@ -275,7 +285,7 @@ class Following:
 
 
 def _runs_from(runs: tuple[TermRun, ...], first_index: int) -> list[TermRun]:
-    """The runs from first_index on, the first one cut to begin there."""
+    """Return the runs starting at first_index. The first run is shortened to start there."""
     cut: list[TermRun] = []
     for run in runs:
         if run.first_index <= first_index:

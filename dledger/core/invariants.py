@@ -1,16 +1,16 @@
-"""What must hold of a core after every step (docs/guarantees.md rule 8 and the Raft paper, section 5)."""
+"""Invariants of a core, checked after every step (docs/guarantees.md rule 8; Raft paper, section 5)."""
 
 from __future__ import annotations
 
-from dledger.core.node_state import NodeState
+from dledger.core.core_state import CoreState
 from dledger.core.values import Role
 
-# Looked up once: an enum's member costs as much as the rest of a line, and this runs all the time.
+# Cached: accessing an enum member costs as much as the rest of a line, and this runs after every step.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
 
-def check_core(core: NodeState) -> None:
-    """Raise AssertionError if the state contradicts itself. Cheap: it runs after every step."""
+def check_core(core: CoreState) -> None:
+    """Raise AssertionError if the state is inconsistent. Must stay cheap."""
     log = core.log
     begin, end, committed = log.base.index, log.end_index, core.committed_index
     assert begin <= committed <= end, (committed, log)

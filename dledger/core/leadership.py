@@ -1,12 +1,14 @@
-"""What a leader does: push its log, commit, confirm reads, hand over (docs/guarantees.md rules 4, 5 and 7).
+"""The leader's side of replication: pushes the log, commits, confirms reads and hands over leadership
+(docs/guarantees.md rules 4, 5 and 7).
 
-A Leadership lives for one term of one node and is thrown away with it, so nothing of an old one can linger.
+A Leadership object exists for one term of one node, so no state of an earlier term survives.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dledger.core.core_state import CoreState
 from dledger.core.effects import (
     AppendNoop,
     PushAppended,
@@ -15,7 +17,7 @@ from dledger.core.effects import (
     ReadRefused,
     TransferEnded,
 )
-from dledger.core.events import Appended, Pushed, StreamDown, StreamUp
+from dledger.core.events import EntriesAppended, EntriesPushed, StreamDown, StreamUp
 from dledger.core.messages import (
     Append,
     Commit,
@@ -30,52 +32,54 @@ from dledger.core.messages import (
     TakeLeadershipResponse,
     Truncate,
 )
-from dledger.core.node_state import NodeState
-from dledger.core.progress import Progress, PushState
+from dledger.core.progress import FollowerProgress, PushState
 from dledger.core.quorum import committed_by, is_majority
 from dledger.core.read_index import ReadIndexQueue
 from dledger.core.values import OwnerFitness, TermRun
 from dledger.errors import Code
 
 _PROBES = (PushType.COMPARE, PushType.INSTALL_BASE)
-NOBODY_ASKED = -1  # request_id of a transfer to a preferred leader
+NO_REQUEST = -1  # request_id of a transfer to a preferred leader
 
 
 @dataclass(slots=True)
-class Handover:
-    """A transfer under way. While it lasts, appends are refused with LEADER_TRANSFERRING."""
+class LeadershipTransfer:
+    """A leadership transfer in progress. Appends fail with LEADER_TRANSFERRING until it ends."""
 
     request_id: int
     to: str
     deadline_ms: int
-    asked: bool = False  # TakeLeadership was sent
+    prompted: bool = False  # TakeLeadership has been sent
 
 
 class Leadership:
-    def __init__(self, core: NodeState) -> None:
+    def __init__(self, core: CoreState) -> None:
         self.core = core
         self.term = core.term
         self.noop_index: int | None = None
-        # Since the last commit, or since there is something to commit; of no meaning if there is nothing.
+        # Time of the last commit, or of the first uncommitted append after it. Unused while nothing is
+        # uncommitted.
         self.commit_waits_since_ms = core.now_ms
-        self.progress = {p: Progress(p, core.now_ms) for p in core.membership.others(core.node_id)}
+        self.progress = {p: FollowerProgress(p, core.now_ms) for p in core.membership.others(core.node_id)}
         self.round = 0
         self.next_heartbeat_ms = core.now_ms
         self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
         self.reads = ReadIndexQueue()
-        self.handover: Handover | None = None
-        self.majority_has_room = True  # we and so many others: what is appended could be committed
+        self.handover: LeadershipTransfer | None = None
+        self.majority_has_room = True  # including this node; without it, appends could not commit
 
     @property
     def transferring_to(self) -> str | None:
         return self.handover.to if self.handover else None
 
-    def begin(self) -> None:
-        """Rule 4: a no-op at once, always, so that what older terms left is committed on an idle cluster."""
+    def start_leading(self) -> None:
+        """Append a no-op immediately (rule 4), so that entries of older terms commit even on an idle
+        cluster.
+        """
         self.core.emit(AppendNoop(self.term))
         self._heartbeat()
 
-    def end(self, reason: str) -> None:
+    def resign(self, reason: str) -> None:
         core = self.core
         for p in self.progress.values():
             if p.state is not PushState.DISCONNECTED:
@@ -83,17 +87,17 @@ class Leadership:
         for request_id in self.reads.drain():
             core.emit(ReadRefused(request_id, Code.NOT_LEADER))
         handover, self.handover = self.handover, None
-        if handover and handover.request_id != NOBODY_ASKED:
-            if handover.asked:
+        if handover and handover.request_id != NO_REQUEST:
+            if handover.prompted:
                 core.await_successor(handover.request_id, handover.to, handover.deadline_ms)
             else:
                 core.emit(TransferEnded(handover.request_id, Code.TAKE_LEADERSHIP_FAILED, reason))
 
-    def on_event(self, event: Appended | StreamUp | StreamDown | Pushed) -> None:
+    def on_event(self, event: EntriesAppended | StreamUp | StreamDown | EntriesPushed) -> None:
         match event:
-            case Appended():
+            case EntriesAppended():
                 self._appended(event)
-            case Pushed():
+            case EntriesPushed():
                 self._pushed(event)
             case StreamUp():
                 p = self.progress[event.peer]
@@ -107,7 +111,7 @@ class Leadership:
 
     # -- appending and pushing ----------------------------------------------------------------------------
 
-    def _appended(self, event: Appended) -> None:
+    def _appended(self, event: EntriesAppended) -> None:
         core, log = self.core, self.core.log
         first, last, size = event.first_index, event.last_index, event.byte_size
         assert event.term == self.term and first == log.end_index + 1, (event, log)
@@ -121,10 +125,14 @@ class Leadership:
             assert first == last, "the first entry of a term is its no-op, alone"
             self.noop_index = first
         for p in self.progress.values():
-            if not p.takes(first, core.config.max_inflight_bytes) or size > core.config.max_push_bytes:
+            if (
+                not p.accepts_direct_push(first, core.config.max_inflight_bytes)
+                or size > core.config.max_push_bytes
+            ):
                 self._push(p)
                 continue
-            # The steady state: whoever has all before it is sent what was just appended, as it is.
+            # The steady state: a follower that has everything before this range receives the appended batch
+            # unchanged.
             committed = p.committed_sent = core.committed_index
             p.pushed(last, size, core.now_ms)
             message = Append(
@@ -132,10 +140,10 @@ class Leadership:
             )
             core.emit(PushAppended(p.peer, message))
 
-    def _pushed(self, event: Pushed) -> None:
+    def _pushed(self, event: EntriesPushed) -> None:
         p = self.progress[event.peer]
         if not self.awaits_push(event.peer, event.stream_id, event.first_index):
-            return  # of a stream, or of a pipeline, that is over
+            return  # belongs to a stream or pipeline that has ended
         p.loading = False
         if event.last_index < event.first_index:
             self._probe_later(p, min(p.next_index - 1, self.core.log.end_index))
@@ -146,13 +154,14 @@ class Leadership:
         self._push(p)
 
     def awaits_push(self, peer: str, stream_id: int, first_index: int) -> bool:
-        """Is a range from first_index on still wanted? Reading takes time, and the stream or the place to
-        push from may have changed meanwhile."""
+        """Return True if the push starting at first_index is still needed. The stream or the next index may
+        have changed while the range was read.
+        """
         p = self.progress[peer]
         return p.stream_id == stream_id and p.loading and p.next_index == first_index
 
     def awaits_probe(self, peer: str, message: Compare) -> bool:
-        """Is the answer to this probe still wanted, which could not be sent before?"""
+        """Return True if this delayed probe is still current."""
         p = self.progress[peer]
         return (
             message.term == self.term
@@ -162,7 +171,7 @@ class Leadership:
             and message.index >= self.core.log.base.index
         )
 
-    def _push(self, p: Progress) -> None:
+    def _push(self, p: FollowerProgress) -> None:
         core, log = self.core, self.core.log
         if p.state is not PushState.APPEND or p.loading or p.next_index > log.end_index:
             return
@@ -180,7 +189,7 @@ class Leadership:
             )
         )
 
-    def _probe(self, p: Progress, index: int) -> None:
+    def _probe(self, p: FollowerProgress, index: int) -> None:
         core, log = self.core, self.core.log
         assert log.base.index <= index <= log.end_index, (index, log)
         p.probe_again()
@@ -188,8 +197,10 @@ class Leadership:
         term = log.term_at(index)
         core.send(p.peer, Compare(self.term, core.node_id, p.stream_id, core.committed_index, index, term))
 
-    def _probe_later(self, p: Progress, index: int, wait_ms: int | None = None) -> None:
-        """Nothing was gained by the last try: the same again at once could go round for ever."""
+    def _probe_later(self, p: FollowerProgress, index: int, wait_ms: int | None = None) -> None:
+        """Probe again after a wait. The last attempt made no progress, and an immediate retry could loop
+        forever.
+        """
         p.probe_again()
         p.probe_index = index
         wait_ms = self.core.timing.heartbeat_ms if wait_ms is None else wait_ms
@@ -201,10 +212,11 @@ class Leadership:
             return
         p.counts, p.owner = response.counts, response.owner
         if not response.counts:
-            p.match_index = -1  # of a former life, perhaps: it holds for nobody
+            p.match_index = -1  # may be from a previous incarnation; do not count it
         if not isinstance(response, PushResponse):
             self._note_room(p, response.has_room)
-            # Rule 14: what keeps this peer from storing more, and another leader would not change.
+            # Rule 14: conditions that keep this peer from storing more and that another leader would not
+            # change.
             busy = not (response.stored_all and response.counts and response.has_room)
             if busy or p.peer not in self.in_contact():
                 p.last_active_ms = self.core.now_ms
@@ -214,24 +226,24 @@ class Leadership:
                 self._confirm_reads()
             return
         if response.stream_id != p.stream_id or p.state is PushState.DISCONNECTED:
-            return  # rule 6: the answer belongs to an older stream
+            return  # rule 6: the response belongs to an older stream
         if response.counts:
             p.last_contact_ms = self.core.now_ms
         p.awaits_new_term = response.awaits_new_term
         self._note_room(p, response.has_room)
         self._push_response(p, response)
 
-    def _note_room(self, p: Progress, has_room: bool) -> None:
+    def _note_room(self, p: FollowerProgress, has_room: bool) -> None:
         if p.has_room is not has_room:
             p.has_room = has_room
             able = 1 + sum(other.has_room for other in self.progress.values())
             self.majority_has_room = able >= self.core.membership.majority
 
-    def _push_response(self, p: Progress, response: PushResponse) -> None:
+    def _push_response(self, p: FollowerProgress, response: PushResponse) -> None:
         log = self.core.log
         if response.code is Code.SUCCESS:
             if response.index > log.end_index:
-                return  # nobody can hold more of our log than we do: not a answer to believe
+                return  # No follower can match beyond our end: ignore the response.
             if response.type is PushType.APPEND:
                 if p.acknowledged(response.index, self.core.now_ms, counts=response.counts):
                     if response.index > self.core.committed_index:
@@ -245,12 +257,13 @@ class Leadership:
             if p.state is expected:
                 self._back_up(p, response)
 
-    def _matched(self, p: Progress, response: PushResponse) -> None:
+    def _matched(self, p: FollowerProgress, response: PushResponse) -> None:
         core, log = self.core, self.core.log
         p.matched(response.index)
         cut = response.index + 1
         if response.ledger_end_index >= cut and cut <= log.end_index:
-            # More is there than matched. The follower cuts only what has another term than ours (rule 6).
+            # The follower's log continues past the match. It deletes only entries whose term differs from
+            # ours (rule 6).
             core.send(
                 p.peer,
                 Truncate(self.term, core.node_id, p.stream_id, core.committed_index, cut, log.term_at(cut)),
@@ -259,12 +272,12 @@ class Leadership:
         if p.next_index > log.end_index:
             self._send_commit(p)
 
-    def _back_up(self, p: Progress, response: PushResponse) -> None:
-        """One step per conflicting term (rule 7), always to a lower index than the one that failed."""
+    def _back_up(self, p: FollowerProgress, response: PushResponse) -> None:
+        """Move the probe back one step per conflicting term (rule 7), always below the index that failed."""
         log = self.core.log
         failed = min(response.index, log.end_index + 1)
         if response.code is Code.DISK_FULL:
-            # What it has no room for now it will have none for in a moment: do not send it over and over.
+            # A full disk stays full for a while: do not resend immediately.
             self._note_room(p, False)
             p.last_active_ms = self.core.now_ms
             probe = max(log.base.index, min(response.index, log.end_index))
@@ -275,8 +288,8 @@ class Leadership:
             if response.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
                 probe = response.ledger_begin_index - 1
             elif response.conflict_index >= 0:
-                # Damage: what is pushed from before it on tells the follower what belongs there, and where to
-                # cut, if some of what is damaged is in no other log.
+                # Push again from before the damaged range. The follower then receives the correct entries. If
+                # no other log has some of them, it learns where to truncate.
                 probe = min(probe, response.conflict_index - 1)
             self._probe_later(p, max(log.base.index, min(probe, log.end_index)))
             return
@@ -288,17 +301,17 @@ class Leadership:
         probe = max(log.base.index, min(probe, failed - 1))
         if probe < failed:
             self._probe(p, probe)
-        else:  # our log begins above the end of the follower's: it has to begin where ours does
+        else:  # our log starts after the follower's end: the follower must start at our base
             self._install_base(p)
 
-    def _install_base(self, p: Progress) -> None:
+    def _install_base(self, p: FollowerProgress) -> None:
         core, base = self.core, self.core.log.base
         p.probe_again()
         p.probe_index = base.index
         core.send(p.peer, InstallBase(self.term, core.node_id, p.stream_id, core.committed_index, base))
 
     def purged(self) -> None:
-        """Our log begins later now: who needs what is gone begins there, too."""
+        """Reposition followers that need purged entries to the new base."""
         base = self.core.log.base
         for p in self.progress.values():
             needs = p.next_index if p.state is PushState.APPEND else p.probe_index + 1
@@ -315,7 +328,7 @@ class Leadership:
         # Rule 4: only entries of our own term are committed by counting (Raft paper 5.4.2, Figure 8).
         if index > core.committed_index and log.term_at(index) == self.term:
             core.commit_to(index)
-            core.stall.committed_as_leader()
+            core.stall_guard.committed_as_leader()
             self.commit_waits_since_ms = core.now_ms
             if self.reads.before_noop and self.noop_is_committed:
                 for request_id in self.reads.before_noop:
@@ -328,12 +341,12 @@ class Leadership:
         return self.noop_index is not None and self.core.committed_index >= self.noop_index
 
     def announce_commit(self) -> None:
-        """Tell followers that have nothing more to be pushed what is committed, at once."""
+        """Immediately send the committed index to followers that have no entries left to receive."""
         for p in self.progress.values():
             if p.state is PushState.APPEND and p.next_index > self.core.log.end_index:
                 self._send_commit(p)
 
-    def _send_commit(self, p: Progress) -> None:
+    def _send_commit(self, p: FollowerProgress) -> None:
         core = self.core
         if p.committed_sent < core.committed_index:
             p.committed_sent = core.committed_index
@@ -347,16 +360,16 @@ class Leadership:
             core.step_down("quorum-lost")
             return
         if core.disk_is_stuck and self._others_disks_work():
-            self._leave_to_the_best()
+            self._prompt_successor()
             core.step_down("disk-stalled")
             return
         stall = self._commit_stall()
         if stall:
-            self._leave_to_the_best()
+            self._prompt_successor()
             core.step_down("commit-stalled", stall)
-            core.stall.stepped_down(core.now_ms)
+            core.stall_guard.stepped_down(core.now_ms)
             return
-        if self._somebody_awaits_a_term():
+        if self._peer_awaits_term():
             core.campaign("rejoined-peer", transfer=True)
             return
         if core.now_ms >= self.next_heartbeat_ms:
@@ -369,13 +382,13 @@ class Leadership:
         if core.now_ms >= self.next_preferred_check_ms:
             self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
             if core.may_lead and core.has_room:
-                self._seek_preferred()
+                self._hand_over_to_preferred()
             else:
-                self._seek_fitter()
+                self._hand_over_to_able_peer()
 
     def _commit_stall(self) -> str:
-        """What keeps this leadership from committing for longer than it may (rule 14); "" if nothing does."""
-        core, log, bound_ms = self.core, self.core.log, self.core.stall.bound_ms
+        """Return the reason why this leader has not committed within its limit (rule 14), or "" if it has."""
+        core, log, bound_ms = self.core, self.core.log, self.core.stall_guard.bound_ms
         if self.noop_index is not None and core.committed_index == log.end_index:
             return ""
         since_ms = core.now_ms - bound_ms
@@ -391,29 +404,35 @@ class Leadership:
         )
 
     def _has_quorum(self) -> bool:
-        """Check-quorum: has a majority answered within the least election time-out?"""
+        """Check quorum: return True if a majority responded within the minimum election time-out."""
         return is_majority(self.core.membership, {self.core.node_id, *self.in_contact()})
 
     def _others_disks_work(self) -> bool:
-        """Rule 9: has a majority, without us, acknowledged data that was pushed well after our fsync began?
-        If all disks are slow, or are one disk, handing leadership round would help nobody: and one disk may
-        finish for the others what was under way, and then hang for all."""
+        """Rule 9: return True if a majority without this node acknowledged data pushed well after our fsync
+        started.
+
+        If all disks are slow, or if all members share one disk, a change of leader would not help. A shared
+        disk might also complete the writes in flight of the other members and then hang for all of them.
+        """
         core = self.core
         lately = core.now_ms - core.timing.fsync_stall_ms // 2
         assert core.fsync_began_ms is not None and core.fsync_began_ms <= lately
         fast = {peer for peer, p in self.progress.items() if p.counts and p.acked_pushed_ms >= lately}
         return is_majority(core.membership, fast)
 
-    def _somebody_awaits_a_term(self) -> bool:
-        """Rule 11: a rejoined node that holds our log counts from the next term on; begin it, once the
-        no-op of this one is committed, so that terms are not burnt in a row."""
+    def _peer_awaits_term(self) -> bool:
+        """Rule 11: return True if a rejoined node that holds our log needs a new term before it counts.
+
+        Wait until the no-op of this term is committed, so that the leader does not start several terms in a
+        row.
+        """
         if not self.noop_is_committed or self.handover:
             return False
         near = self.core.log.end_index - self.core.config.max_transfer_lag
         return any(p.awaits_new_term and p.stored_index >= near for p in self.progress.values())
 
     def in_contact(self) -> list[str]:
-        """Peers that have answered within the least election time-out."""
+        """Peers that have responded within the minimum election time-out."""
         oldest = self.core.now_ms - self.core.timing.election_min_ms
         return [peer for peer, p in self.progress.items() if p.last_contact_ms > oldest]
 
@@ -448,7 +467,7 @@ class Leadership:
 
     def transfer(self, request_id: int, to: str | None) -> None:
         core = self.core
-        target = to if to is not None else self._best_peer()
+        target = to if to is not None else self._most_complete_peer()
         problem = self._why_not(target)
         if target == core.node_id:
             core.emit(TransferEnded(request_id, Code.SUCCESS, "already leads"))
@@ -456,17 +475,23 @@ class Leadership:
             core.emit(TransferEnded(request_id, *problem))
         else:
             assert target is not None
-            self.handover = Handover(request_id, target, core.now_ms + core.timing.transfer_timeout_ms)
+            self.handover = LeadershipTransfer(
+                request_id, target, core.now_ms + core.timing.transfer_timeout_ms
+            )
             self._advance_handover()
 
     def _why_not(self, target: str | None) -> tuple[Code, str] | None:
+        """Return why leadership cannot go to this member now, or None."""
         core = self.core
         if self.handover:
             return Code.LEADER_TRANSFERRING, f"a transfer to {self.handover.to} is under way"
         if target is None:
             return Code.TAKE_LEADERSHIP_FAILED, "no other member is connected"
         if target not in core.membership.voters:
-            return Code.UNKNOWN_MEMBER, f"{target} is no member; members: {', '.join(core.membership.voters)}"
+            return (
+                Code.UNKNOWN_MEMBER,
+                f"{target} is not a member; members: {', '.join(core.membership.voters)}",
+            )
         if target == core.node_id:
             return None
         p = self.progress[target]
@@ -479,7 +504,9 @@ class Leadership:
             return Code.FALL_BEHIND_TOO_MUCH, f"{target} is {lag} entries behind, more than max_transfer_lag"
         return None
 
-    def _best_peer(self) -> str | None:
+    def _most_complete_peer(self) -> str | None:
+        """Return the peer with the highest match index among those that can lead. Peers whose owner is fit
+        take precedence."""
         contact = self.in_contact()
         able = [
             p
@@ -491,10 +518,12 @@ class Leadership:
         preferred = self.core.config.preferred_leaders
         return max(able, key=lambda p: (p.owner_is_fit, p.match_index, p.peer in preferred)).peer
 
-    def fittest_peer(self, mine: OwnerFitness | None) -> str | None:
-        """To whom the program that owns this node can leave leadership: the peer whose program has least to
-        work off, less than ours (if ours is fit at all). One that has said nothing is left out. `mine`: what
-        ours says now, which the core hears of with a tick."""
+    def peer_with_least_backlog(self, mine: OwnerFitness | None) -> str | None:
+        """Return the peer whose program has the least backlog, if that is less than ours or ours is unfit.
+
+        Peers that have not reported their fitness are ignored. `mine` is the current fitness of this node's
+        own program, which the core otherwise learns with the next tick.
+        """
         mine = mine or OwnerFitness(0, True)
         able = [
             (p.owner.lag_bytes, -p.match_index, p.peer)
@@ -508,39 +537,43 @@ class Leadership:
 
     def _advance_handover(self) -> None:
         handover, core = self.handover, self.core
-        if handover is None or handover.asked:
+        if handover is None or handover.prompted:
             return
         if self.progress[handover.to].match_index == core.log.end_index:
-            handover.asked = True
+            handover.prompted = True
             core.send(handover.to, TakeLeadership(self.term, core.node_id, core.log.end_index))
 
     def on_take_leadership_response(self, peer: str, response: TakeLeadershipResponse) -> None:
         handover = self.handover
-        if handover and handover.to == peer and handover.asked and response.code is not Code.SUCCESS:
+        if handover and handover.to == peer and handover.prompted and response.code is not Code.SUCCESS:
             self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{peer} answered {response.code.name}")
 
     def _fail_handover(self, code: Code, message: str) -> None:
         handover, self.handover = self.handover, None
         assert handover is not None
-        # Give a preferred peer that failed time to recover before it is tried again.
+        # Give a preferred peer that failed time to recover before the next attempt.
         self.next_preferred_check_ms = self.core.now_ms + 10 * self.core.timing.preferred_check_ms
-        if handover.request_id != NOBODY_ASKED:
+        if handover.request_id != NO_REQUEST:
             self.core.emit(TransferEnded(handover.request_id, code, message))
 
-    def _leave_to_the_best(self) -> None:
-        """Nobody need wait for a time-out: the one that holds most of our log may campaign at once."""
-        core, best = self.core, self._best_peer()
-        if best is not None:
-            match_index = self.progress[best].match_index
-            core.send(best, TakeLeadership(self.term, core.node_id, match_index))
+    def _prompt_successor(self) -> None:
+        """Send TakeLeadership to the most complete peer before this node steps down, so that no follower
+        waits for its election timeout.
+        """
+        core, successor = self.core, self._most_complete_peer()
+        if successor is not None:
+            match_index = self.progress[successor].match_index
+            core.send(successor, TakeLeadership(self.term, core.node_id, match_index))
 
-    def _seek_fitter(self) -> None:
-        """Rules 9 and 10: damaged or without room, hand over to one that is neither, if there is one."""
-        best = self._best_peer()
-        if best is not None and self.noop_is_committed and self._why_not(best) is None:
-            self.transfer(NOBODY_ASKED, best)
+    def _hand_over_to_able_peer(self) -> None:
+        """Hand over from a damaged or full node to a peer that has disk space, if one is caught up (rules 9
+        and 10).
+        """
+        peer = self._most_complete_peer()
+        if peer is not None and self.noop_is_committed and self._why_not(peer) is None:
+            self.transfer(NO_REQUEST, peer)
 
-    def _seek_preferred(self) -> None:
+    def _hand_over_to_preferred(self) -> None:
         core = self.core
         preferred = core.config.preferred_leaders
         if not preferred or core.node_id in preferred or self.handover or not self.noop_is_committed:
@@ -548,5 +581,5 @@ class Leadership:
         for peer in preferred:
             p = self.progress.get(peer)
             if p is not None and p.owner_is_fit and self._why_not(peer) is None:
-                self.transfer(NOBODY_ASKED, peer)
+                self.transfer(NO_REQUEST, peer)
                 return

@@ -1,4 +1,4 @@
-"""What the Raft core knows of its own log: ends, terms and how much of it is durable. No bytes."""
+"""The Raft core's view of its own log: ends, terms and the durable index, without entry bytes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dledger.core.values import Base, TermRun
 class LogView:
     """Positions of one node's log.
 
-    Entries of one term are contiguous, so the terms of a log of any length are a short list of runs; looking
-    one up costs O(log number of terms).
+    Entries of one term are contiguous, so a short list of runs describes the terms of a log of any length.
+    A lookup costs O(log number of terms).
     """
 
     def __init__(self, base: Base, runs: Sequence[TermRun], end_index: int) -> None:
         self.base = base
         self.end_index = end_index  # ledger_end_index
         self.durable_index = end_index  # recovery ends with an fdatasync of all it accepted (rule 1)
-        self.verified_index = base.index  # known to equal the current leader's log, in this term
+        self.verified_index = base.index  # equal to the current leader's log up to here, in this term
         self.generation = 0  # grows with each truncation; completions of older writes are void
-        self._carried_out = 0  # of that generation the disk has reported something
+        self._carried_out = 0  # newest generation for which the disk has reported a completion
         self._runs: list[TermRun] = list(runs)
         self._starts: list[int] = [run.first_index for run in runs]
         self._check()
@@ -32,12 +32,12 @@ class LogView:
 
     @property
     def end_term(self) -> int:
-        """ledger_end_term: the stored term of the last entry, -1 when the log never had one."""
+        """ledger_end_term: the stored term of the last entry, or -1 if the log never had an entry."""
         return self._runs[-1].term if self.end_index > self.base.index else self.base.term
 
     @property
     def is_being_cut(self) -> bool:
-        """A truncation, or a reset, has not been carried out yet."""
+        """True while a truncation or a reset is pending on disk."""
         return self._carried_out != self.generation
 
     @property
@@ -45,25 +45,26 @@ class LogView:
         return tuple(self._runs)
 
     def term_at(self, index: int) -> int:
-        """Term of the entry at `index`, which must lie in base.index..end_index; -1 at index -1."""
+        """Return the term of the entry at `index`, which must be in base.index..end_index. Returns -1 for
+        index -1."""
         assert self.base.index <= index <= self.end_index, f"no term at {index}: {self!r}"
         if index == self.base.index:
             return self.base.term
         return self._runs[bisect_right(self._starts, index) - 1].term
 
     def holds(self, index: int, term: int) -> bool:
-        """Is an entry with this index and term here? Index -1 (before everything) is in every log."""
+        """Return True if the log holds an entry with this index and term. Every log holds index -1."""
         if index == -1:
             return True
         return self.base.index <= index <= self.end_index and self.term_at(index) == term
 
     def first_index_of_term_at(self, index: int) -> int:
-        """First index stored here of the term of the entry at `index`."""
+        """Return the first stored index of the term of the entry at `index`."""
         assert self.begin_index <= index <= self.end_index
         return max(self._starts[bisect_right(self._starts, index) - 1], self.begin_index)
 
     def last_index_of_term(self, term: int) -> int | None:
-        """Last index stored here of `term`, None if there is none."""
+        """Return the last stored index of `term`, or None."""
         for position in range(len(self._runs) - 1, -1, -1):
             if self._runs[position].term == term:
                 follows = position + 1 < len(self._runs)
@@ -73,14 +74,14 @@ class LogView:
         return self.base.index if self.base.term == term else None
 
     def runs_between(self, first_index: int, last_index: int) -> tuple[TermRun, ...]:
-        """The term runs of first_index..last_index, the first one cut to begin at first_index."""
+        """Term runs of first_index..last_index, with the first run cut to start at first_index."""
         assert self.begin_index <= first_index <= last_index <= self.end_index
         low = bisect_right(self._starts, first_index) - 1
         high = bisect_right(self._starts, last_index)
         return tuple(TermRun(run.term, max(run.first_index, first_index)) for run in self._runs[low:high])
 
     def append(self, runs: Sequence[TermRun], last_index: int) -> None:
-        """Put runs[0].first_index..last_index after the end. Terms never fall along a log."""
+        """Append the entries runs[0].first_index..last_index. Terms never decrease along a log."""
         assert runs and runs[0].first_index == self.end_index + 1 <= last_index, (runs, last_index, self)
         term = self.end_term
         for run in runs:
@@ -92,7 +93,7 @@ class LogView:
         self.end_index = last_index
 
     def truncate_after(self, last_index: int) -> None:
-        """Delete everything above last_index and begin a new generation."""
+        """Delete all entries after last_index and start a new generation."""
         assert self.base.index <= last_index < self.end_index
         while self._starts and self._starts[-1] > last_index:
             self._starts.pop()
@@ -104,7 +105,7 @@ class LogView:
         self._check()
 
     def purge(self, base: Base) -> None:
-        """Forget the entries up to `base`, which is durable here and committed."""
+        """Drop the entries up to `base`, which is durable and committed."""
         assert self.base.index <= base.index <= self.durable_index, (base, self)
         if base.index == self.base.index:
             return
@@ -118,7 +119,7 @@ class LogView:
         self._check()
 
     def reset_to(self, base: Base) -> None:
-        """Forget everything and begin after `base`, in a new generation."""
+        """Drop all entries and start after `base`, in a new generation."""
         assert base.index > self.base.index
         self.base = base
         self._starts.clear()
@@ -128,7 +129,10 @@ class LogView:
         self._check()
 
     def stored(self, last_index: int, term: int, generation: int) -> bool:
-        """A write has become durable. False if it is void: of an older generation, or gone."""
+        """Record a completed write. Return True if the durable index advanced.
+
+        Writes of an older generation, and writes of entries deleted since, have no effect.
+        """
         if generation != self.generation or last_index > self.end_index:
             return False
         self._carried_out = generation

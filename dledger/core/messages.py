@@ -1,8 +1,8 @@
-"""Messages between the nodes of a group, as values.
+"""Value types for the messages between the nodes of a group.
 
-Entry bytes are not here: an Append names a range, and whoever carries the message attaches the bytes of that
-range. `term` is always the sender's current term, except in a pre-vote request, where it is the term that the
-sender would campaign in.
+Messages contain no entry bytes: an Append names a range, and the transport attaches the bytes of that range.
+`term` is the sender's current term, except in a pre-vote request, where it is the term of the intended
+candidacy.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from dledger.core.cluster_clock import CountedTime
 from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
 from dledger.errors import Code
 
 
 class PushType(IntEnum):
-    """Kinds of leader-to-follower messages, in DLedger's words (GOODBYE is ours)."""
+    """Kinds of leader-to-follower messages, with DLedger's names (GOODBYE is an addition)."""
 
     APPEND = 1
     COMMIT = 2
@@ -32,8 +33,9 @@ class VoteRequest:
     ledger_end_index: int
     ledger_end_term: int
     pre_vote: bool
-    transfer: bool  # the leader asked for this candidacy (TakeLeadership): stickiness does not apply
-    round: int  # of the candidate, returned: answers to older rounds are dropped
+    transfer: bool  # the leader requested this candidacy (TakeLeadership): stickiness does not apply
+    round: int  # number chosen by the candidate, echoed in responses: older rounds are dropped
+    wall_ms: int | None = None  # the sender's clock, see `CLOCKED`
 
 
 @dataclass(slots=True)
@@ -43,14 +45,18 @@ class VoteResponse:
     result: VoteResult
     pre_vote: bool
     round: int
+    wall_ms: int | None = None
+    cluster_time: CountedTime | None = None  # count of the voter
 
 
 @dataclass(slots=True)
 class Heartbeat:
     term: int
     leader_id: str
-    round: int  # grows with every round of this leader; confirms reads that were asked for before it
+    round: int  # increases with every round of this leader; confirms reads requested before it
     committed_index: int
+    wall_ms: int | None = None
+    cluster_time: CountedTime | None = None  # count of the leader
 
 
 @dataclass(slots=True)
@@ -59,17 +65,17 @@ class HeartbeatResponse:
     node_id: str
     round: int
     success: bool  # False: the sender's term is higher, or the message was not from its leader
-    counts: bool = True  # False: a rejoining node; its answer is no part of any majority (rule 11)
+    counts: bool = True  # False: a rejoining node, whose response counts for no majority (rule 11)
     has_room: bool = True  # False: its disk is full; leadership is not handed to it (rule 9)
-    owner: OwnerFitness | None = None  # None: nothing was said, perhaps by an older version
-    stored_all: bool = (
-        False  # all that was pushed to it is durable; False from an older version, too (rule 14)
-    )
+    owner: OwnerFitness | None = None  # None: not reported, perhaps by an older version
+    stored_all: bool = False  # all pushed entries are durable; False from an older version, too (rule 14)
+    wall_ms: int | None = None
 
 
 @dataclass(slots=True)
 class Compare:
-    """Does your log hold (index, index_term), and with this chain? index -1 always matches."""
+    """A probe: does the follower's log contain (index, index_term) with this chain checksum? Index -1 always
+    matches."""
 
     term: int
     leader_id: str
@@ -77,12 +83,13 @@ class Compare:
     committed_index: int
     index: int
     index_term: int
-    chain_crc: int = 0  # filled in from the log by whoever sends it
+    chain_crc: int = 0  # filled in from the log by the sending shell
 
 
 @dataclass(slots=True)
 class Truncate:
-    """Delete from `index` on, if and only if the entry there has another term than `index_term`."""
+    """Delete `index` and all later entries, but only if the term of the entry at `index` differs from
+    `index_term`."""
 
     term: int
     leader_id: str
@@ -94,7 +101,9 @@ class Truncate:
 
 @dataclass(slots=True)
 class Append:
-    """Entries first_index..last_index follow (prev_index, prev_term). `runs`: their terms, never empty."""
+    """Entries first_index..last_index, which follow (prev_index, prev_term). `runs`: their terms, never
+    empty.
+    """
 
     term: int
     leader_id: str
@@ -121,7 +130,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Goodbye:
-    """The leader ends this push stream on purpose: its end is no sign that the leader died."""
+    """Ends a push stream intentionally, so that the follower does not suspect that the leader has failed."""
 
     term: int
     leader_id: str
@@ -132,7 +141,8 @@ class Goodbye:
 
 @dataclass(slots=True)
 class InstallBase:
-    """Your log ends before mine begins: forget it and begin after `base`."""
+    """Replace the follower's log, which ends before the leader's log starts, with an empty log after
+    `base`."""
 
     term: int
     leader_id: str
@@ -146,13 +156,13 @@ PushMessage = Compare | Truncate | Append | Commit | Goodbye | InstallBase
 
 @dataclass(slots=True)
 class PushResponse:
-    """Answer on a push stream.
+    """Response on a push stream.
 
     SUCCESS: `index` matches (COMPARE, TRUNCATE) or is durable and verified (APPEND).
     INCONSISTENT_STATE: `index` is the probe that failed; `conflict_term` is the term of the follower's entry
     there (-1: it has none), `conflict_index` the first index it holds of that term (or its end + 1).
     EXPIRED_TERM: `term` is higher than the leader's.
-    DATA_DAMAGED: `conflict_index` is the first entry of the damage that was met, -1 if that is not known yet.
+    DATA_DAMAGED: `conflict_index` is the first entry of the damage, -1 if not known yet.
     """
 
     term: int
@@ -165,15 +175,16 @@ class PushResponse:
     ledger_end_index: int
     conflict_term: int = -1
     conflict_index: int = -1
-    counts: bool = True  # False: the node is barred; what it stores is no part of any majority (rule 11)
-    awaits_new_term: bool = False  # it has all it must have, and will count from the next term on
-    has_room: bool = True  # as in a HeartbeatResponse, and known before what is in flight has filled the rest
+    counts: bool = True  # False: the node is barred; its log counts for no majority (rule 11)
+    awaits_new_term: bool = False  # holds everything it must hold, and will count from the next term on
+    has_room: bool = True  # like HeartbeatResponse.has_room, and known before entries in flight fill the rest
     owner: OwnerFitness | None = None
 
 
 @dataclass(slots=True)
 class PositionRequest:
-    """A rejoining node asks every other member how far the log may have been acknowledged."""
+    """Query from a rejoining node to every other member: up to which index may the log have been
+    acknowledged?"""
 
     term: int
     node_id: str
@@ -187,7 +198,7 @@ class PositionResponse:
     round: int
     ledger_end_term: int
     ledger_end_index: int
-    rejoining: bool = False  # it lost its log as well: where that ended now says nothing
+    rejoining: bool = False  # the sender lost its log as well, so its end is meaningless
 
 
 @dataclass(slots=True)
@@ -203,6 +214,12 @@ class TakeLeadershipResponse:
     node_id: str
     code: Code
 
+
+#: Messages that carry the sender's wall clock (rule 12), in ms since the Unix epoch, read when they leave the
+#: node. None: from version 0.1.0, or the sender's clock shows an impossible time.
+CLOCKED = (VoteRequest, VoteResponse, Heartbeat, HeartbeatResponse)
+#: The subset that also carries the sender's count of cluster time, read at the same moment.
+COUNTED = (VoteResponse, Heartbeat)
 
 Message = (
     VoteRequest

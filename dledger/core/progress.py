@@ -1,4 +1,4 @@
-"""What a leader knows of one follower, and the flow control of the push stream to it."""
+"""The leader's state for one follower, with flow control of the push stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class PushState(Enum):
     APPEND = "APPEND"  # pipelined pushes from next_index on
 
 
-class Progress:
-    """One follower, as seen by the leader of the current term."""
+class FollowerProgress:
+    """The state of one follower in the view of the current leader."""
 
     __slots__ = (
         "acked_pushed_ms",
@@ -44,36 +44,37 @@ class Progress:
     def __init__(self, peer: str, now_ms: int) -> None:
         self.peer = peer
         self.state = PushState.DISCONNECTED
-        self.stream_id = -1  # of the newest stream; answers of older ones are dropped
+        self.stream_id = -1  # newest stream; responses on older streams are dropped
         self.incarnation = -1
         self.match_index = -1  # durable there, equal to our log, and counting for a majority
-        self.stored_index = -1  # the same of a node that does not count (yet): rule 11
+        self.stored_index = -1  # like match_index, for a node that does not count yet (rule 11)
         self.counts = True
         self.awaits_new_term = False
         self.has_room = True
         self.owner: OwnerFitness | None = None
-        self.acked_pushed_ms = -1  # when what it acknowledged last was pushed
+        self.acked_pushed_ms = -1  # push time of the newest acknowledged entries
         self.next_index = 0  # first index not yet pushed on this stream
         self.probe_index = -1
         self.probe_due_ms: int | None = None  # the probe at probe_index waits until then
-        self.loading = False  # a PushRange is out and its Pushed has not come back
-        # (last_index, bytes, when) of pushes not acknowledged
+        self.loading = False  # a PushRange is pending, without its EntriesPushed event
+        # (last_index, bytes, push time) of unacknowledged pushes
         self.inflight: deque[tuple[int, int, int]] = deque()
         self.inflight_bytes = 0
         self.committed_sent = -1
-        self.acked_round = -1  # highest heartbeat round it has answered
+        self.acked_round = -1  # highest heartbeat round that the follower answered
         self.last_contact_ms = now_ms
-        # When it last acknowledged something new, or something kept it from that, as a busy disk (rule 14).
+        # Last time it acknowledged something new, or had a reason not to, such as a busy disk (rule 14).
         self.last_active_ms = now_ms
 
     @property
     def owner_is_fit(self) -> bool:
-        """A node that no program owns is fit, too."""
+        """Return True unless the owning program is unfit. A node without an owning program is fit."""
         return self.owner is None or self.owner.fit
 
     def stream_up(self, stream_id: int, incarnation: int) -> None:
-        """A new stream starts from a COMPARE. What a former life of the follower acknowledged is forgotten:
-        it may have lost it (docs/guarantees.md rule 11)."""
+        """Start a new stream, in state COMPARE. Discard the acknowledgments of a previous incarnation,
+        which may have lost the entries (docs/guarantees.md rule 11).
+        """
         assert stream_id > self.stream_id, f"stream id {stream_id} after {self.stream_id}"
         if incarnation != self.incarnation:
             self.match_index = self.stored_index = -1
@@ -100,14 +101,14 @@ class Progress:
         return self.state is PushState.COMPARE and index == self.probe_index
 
     def matched(self, index: int) -> None:
-        """The probe at `index` matched: push from there on."""
+        """Start pushing after `index`, where the probe matched."""
         assert self.state is PushState.COMPARE
         self.state = PushState.APPEND
         self.probe_due_ms = None
         self.next_index = index + 1
 
-    def takes(self, first_index: int, max_inflight_bytes: int) -> bool:
-        """Is `first_index` what it waits for, with nothing on the way to it and room for more?"""
+    def accepts_direct_push(self, first_index: int, max_inflight_bytes: int) -> bool:
+        """Return True if a new batch at `first_index` can be pushed directly, without a read of the log."""
         return (
             self.next_index == first_index
             and self.state is PushState.APPEND
@@ -122,7 +123,10 @@ class Progress:
         self.inflight_bytes += byte_size
 
     def acknowledged(self, index: int, now_ms: int, *, counts: bool = True) -> bool:
-        """Durable and verified up to `index`. Returns whether that is news for a majority."""
+        """Record that the follower holds entries up to `index`, durable and verified.
+
+        Returns True if this advances its match index.
+        """
         while self.inflight and self.inflight[0][0] <= index:
             _, byte_size, self.acked_pushed_ms = self.inflight.popleft()
             self.inflight_bytes -= byte_size

@@ -1,11 +1,11 @@
-"""The Raft core of one node: values in, values out.
+"""The Raft core of one node, as a pure state machine.
 
-`RaftCore.step(event, now_ms)` returns the effects of one event, to be executed in order. The core touches no
-clock, disk, network or random source: `now_ms` is monotonic milliseconds, `random_ms(low, high)` is given.
+`RaftCore.step(event, now_ms)` returns the effects of one event, to be executed in order. The core touches
+no clock, disk, network or random source: `now_ms` is monotonic milliseconds, and the caller supplies
+`random_ms(low, high)`.
 
-What is where: this file holds the node's own state, terms, roles, votes and timers; `leadership.py` what a
-leader does; `following.py` what a follower does with pushes. The rules named in comments are those of
-docs/guarantees.md.
+This module holds the node's own state, terms, roles, votes and timers. `leadership.py` holds the leader's
+side and `following.py` the follower's. Rule numbers in comments refer to docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from dledger.core.core_state import LONG_AGO_MS, CoreState
 from dledger.core.effects import (
     Effect,
     MessageRefused,
@@ -25,26 +26,27 @@ from dledger.core.effects import (
 )
 from dledger.core.election import Candidacy, Shortcut, compare_logs
 from dledger.core.events import (
-    Appended,
+    CommitSettled,
+    EntriesAppended,
+    EntriesPushed,
+    EntriesStored,
     Event,
-    Fitness,
+    FitnessChanged,
     LeaderStreamLost,
-    Purged,
-    Pushed,
+    LogPurged,
+    MessageReceived,
     ReadIndexRequest,
-    Receive,
-    Settled,
-    Stored,
     StreamDown,
     StreamUp,
     Tick,
     TransferRequest,
 )
-from dledger.core.following import Following
+from dledger.core.following import Follower
 from dledger.core.invariants import check_core
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
 from dledger.core.messages import (
+    CLOCKED,
     Append,
     Commit,
     Compare,
@@ -61,28 +63,29 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.node_state import LONG_AGO_MS, NodeState
-from dledger.core.rejoining import Rejoining
+from dledger.core.rejoining import RejoinProcess
 from dledger.core.term_allowance import TermAllowance
 from dledger.core.values import MAX_TERM, CoreConfig, HardState, Role, VoteResult
 from dledger.errors import Code
 
-#: Terms without a leader that are usual, as when a vote is split; with each further one, time-outs double.
+#: Consecutive terms without a leader that are normal, for example after a split vote. Each further term
+#: doubles the time-outs.
 _USUAL_TERMS = 3
-#: A disk on which a sync takes twice the longest time-out is as good as stuck (Timing.fsync_stall_ms).
+#: Limit of the doubling. A disk whose sync takes twice the longest time-out counts as stuck
+#: (Timing.fsync_stall_ms).
 _MOST_DOUBLINGS = 3
 
 
 class AwaitedSuccessor(NamedTuple):
-    """The member to which this node handed leadership over, and who asked for that."""
+    """The member to which this node handed leadership over, and the request that waits for the result."""
 
     request_id: int
     to: str
     deadline_ms: int
 
 
-class RaftCore(NodeState):
-    """One node of a group. See `step`."""
+class RaftCore(CoreState):
+    """One node of a Raft group, driven through `step`."""
 
     def __init__(
         self,
@@ -92,18 +95,18 @@ class RaftCore(NodeState):
         committed_index: int,
         random_ms: Callable[[int, int], int],
     ) -> None:
-        """committed_index is the one of the checkpoint; it is bounded by what the log holds (rule 8)."""
+        """Start from the checkpoint's committed_index, limited to the range of the log (rule 8)."""
         super().__init__(config, hard_state, log, committed_index, random_ms)
         self._election_timeout_ms = self.timing.election_max_ms
         self.term_allowance = TermAllowance()
-        self._terms_in_vain = 0  # that this node knows of since it last knew a leader
+        self._leaderless_terms = 0  # terms since this node last knew a leader
         self.leadership: Leadership | None = None
-        self.following = Following(self)
-        self.rejoining = Rejoining(self)
+        self.following = Follower(self)
+        self.rejoining = RejoinProcess(self)
         self.successor_awaited: AwaitedSuccessor | None = None
         self._announced: tuple[Role, int, str | None] | None = None
 
-    # -- what others may ask ------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
@@ -117,20 +120,25 @@ class RaftCore(NodeState):
         return self.leadership.transferring_to if self.leadership else None
 
     @property
-    def successor_asked(self) -> bool:
-        """TakeLeadership is out: what is appended now would put the successor behind."""
+    def successor_prompted(self) -> bool:
+        """Return True once TakeLeadership is sent. Appending more would leave the successor behind."""
         handover = self.leadership.handover if self.leadership else None
-        return handover is not None and handover.asked
+        return handover is not None and handover.prompted
 
     @property
     def barrier_index(self) -> int | None:
-        """Index of the no-op of this leadership; None while not leading or before it was appended."""
+        """Index of the no-op with which this leader started its term; None if the node does not lead or has
+        not appended it yet."""
         return self.leadership.noop_index if self.leadership else None
 
-    # -- the one way in -----------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Once, before any step. The first time-out is short: pre-vote keeps that harmless."""
+        """Start the timers. Call once, before the first step.
+
+        The first election timeout is short. This is harmless, because a pre-vote does not disturb a working
+        leader.
+        """
         self.now_ms = now_ms
         lowest = max(1, self.timing.election_min_ms // 10)
         self.election_deadline_ms = now_ms + self.random_ms(lowest, self.timing.election_min_ms // 2)
@@ -138,30 +146,30 @@ class RaftCore(NodeState):
         return self.take_effects()
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Let one event happen. After a Fatal effect every further step does nothing."""
+        """Process one event and return its effects. After a Fatal effect, every further step does nothing."""
         if self.stopped is not None:
             return []
         if now_ms > self.now_ms:
             self.now_ms = now_ms
-        match event:  # what is frequent comes first
-            case Receive():
+        match event:  # frequent events first
+            case MessageReceived():
                 self._receive(event)
-            case Stored():
+            case EntriesStored():
                 self._stored(event)
-            case Appended() | Pushed() | StreamUp() | StreamDown():
-                # Late reports to a node that no longer leads are about a leadership that is over.
+            case EntriesAppended() | EntriesPushed() | StreamUp() | StreamDown():
+                # Late reports to a node that no longer leads belong to an earlier leadership.
                 if self.leadership:
                     self.leadership.on_event(event)
-            case Settled():
+            case CommitSettled():
                 if self.leadership:
                     self.leadership.announce_commit()
             case Tick(fsync_began_ms):
                 self.fsync_began_ms = fsync_began_ms
                 self.rejoining.tick()
                 self._tick()
-            case Fitness(may_lead, has_room, owner):
+            case FitnessChanged(may_lead, has_room, owner):
                 self.may_lead, self.has_room, self.owner = may_lead, has_room, owner
-            case Purged(base):
+            case LogPurged(base):
                 self.log.purge(base)
                 if self.leadership:
                     self.leadership.purged()
@@ -182,14 +190,16 @@ class RaftCore(NodeState):
 
     # -- messages -----------------------------------------------------------------------------------------
 
-    def _receive(self, event: Receive) -> None:
+    def _receive(self, event: MessageReceived) -> None:
         peer, message = event.peer, event.message
         if peer not in self.membership.voters or peer == self.node_id:
             return
-        if (why := self.term_allowance.why_refused(message, self.term, self.now_ms)) is not None:
-            self.emit(MessageRefused(peer, message, why))
+        if (reason := self.term_allowance.why_refused(message, self.term, self.now_ms)) is not None:
+            self.emit(MessageRefused(peer, message, reason))
             return
-        match message:  # what is frequent comes first
+        if isinstance(message, CLOCKED):
+            self._note_clock(peer, message)
+        match message:  # frequent messages first
             case PushResponse() | HeartbeatResponse():
                 if not self._higher_term(message.term) and self.leadership:
                     self.leadership.on_response(peer, message)
@@ -208,20 +218,31 @@ class RaftCore(NodeState):
                 self._higher_term(message.term)
                 self.rejoining.on_response(peer, message)
             case TakeLeadership():
-                self._take_leadership(peer, message)
+                self._on_take_leadership(peer, message)
             case TakeLeadershipResponse():
                 if not self._higher_term(message.term) and self.leadership:
                     self.leadership.on_take_leadership_response(peer, message)
 
+    def _note_clock(
+        self, peer: str, message: VoteRequest | VoteResponse | Heartbeat | HeartbeatResponse
+    ) -> None:
+        """Record the peer's wall clock (rule 12), unless the peer is rejoining and does not count toward a
+        majority."""
+        rejoins = isinstance(message, HeartbeatResponse) and not message.counts
+        if rejoins or (isinstance(message, VoteResponse) and message.result is VoteResult.REJECT_NOT_READY):
+            self.member_clocks.forget(peer)
+        else:
+            self.member_clocks.note(peer, message.wall_ms, self.now_ms)
+
     def _higher_term(self, term: int) -> bool:
-        """Rule 5: every higher term in an answer is acted on."""
+        """Adopt a higher term found in any response (rule 5)."""
         if term <= self.term:
             return False
         self.adopt_term(term, None, "higher-term")
         return True
 
     def _heartbeat(self, peer: str, message: Heartbeat) -> None:
-        accepted = message.leader_id == peer and self.hear_leader(peer, message.term)
+        accepted = message.leader_id == peer and self.on_leader_contact(peer, message.term)
         if self.stopped is None:
             self.send(
                 peer,
@@ -239,9 +260,10 @@ class RaftCore(NodeState):
             if accepted:
                 self.following.learn_committed(message.committed_index)
 
-    def hear_leader(self, leader_id: str, term: int) -> bool:
-        """A message of a leader of `term` has come. True if it is our leader now, and current."""
+    def on_leader_contact(self, leader_id: str, term: int) -> bool:
+        """Process contact from a leader of `term`; return True if it is now the current leader."""
         if term < self.term:
+            self.silence.returned(leader_id, self.now_ms)
             return False
         if term == self.term and self.role is Role.LEADER:
             self.fatal(
@@ -254,13 +276,15 @@ class RaftCore(NodeState):
                 f"{leader_id} and {self.leader_id} both claim to lead term {term}",
             )
             return False
-        self._terms_in_vain = 0
+        self._leaderless_terms = 0
         if term > self.term:
             self.adopt_term(term, leader_id, "leader-seen")
         elif self.leader_id is None or self.role is not Role.FOLLOWER:
             self._become_follower(leader_id, "leader-seen")
-            # Writes may have ended while nobody was known to lead; its stream may be idle from here on.
+            # Writes may have stopped while no leader was known, and the stream may stay idle from here on.
             self.following.acknowledge()
+        else:
+            self.silence.note_pause(self.now_ms - self.last_leader_contact_ms, self.now_ms)
         self.last_leader_contact_ms = self.now_ms
         self.stickiness_dropped = False
         self.shortcut = None
@@ -270,22 +294,23 @@ class RaftCore(NodeState):
 
     # -- votes --------------------------------------------------------------------------------------------
 
-    def _hears_live_leader(self) -> bool:
-        """Stickiness: a leader is known and was heard within the least election time-out."""
+    def _has_live_leader(self) -> bool:
+        """Leader stickiness: return True if the leader's silence is not suspicious yet."""
         if self.role is Role.LEADER:
             return True
         if self.leader_id is None or self.stickiness_dropped:
             return False
-        return self.now_ms - self.last_leader_contact_ms < self.timing.election_min_ms
+        return self.now_ms - self.last_leader_contact_ms < self.silence.bound_ms
 
     def _vote_request(self, peer: str, request: VoteRequest) -> None:
         if request.candidate_id != peer:
             return
-        result = self._judge(request)
+        result = self._judge_vote(request)
         self.send(peer, VoteResponse(self.term, self.node_id, result, request.pre_vote, request.round))
 
-    def _judge(self, request: VoteRequest) -> VoteResult:
-        if self._hears_live_leader() and not request.transfer:
+    def _judge_vote(self, request: VoteRequest) -> VoteResult:
+        """Decide a vote or pre-vote request (rules 3, 5 and 11). The logs are compared last."""
+        if self._has_live_leader() and not request.transfer:
             # Rule 5: a vote request refused by stickiness leaves no trace, not even its term.
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if request.pre_vote:
@@ -295,7 +320,7 @@ class RaftCore(NodeState):
                 return VoteResult.REJECT_NOT_READY
             result = compare_logs(request, self.log)
             if result is VoteResult.ACCEPT and self.shortcut:
-                # Let the one that asked first finish; two at once would split the vote.
+                # Let the earlier candidate finish: two at the same time would split the vote.
                 wait = self.random_ms(self.timing.shortcut_retry_min_ms, self.timing.shortcut_retry_max_ms)
                 self.shortcut.next_ms = max(self.shortcut.next_ms, self.now_ms + wait)
             return result
@@ -326,9 +351,9 @@ class RaftCore(NodeState):
             or response.round != candidacy.round
             or response.pre_vote != candidacy.pre_vote
         ):
-            return  # an answer to an older round, or to nothing
+            return  # a response to an older round, or not to a round at all
         if response.result is VoteResult.ACCEPT and not response.pre_vote and response.term != self.term:
-            return  # a vote is good for its own term only
+            return  # a vote counts in its own term only
         candidacy.count(peer, response.result)
         if candidacy.won:
             self._won(candidacy)
@@ -344,7 +369,11 @@ class RaftCore(NodeState):
             self._become_leader()
 
     def _lost(self, candidacy: Candidacy) -> None:
-        """A majority is against: do not wait for the dead (rule 5), but do not ask at once again either."""
+        """Retry after a pause.
+
+        A majority has refused, so waiting for unreachable voters is pointless (rule 5), but an immediate
+        retry would only be refused again.
+        """
         self.candidacy = None
         if self.shortcut:
             low, high = self.timing.shortcut_retry_min_ms, self.timing.shortcut_retry_max_ms
@@ -353,18 +382,22 @@ class RaftCore(NodeState):
             self.election_deadline_ms = self.now_ms + self._round_ms()
 
     def _round_ms(self) -> int:
-        """How long a candidate waits for a round, and before the next."""
+        """Return how long a candidate waits for the responses of a round, and before it starts the next
+        one."""
         least = self.timing.election_min_ms * self._patience
         return self.random_ms(max(1, least // 8), max(2, least // 2))
 
     @property
     def _patience(self) -> int:
-        """How many times as long as usual to wait for an election. Where a term or a vote takes as long to
-        become durable as others wait, elections would be in each other's way for ever."""
-        return 1 << min(max(0, self._terms_in_vain - _USUAL_TERMS), _MOST_DOUBLINGS)
+        """Multiplier for election time-outs.
 
-    def _ask_pre_vote(self, cause: str) -> None:
-        """Would a majority elect me? Changes no term anywhere. A follower on the shortcut stays FOLLOWER."""
+        Otherwise elections would interrupt each other forever if making a term or vote durable took as long
+        as the election timeout of the other members.
+        """
+        return 1 << min(max(0, self._leaderless_terms - _USUAL_TERMS), _MOST_DOUBLINGS)
+
+    def _start_pre_vote(self, cause: str) -> None:
+        """Start a pre-vote, which changes no term. A follower on the shortcut stays FOLLOWER meanwhile."""
         self.vote_round += 1
         self.candidacy = Candidacy(
             self.membership,
@@ -375,22 +408,24 @@ class RaftCore(NodeState):
             cause,
             self.now_ms + self._round_ms(),
         )
-        self._ask()
+        self._request_votes()
 
     @property
     def may_campaign(self) -> bool:
-        """Is this node a possible leader? Otherwise it leaves elections to the others (rules 9 to 11)."""
+        """Return True if this node may lead. If not, it leaves elections to the others (rules 9 to 11)."""
         able = self.may_lead and self.has_room and not self.hard_state.rejoining
         return able and not self.disk_is_stuck and not self.term_is_exhausted
 
     @property
     def _next_term(self) -> int:
-        """Of a candidacy. A term in which a former life may have voted is left out (rule 11)."""
+        """Term of the next candidacy. Skips terms in which a previous incarnation may
+        have voted (rule 11).
+        """
         return max(self.term, self.hard_state.barred_term) + 1
 
     @property
     def term_is_exhausted(self) -> bool:
-        """No term is left to campaign in. A command leads back (docs/operations.md)."""
+        """Return True if there is no higher term. An operator must then set the term (docs/operations.md)."""
         return self._next_term > MAX_TERM
 
     def campaign(self, cause: str, *, transfer: bool) -> None:
@@ -399,7 +434,8 @@ class RaftCore(NodeState):
         new = replace(self.hard_state, term=self._next_term, voted_for=self.node_id)
         assert new.term > self.hard_state.term and not new.is_barred
         self.shortcut = None
-        self._terms_in_vain += 1
+        self.campaigned_ms = self.now_ms
+        self._leaderless_terms += 1
         self._leave_leadership(f"campaigning in term {new.term}")
         self._persist(new)
         self.log.verified_index = self.committed_index
@@ -410,9 +446,9 @@ class RaftCore(NodeState):
             self.membership, False, transfer, new.term, self.vote_round, cause, self.now_ms + self._round_ms()
         )
         self.standing = self.candidacy
-        self._ask()
+        self._request_votes()
 
-    def _ask(self) -> None:
+    def _request_votes(self) -> None:
         candidacy = self.candidacy
         assert candidacy is not None
         candidacy.count(self.node_id, VoteResult.ACCEPT)
@@ -430,9 +466,9 @@ class RaftCore(NodeState):
         if candidacy.won:  # a cluster of one
             self._won(candidacy)
 
-    def _take_leadership(self, peer: str, message: TakeLeadership) -> None:
+    def _on_take_leadership(self, peer: str, message: TakeLeadership) -> None:
         if self._higher_term(message.term):
-            pass  # the leader of a newer term: it will push first, then ask again
+            pass  # The leader of a newer term pushes first and then repeats the request.
         code = Code.SUCCESS
         if message.term < self.term:
             code = Code.EXPIRED_TERM
@@ -440,7 +476,7 @@ class RaftCore(NodeState):
             code = Code.NOT_FOLLOWER
         elif self.log.end_index < message.take_leadership_index:
             code = Code.FALL_BEHIND_TOO_MUCH
-        elif not self.may_campaign or not self.stall.may_succeed(self.now_ms):
+        elif not self.may_campaign or not self.stall_guard.may_succeed(self.now_ms):
             code = Code.ILLEGAL_MEMBER_STATE
         self.send(peer, TakeLeadershipResponse(self.term, self.node_id, code))
         if code is Code.SUCCESS:
@@ -463,35 +499,44 @@ class RaftCore(NodeState):
             self._tick_shortcut(self.shortcut)
         elif self.candidacy:
             if self.now_ms >= self.candidacy.deadline_ms:
-                self._ask_pre_vote(self.candidacy.cause)
-        elif self.now_ms >= self.election_deadline_ms and self.stall.may_stand(self.now_ms):
+                self._start_pre_vote(self.candidacy.cause)
+        elif self.now_ms >= self.election_deadline_ms and self.stall_guard.may_stand(self.now_ms):
             self._set_role(Role.CANDIDATE, None, "timeout")
-            self._ask_pre_vote("timeout")
+            self._start_pre_vote("timeout")
+        elif (due_ms := self.silence_due_ms) is not None and self.now_ms >= due_ms:
+            # If this node stood still, the leader's messages may be waiting: process them first.
+            longest = self.timing.shortcut_max_wait_ms
+            self._start_shortcut("leader-silent", self.random_ms(longest // 2, longest))
+
+    def _start_shortcut(self, cause: str, wait_ms: int) -> None:
+        assert self.leader_id is not None
+        self.stickiness_dropped = True
+        self.shortcut = Shortcut(self.leader_id, self.now_ms + wait_ms, cause)
 
     def _leader_stream_lost(self, event: LeaderStreamLost) -> None:
-        """Rule 5: the process of the leader has probably died. Ask early, stay FOLLOWER until elected."""
+        """Start an early pre-vote: the leader process has probably died (rule 5). Stay FOLLOWER until
+        elected.
+        """
         if self.role is not Role.FOLLOWER or event.leader_id != self.leader_id or self.shortcut:
             return
         if not self.following.is_current_stream(event.stream_id):
-            return  # an older stream, or one that said GOODBYE
-        self.stickiness_dropped = True
-        wait = self.random_ms(0, self.timing.shortcut_max_wait_ms)
-        self.shortcut = Shortcut(event.leader_id, self.now_ms + wait)
+            return  # an older stream, or one that ended with GOODBYE
+        self._start_shortcut("stream-lost", self.random_ms(0, self.timing.shortcut_max_wait_ms))
 
     def _tick_shortcut(self, shortcut: Shortcut) -> None:
         if self.now_ms < shortcut.next_ms:
             return
-        if shortcut.asked > self.timing.shortcut_retries:
-            self.shortcut = None  # back to the normal time-out, which has been running all along
+        if shortcut.attempts > self.timing.shortcut_retries:
+            self.shortcut = None  # fall back to the normal time-out, which kept running
             self.candidacy = None
             return
-        shortcut.asked += 1
+        shortcut.attempts += 1
         high = self.timing.shortcut_retry_max_ms
-        shortcut.next_ms = self.now_ms + high  # also the bound on waiting for the dead
-        self._ask_pre_vote("stream-lost")
+        shortcut.next_ms = self.now_ms + high  # also limits the wait for unreachable voters
+        self._start_pre_vote(shortcut.cause)
 
     def _reset_election_deadline(self) -> None:
-        """By a new random time-out, which also holds while this leader is heard from."""
+        """Choose a new random timeout. Each contact from the current leader restarts the same timeout."""
         low, high = self.timing.election_min_ms, self.timing.election_max_ms
         self._election_timeout_ms = self.random_ms(low, high) * self._patience
         self.election_deadline_ms = self.now_ms + self._election_timeout_ms
@@ -499,14 +544,14 @@ class RaftCore(NodeState):
     # -- roles --------------------------------------------------------------------------------------------
 
     def adopt_term(self, term: int, leader_id: str | None, cause: str) -> None:
-        """A higher term: forget the vote and what was verified of the old leader's log, and follow."""
+        """Follow in a higher term. Drop the vote and the verified prefix of the old leader's log."""
         assert term > self.term
         self.term_allowance.spend(term - self.term, self.now_ms)
-        self._leave_leadership(f"term {term} has begun")
+        self._leave_leadership(f"term {term} has started")
         self._persist(replace(self.hard_state, term=term, voted_for=None))
         self.candidacy = None
         self.shortcut = None
-        self._terms_in_vain += leader_id is None
+        self._leaderless_terms += leader_id is None
         self.log.verified_index = self.committed_index
         self.following.forget_stream()
         self._become_follower(leader_id, cause)
@@ -517,21 +562,21 @@ class RaftCore(NodeState):
         self._set_role(Role.FOLLOWER, leader_id, cause, detail)
 
     def step_down(self, cause: str, detail: str = "") -> None:
-        """Give up leadership in the same term. It can be taken again only in a higher one."""
+        """Give up leadership in the current term. Only a higher term can regain it."""
         assert self.role is Role.LEADER
         self._become_follower(None, cause, detail)
 
     def _become_leader(self) -> None:
         assert self.role is Role.CANDIDATE and self.leadership is None
         self.log.verified_index = self.log.end_index
-        self._terms_in_vain = 0
+        self._leaderless_terms = 0
         self.leadership = Leadership(self)
         self._set_role(Role.LEADER, self.node_id, "won")
-        self.leadership.begin()
+        self.leadership.start_leading()
 
     def _leave_leadership(self, reason: str) -> None:
         if self.leadership:
-            self.leadership.end(reason)
+            self.leadership.resign(reason)
             self.leadership = None
             self.log.verified_index = min(self.committed_index, self.log.end_index)
 
@@ -541,6 +586,8 @@ class RaftCore(NodeState):
             self.role_epoch += 1
         if role is not Role.CANDIDATE:
             self.standing = None
+        if self.leader_id not in (None, leader_id, self.node_id):
+            self.silence.deposed(self.leader_id, self.last_leader_contact_ms)
         self.leader_id = leader_id
         self.stickiness_dropped = False
         if leader_id is None:
@@ -556,7 +603,7 @@ class RaftCore(NodeState):
             self._successor_known(self.leader_id)
 
     def await_successor(self, request_id: int, to: str, deadline_ms: int) -> None:
-        """The transfer took our leadership; whether it gave it to the right node shows when one leads."""
+        """Report a transfer once a leader is known, which may be a node other than the requested one."""
         self.successor_awaited = AwaitedSuccessor(request_id, to, deadline_ms)
 
     def _successor_known(self, leader_id: str) -> None:
@@ -570,7 +617,7 @@ class RaftCore(NodeState):
             self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
 
     def change_hard_state(self, hard_state: HardState) -> None:
-        """For rejoining: bars and floors change, votes do not."""
+        """Persist the barred term and the floor after `RejoinProcess` has changed them. Keeps the vote."""
         assert (hard_state.term, hard_state.voted_for) == (self.term, self.hard_state.voted_for)
         self._persist(hard_state)
 
@@ -586,7 +633,7 @@ class RaftCore(NodeState):
 
     # -- log ----------------------------------------------------------------------------------------------
 
-    def _stored(self, event: Stored) -> None:
+    def _stored(self, event: EntriesStored) -> None:
         if not self.log.stored(event.last_index, event.term, event.generation):
             return
         if self.leadership:

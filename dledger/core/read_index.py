@@ -1,4 +1,4 @@
-"""Linearizable read points (Raft thesis 6.4; guarantees.md rule 4), as bookkeeping over heartbeat rounds."""
+"""Linearizable reads by heartbeat rounds (Raft thesis 6.4; docs/guarantees.md rule 4)."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 class WaitingRead:
     request_id: int
     read_index: int
-    min_round: int  # confirmed by a majority of answers to this heartbeat round or a later one
+    min_round: int  # confirmed by a majority of responses to this heartbeat round or a later one
 
 
 class ReadIndexQueue:
-    """Reads of one leadership. All that wait share rounds: one round is out for reads at a time."""
+    """The pending reads of one leader in one term. Reads share rounds; one round is in flight at a time."""
 
     def __init__(self) -> None:
-        self.before_noop: list[int] = []  # asked before the no-op of this leadership was committed
+        self.before_noop: list[int] = []  # requested before the no-op of this leadership was committed
         self.waiting: deque[WaitingRead] = deque()
 
     def add(self, request_id: int, committed_index: int, last_round: int) -> None:
-        """Only a round that starts after the request can confirm it."""
+        """Add a read. Only a round that starts after the request can confirm it."""
         self.waiting.append(WaitingRead(request_id, committed_index, last_round + 1))
 
     def needs_round(self, last_round: int) -> bool:
-        """Is somebody waiting for a round that has not begun, and nobody for one that is out?"""
+        """Return True if all waiting reads need a round that has not started yet."""
         return bool(self.waiting) and self.waiting[0].min_round > last_round
 
     def confirmed(self, majority_round: int) -> list[WaitingRead]:
-        """A majority has answered `majority_round`: the reads that it confirms, in order."""
+        """Return the reads confirmed by a majority of responses to `majority_round`, in order."""
         ready: list[WaitingRead] = []
         while self.waiting and self.waiting[0].min_round <= majority_round:
             ready.append(self.waiting.popleft())
         return ready
 
     def drain(self) -> list[int]:
-        """All request ids, for a leadership that ends."""
+        """Remove and return all request ids, because the node no longer leads."""
         ids = [*self.before_noop, *(read.request_id for read in self.waiting)]
         self.before_noop.clear()
         self.waiting.clear()

@@ -1,49 +1,52 @@
-"""A node that lost its log, or the end of it, comes back without doing harm (docs/guarantees.md rule 11).
+"""Safe return of a node that lost its log, or the end of it (docs/guarantees.md rule 11).
 
-What it lost it may have acknowledged, and it may have voted in terms that it does not remember. So it stores
-what it is sent, but neither votes nor counts, until every other member has said how far its log reaches and
-in which term it is, and until it holds the greatest of these ends. After that it counts from the first term
-on that nobody had heard of when it asked; the leader begins one for it.
+The node may have acknowledged the lost entries, and it may have voted in terms that it does not remember. It
+therefore stores pushed entries, but neither votes nor counts toward a majority, until every other member has
+reported its term and the end of its log, and until the node holds all entries up to the greatest of these
+ends. It then counts from the first term that no member knew at the time of that member's report. The leader
+starts such a term for this purpose.
 
-Members that are rejoining themselves have nothing to say. They are done without as long as those who lost
-their logs are fewer than a majority: whatever was committed, and whoever was elected, one of the others had a
-part in it and remembers. But what the others said before that loss may be older than what this node did for
-the lost one (its vote, in a term of which only the two knew then), so they are all asked again.
+Members that are rejoining themselves cannot report. The node proceeds without them while the members that
+lost their logs are fewer than a majority: at least one of the remaining members took part in every commit and
+every election, and still has its records. Reports from before such a loss are discarded and requested again.
+They may predate something that this node did together with the member that lost its log, such as a vote in a
+term that only the two knew.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from dledger.core.core_state import CoreState
 from dledger.core.messages import PositionRequest, PositionResponse
-from dledger.core.node_state import NodeState
 
 
-class Rejoining:
-    def __init__(self, core: NodeState) -> None:
+class RejoinProcess:
+    def __init__(self, core: CoreState) -> None:
         self.core = core
-        self._heard: dict[str, PositionResponse] = {}  # in this round
-        self._lost: set[str] = set()  # members that said that they are rejoining, too
-        self._round = core.vote_round  # never repeats over restarts: answers to a former life do not fit
-        self._next_ask_ms = 0
+        self._reports: dict[str, PositionResponse] = {}  # reports of this round
+        self._lost: set[str] = set()  # members that reported that they are rejoining, too
+        # unique across restarts: responses to a previous incarnation never match
+        self._round = core.vote_round
+        self._next_request_ms = 0
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Members whose answers are needed and have not come. Any of them may hold the only other copy."""
+        """Members whose report is still needed. Any of them may hold the only other copy."""
         membership = self.core.membership
         without = self._lost if len(self._lost) + 1 < membership.majority else set()
         return tuple(
-            p for p in membership.others(self.core.node_id) if p not in self._heard and p not in without
+            p for p in membership.others(self.core.node_id) if p not in self._reports and p not in without
         )
 
     def tick(self) -> None:
         core = self.core
         if not core.hard_state.rejoining:
             return
-        if core.now_ms >= self._next_ask_ms:
-            self._next_ask_ms = core.now_ms + core.timing.heartbeat_ms
+        if core.now_ms >= self._next_request_ms:
+            self._next_request_ms = core.now_ms + core.timing.heartbeat_ms
             for peer in core.membership.others(core.node_id):
-                if peer not in self._heard:
+                if peer not in self._reports:
                     core.send(peer, PositionRequest(core.term, core.node_id, self._round))
         self._finish_if_complete()
 
@@ -68,12 +71,12 @@ class Rejoining:
             return
         if not response.rejoining:
             self._lost.discard(peer)
-            self._heard.setdefault(peer, response)
+            self._reports.setdefault(peer, response)
         elif peer not in self._lost:
             self._lost.add(peer)
-            self._heard.clear()
+            self._reports.clear()
             self._round += 1
-            self._next_ask_ms = core.now_ms
+            self._next_request_ms = core.now_ms
         self._finish_if_complete()
 
     def _finish_if_complete(self) -> None:
@@ -81,14 +84,14 @@ class Rejoining:
         if self.missing:
             return
         state = core.hard_state
-        ends = [(r.ledger_end_term, r.ledger_end_index) for r in self._heard.values()]
+        ends = [(r.ledger_end_term, r.ledger_end_index) for r in self._reports.values()]
         must_hold = max([*ends, (state.floor_term, state.floor_index)])
         stored = min(log.durable_index, log.verified_index)
         if stored < log.base.index or (log.term_at(stored), stored) < must_hold:
             return
-        barred = max([state.barred_term, state.floor_term, *(r.term for r in self._heard.values())])
+        barred = max([state.barred_term, state.floor_term, *(r.term for r in self._reports.values())])
         core.change_hard_state(
             replace(state, rejoining=False, barred_term=barred, floor_term=-1, floor_index=-1)
         )
-        # The leader learns of it now: on an idle cluster nothing else would be acknowledged.
+        # Acknowledge now, because on an idle cluster no push would trigger an acknowledgment.
         core.acknowledge()

@@ -1,15 +1,15 @@
-"""How far terms may rise because peers say so.
+"""Limit on how far peers can raise the term.
 
-A term only rises, and it is 64 bits wide on the wire and on disk: a peer that names one near the end of
-the range, whether broken or hostile, would leave no term for another election. So terms from peers are
-believed up to an allowance, which is refilled with time:
+Terms never decrease, and they have 64 bits on the wire and on disk. If a broken or malicious peer sent a term
+near the end of the range, there would be no term for another election. A node therefore limits how far peers
+can raise its term to an allowance of MAX_TERM_ADVANCE, which refills at TERMS_PER_MS:
 
-- MAX_TERM_ADVANCE at once. A node that was away adopts all terms that it missed in one step, so this is far
-  more than elections can use up: an election each 100 ms for thirteen years.
-- TERMS_PER_MS. An election takes a durable vote, so a real one every millisecond is out of reach; and whoever
-  repeats the largest jump needs 140,000 years to reach MAX_TERM.
+- A node that was down adopts all terms that it missed in one step. Elections cannot exceed MAX_TERM_ADVANCE,
+  which is enough for one election every 100 ms for thirteen years.
+- An election needs a durable vote, so no cluster holds one every millisecond. A peer that repeats the largest
+  step needs 140,000 years to reach MAX_TERM.
 
-A node that starts has the full allowance: to exhaust the range by restarts takes 2^30 of them.
+A node starts with the full allowance, so 2^30 restarts could exhaust the range.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ TERMS_PER_MS = 1 << 10
 
 
 class TermAllowance:
-    """A token bucket, counted in terms. Times are those of `RaftCore.step`."""
+    """A token bucket that counts terms. `now_ms` is the clock of `RaftCore.step`."""
 
     def __init__(self) -> None:
         self._left = MAX_TERM_ADVANCE
-        self._counted_ms: int | None = None  # up to when `_left` was refilled
+        self._counted_ms: int | None = None  # time of the last refill of `_left`
 
     def admits(self, advance: int, now_ms: int) -> bool:
-        """Whether a peer may raise the term by so much now."""
+        """Return True if a peer may raise the term by `advance` now."""
         return advance <= self.left(now_ms)
 
     def spend(self, advance: int, now_ms: int) -> None:
-        """The term was raised by a peer."""
+        """Deduct a raise of the term by a peer."""
         self._left = max(0, self.left(now_ms) - advance)
         self._counted_ms = now_ms
 
     def why_refused(self, message: Message, own_term: int, now_ms: int) -> str | None:
-        """Why nothing of a message is believed; None: its terms are within reason."""
+        """Return why a message must be ignored, or None if its terms are plausible."""
         term = message.term
         if isinstance(message, PositionResponse | VoteRequest):
             term = max(term, message.ledger_end_term)

@@ -1,4 +1,4 @@
-"""The values the Raft core and the log store speak in. No entry bodies: positions, terms, ranges."""
+"""Values shared by the Raft core and the log store: positions, terms and ranges, without entry bodies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-#: Upper ends of numbers that come from outside. All are 64 bits wide on the wire and on disk; what is
-#: computed from a number within its end (the next term, the end of an entry, an epoch) still fits.
+#: Upper limits of received numbers. All are 64 bits wide on the wire and on disk. Values derived from a
+#: number within its limit (the next term, the end of an entry, an epoch) still fit.
 MAX_TERM = 1 << 62
 MAX_INDEX = 1 << 62
 MAX_POS = 1 << 62
-#: role_epoch and the rounds of votes begin at the incarnation times 2^32.
+#: role_epoch and vote rounds start at the incarnation times 2^32.
 MAX_INCARNATION = (1 << 31) - 1
-MAX_STREAM_ID = (1 << 63) - 1  # begins at a role_epoch; likewise rounds
+MAX_STREAM_ID = (1 << 63) - 1  # starts at a role_epoch, like vote rounds
+#: Version of the rules for applying committed entries. Raised when an existing entry or command changes
+#: its meaning. Nodes with different rules refuse each other. Release 0.1.0 has 1 and does not send it.
+RULES_VERSION = 3
 #: Bytes in front of the body of every entry, in files, in positions and between nodes (docs/formats.md).
 ENTRY_HEADER_SIZE = 48
 
@@ -28,17 +31,18 @@ class Role(Enum):
 
 
 class OwnerFitness(NamedTuple):
-    """What the program that owns a node says of itself."""
+    """Fitness reported by the program that owns a node."""
 
-    lag_bytes: int  # so much of the committed log it has still to work off
-    fit: bool  # False: it had better not lead
+    lag_bytes: int  # committed bytes of the log that it has yet to apply
+    fit: bool  # False: it should preferably not lead
 
 
 class FlushMode(Enum):
-    """When an append may be answered. Part of a cluster's identity: all nodes of a cluster agree on it."""
+    """Determines when an append is acknowledged. It is part of a cluster's identity and must be equal on all
+    nodes."""
 
     SYNC_FLUSH = "SYNC_FLUSH"  # durable (fdatasync returned) on a majority
-    ASYNC_FLUSH = "ASYNC_FLUSH"  # written, not flushed, on a majority; weaker by name
+    ASYNC_FLUSH = "ASYNC_FLUSH"  # written but not flushed on a majority
 
 
 class TermRun(NamedTuple):
@@ -49,7 +53,7 @@ class TermRun(NamedTuple):
 
 
 class Base(NamedTuple):
-    """The last purged entry: where a log begins. The empty log begins at NO_BASE."""
+    """The last purged entry, where a log starts. The empty log starts at NO_BASE."""
 
     index: int  # type: ignore[assignment]  # index of the last purged entry, -1 when nothing was purged
     term: int  # its term, -1 likewise
@@ -61,7 +65,7 @@ NO_BASE = Base(-1, -1, 0, 0)
 
 
 class Tail(NamedTuple):
-    """The end of a log: everything that is needed to append to it."""
+    """The end of a log, with everything needed to append to it."""
 
     index: int  # type: ignore[assignment]  # ledger_end_index, -1 when empty
     term: int  # ledger_end_term: the stored term of that entry, -1 when empty
@@ -74,28 +78,27 @@ EMPTY_TAIL = Tail(-1, -1, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What must be durable before any message that depends on it leaves (docs/guarantees.md rule 2)."""
+    """State that must be durable before any message that depends on it leaves (docs/guarantees.md rule 2)."""
 
     term: int = 0
     voted_for: str | None = None
     incarnation: int = 0
-    # docs/guarantees.md rule 11. A node that lost (the end of) its log neither votes nor has its answers
-    # counted while it is `rejoining`, nor later in any term up to `barred_term`: it may have voted or
-    # acknowledged there.
+    # docs/guarantees.md rule 11. A node that lost its log, or the end of it, neither votes nor counts while
+    # it is `rejoining`, nor later in any term up to `barred_term`: it may have voted or acknowledged there.
     rejoining: bool = False
     barred_term: int = -1
-    floor_term: int = -1  # (floor_term, floor_index): the end that its damaged log is known to have had
+    floor_term: int = -1  # (floor_term, floor_index): the known end of its damaged log
     floor_index: int = -1
 
     @property
     def is_barred(self) -> bool:
-        """May it not vote, nor have its answers counted, in its present term?"""
+        """Return True if the node may neither vote nor count in its current term."""
         return self.rejoining or self.term <= self.barred_term
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A configuration value: who votes. Quorums are computed from one of these, never from a number."""
+    """The voters of a configuration. Quorums are computed from this set, never from a number of nodes."""
 
     voters: tuple[str, ...]
 
@@ -112,14 +115,14 @@ class Membership:
 
 
 class VoteResult(IntEnum):
-    """DLedger's vote answers, as far as a Raft with pre-vote has them."""
+    """The subset of DLedger's vote results that Raft with pre-vote uses."""
 
     ACCEPT = 0
-    REJECT_EXPIRED_LEDGER_TERM = 1  # my last entry has a higher term
-    REJECT_SMALL_LEDGER_END_INDEX = 2  # same last term, but my log is longer
-    REJECT_EXPIRED_VOTE_TERM = 3  # my term is higher
+    REJECT_EXPIRED_LEDGER_TERM = 1  # the voter's last entry has a higher term
+    REJECT_SMALL_LEDGER_END_INDEX = 2  # same last term, but the voter's log is longer
+    REJECT_EXPIRED_VOTE_TERM = 3  # the voter's term is higher
     REJECT_ALREADY_VOTED = 4
-    REJECT_ALREADY_HAS_LEADER = 5  # stickiness: I heard from a live leader
+    REJECT_ALREADY_HAS_LEADER = 5  # stickiness: this voter is in contact with a live leader
     REJECT_UNKNOWN_MEMBER = 6
     REJECT_NOT_READY = 7  # the voter lost its log and may have voted in this term before (rule 11)
 
@@ -131,16 +134,20 @@ class Timing:
     heartbeat_ms: int = 150
     election_min_ms: int = 1000
     election_max_ms: int = 2000
+    # docs/guarantees.md rule 5: minimum silence of the leader after which a follower starts an early
+    # pre-vote; 0: none.
+    silence_ms: int = 0
     transfer_timeout_ms: int = 1000
     preferred_check_ms: int = 1000
-    # docs/guarantees.md rule 5: a follower whose stream from the leader broke without GOODBYE asks early.
+    # docs/guarantees.md rule 5: a follower whose stream from the leader broke without GOODBYE starts an early
+    # pre-vote.
     shortcut_max_wait_ms: int = 100
     shortcut_retry_min_ms: int = 20
     shortcut_retry_max_ms: int = 60
     shortcut_retries: int = 3
-    # Rule 9: a leader whose oldest fsync takes longer steps down, if the others' disks do work.
+    # Rule 9: a leader whose oldest fsync takes longer steps down, if the disks of the others work.
     fsync_stall_ms: int = 4000
-    # Rule 14: a leader that commits nothing for so long, while it has something to commit, steps down.
+    # Rule 14: a leader with uncommitted entries that commits nothing for this time steps down.
     commit_stall_ms: int = 10_000
 
     def __post_init__(self) -> None:
@@ -149,16 +156,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """What a core needs to know of its node and cluster."""
+    """Settings of a core: its node and cluster."""
 
     node_id: str
     membership: Membership
     timing: Timing = field(default_factory=Timing)
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
     preferred_leaders: tuple[str, ...] = ()
-    max_inflight_bytes: int = 16 << 20  # pushed and unanswered, per follower
+    max_inflight_bytes: int = 16 << 20  # pushed but unacknowledged, per follower
     max_push_bytes: int = 1 << 20
     max_transfer_lag: int = 1000  # entries: a transfer to a peer further behind is refused (DLedger's number)
 
     def __post_init__(self) -> None:
-        assert self.node_id in self.membership.voters, f"{self.node_id} is no member of {self.membership}"
+        assert self.node_id in self.membership.voters, f"{self.node_id} is not a member of {self.membership}"

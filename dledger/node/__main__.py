@@ -6,16 +6,16 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.node.setup.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dledger.node", description="Run one node.")
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
-    parser.add_argument("--rejoin", action="store_true", help="the directory was lost: begin anew")
+    parser.add_argument("--rejoin", action="store_true", help="rejoin after losing the directory")
     arguments = parser.parse_args()
     configure_libraries()
-    # These import grpc and numpy, for which the choice has to be made before.
+    # These import grpc and numpy, which read the library settings at import.
     from dledger.node.run import EXIT_CONFIG, run_node
     from dledger.node.setup.config import load_config
 

@@ -1,4 +1,4 @@
-"""What an operator asks of a node (dledger.rpc.ports.AdminPort)."""
+"""Operator commands of a node (dledger.rpc.ports.AdminPort)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
+from dledger.infra.loops.pacing import Pacer
 from dledger.node.async_shell import AsyncShell
-from dledger.node.loop.pacing import Pace
 from dledger.node.members.repairer import Scrubber
 from dledger.node.node_log import NodeLog
 from dledger.node.setup.config import NodeConfig
@@ -50,19 +50,29 @@ class NodeAdmin:
         return self._config.group
 
     async def transfer(self, to: str | None) -> None:
-        """DLedgerError says why leadership was not handed over; NotLeader names who leads."""
+        """Transfer leadership.
+
+        Raises DLedgerError if the transfer fails, for example NotLeader if this node does not lead. The
+        message gives the reason.
+        """
         if to is not None and to not in self._config.members:
-            known = ", ".join(sorted(self._config.members))
-            raise DLedgerError(f"{to!r} is no member: {known}", code=Code.UNKNOWN_MEMBER)
+            members = ", ".join(sorted(self._config.members))
+            raise DLedgerError(
+                f"{to!r} is not a member of this cluster; its members are {members}", code=Code.UNKNOWN_MEMBER
+            )
         bound_s = 2 * self._config.timing.transfer_timeout_ms / 1000
         try:
             async with asyncio.timeout(bound_s):
                 await self._shell.transfer(to)
         except TimeoutError:
-            raise Indeterminate(f"no end of the transfer within {bound_s:g} s", code=Code.TIMEOUT) from None
+            raise Indeterminate(
+                f"the transfer of leadership did not finish within {bound_s:g} s", code=Code.TIMEOUT
+            ) from None
 
     async def purge(self, before_index: int, before_age_ms: int) -> int:
-        """Entries before an index, or older than an age, may go. The index; NotLeader."""
+        """Allow entries before an index, or older than an age, to be purged. Returns the index. Raises
+        NotLeader.
+        """
         try:
             return self._shell.purge(before_index if before_index >= 0 else None, before_age_ms)
         except NotLeader as error:
@@ -70,37 +80,38 @@ class NodeAdmin:
             raise
 
     async def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
-        """Verify all that is stored now; what is damaged is repaired meanwhile."""
+        """Verify all entries that are stored now, and repair damage."""
         if self._scrubbing:
-            raise Overloaded("a scrub that somebody asked for is under way already")
+            raise Overloaded("a requested scrub is already running; try again when it has finished")
         self._scrubbing = True
         try:
-            async for progress in self._scrub(Pace(bytes_per_second)):
+            async for progress in self._scrub(Pacer(bytes_per_second)):
                 yield progress
         finally:
             self._scrubbing = False
 
-    async def _scrub(self, pace: Pace) -> AsyncGenerator[ScrubProgress, None]:
+    async def _scrub(self, pace: Pacer) -> AsyncGenerator[ScrubProgress, None]:
         loop = asyncio.get_running_loop()
-        at, last = self._store.begin_index, self._store.end_index
+        next_index, last = self._store.begin_index, self._store.end_index
         bytes_read, reported = 0, loop.time()
-        found: list[DamagedRange] = []
+        damages: list[DamagedRange] = []
         done = False
         while not done:
             before = self._scrubber.bytes_read
-            at, damage, wrapped = await self._scrubber.step(at, pace)
+            next_index, damage, wrapped = await self._scrubber.step(next_index, pace)
             bytes_read += self._scrubber.bytes_read - before
-            done = wrapped or at > last
+            done = wrapped or next_index > last
             if damage is not None:
-                found.append(damaged_range(damage))
-            if done or found or loop.time() - reported >= _PROGRESS_EVERY_S:
+                damages.append(damaged_range(damage))
+            if done or damages or loop.time() - reported >= _PROGRESS_EVERY_S:
                 reported = loop.time()
-                yield ScrubProgress(last + 1 if done else at, last, bytes_read, tuple(found), done)
-                found = []
+                yield ScrubProgress(last + 1 if done else next_index, last, bytes_read, tuple(damages), done)
+                damages = []
             await asyncio.sleep(pace.wait_s(loop.time()))
 
     async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
-        """A consistent prefix: what follows, then all entries that are committed and stored here now."""
+        """Yield a consistent prefix of the log: a header, then all entries now committed and stored on this
+        node."""
         self._log.check_serving()
         store, identity = self._store, self._store.identity
         last, base = self._log.readable_index, store.base
@@ -113,8 +124,8 @@ class NodeAdmin:
             base,
             last,
         )
-        at = base.index + 1
-        while at <= last:
-            frames = await self._log.fetch(at, last, _BACKUP_BYTES)
-            at = frames.last_index + 1
+        next_index = base.index + 1
+        while next_index <= last:
+            frames = await self._log.fetch(next_index, last, _BACKUP_BYTES)
+            next_index = frames.last_index + 1
             yield frames.data

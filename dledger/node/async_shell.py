@@ -1,7 +1,8 @@
-"""The asyncio shell of a replica: time, disk thread, reader threads, peers and callers around one event loop.
+"""The asyncio shell of a replica: time, disk thread, reader threads, peers and callers around one event
+loop.
 
-Everything that enters the replica goes through here. An exception out of it means that a rule was broken
-half-way through a step, so it is fatal: the node stops rather than go on with a state nobody vouches for.
+All input of the replica passes through this module. An exception from the replica means that a step failed
+halfway. It is fatal: the node stops and does not continue with an inconsistent state.
 """
 
 from __future__ import annotations
@@ -30,37 +31,38 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed, StorageError
-from dledger.logs import get_logger
-from dledger.metrics import Histogram
-from dledger.node.disk.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.loop.polling import wake_lock_of, when_idle
-from dledger.node.loop.readable import ReadableLog
-from dledger.node.loop.ticker import Ticker, next_tick_ms
-from dledger.node.members.catch_up import CatchUp, Wanted
-from dledger.node.members.catch_up_throttle import NO_APPENDS, Appends
-from dledger.node.members.inbound import Inbound
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.polling import wake_lock_of, when_idle
+from dledger.infra.loops.readable import ReadableLog
+from dledger.metrics import LatencyHistogram
+from dledger.node.disk.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
+from dledger.node.members.catch_up import CatchUp, PushReadRequest
+from dledger.node.members.catch_up_throttle import NO_APPENDS, AppendTotals
+from dledger.node.members.inbound import PeerRequests
 from dledger.node.members.peers import PeerLink
+from dledger.node.ticker import Ticker, next_tick_ms
 from dledger.replica.owned_append import Fill, prepare
-from dledger.replica.rebuild_job import RebuildJob, Rebuilt
+from dledger.replica.rebuild_job import RebuildJob, RebuildResult
 from dledger.replica.replica import Replica
 from dledger.replica.shell import (
+    AppendHandle,
     AppendOutcome,
-    AppendToken,
     DiskJob,
     PurgeJob,
     ResetJob,
     RoleNotice,
     TruncateJob,
 )
-from dledger.store.api import EntryDamaged, Frames, LogStore
+from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
 
 _log = get_logger("node")
 
 
-#: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
+#: A commit without other traffic waits this long for a push to carry it. A message of its own costs as
+#: much as a push.
 _COMMIT_WAIT_S = 0.005
-#: What one peer is refused for is logged so often, however often it is sent.
-_TELL_EVERY_S = 10.0
+#: Interval at which refused messages of one peer are logged.
+_REFUSAL_LOG_INTERVAL_S = 10.0
 
 
 def monotonic_ms() -> int:
@@ -68,7 +70,7 @@ def monotonic_ms() -> int:
 
 
 class StateKeeper(Protocol):
-    """Whoever applies the log to a state machine; see dledger.node.machine.applier."""
+    """Feeds the log to a state machine; see dledger.node.machine.applier."""
 
     def start(self) -> None: ...
     def save(self, image_index: int) -> None: ...
@@ -76,7 +78,7 @@ class StateKeeper(Protocol):
 
 
 class DiskQueue(Protocol):
-    """The thread that writes; see dledger.node.disk.disk_worker."""
+    """The writing thread; see dledger.node.disk.disk_worker."""
 
     @property
     def fsync_began_ms(self) -> int | None: ...
@@ -92,7 +94,9 @@ class DiskQueue(Protocol):
 
 
 class AsyncShell:
-    """Implements dledger.replica.shell.Shell, and the events of peers and disk. Wired once, before use."""
+    """Implements dledger.replica.shell.Shell, and the events of peers and disk. Call `wire` once before
+    use.
+    """
 
     def __init__(
         self,
@@ -105,12 +109,14 @@ class AsyncShell:
         on_fatal: Callable[[DLedgerError], None],
         on_damage: Callable[[int], None],
         catch_up_bytes_per_second: int,
-        yields_to: Histogram | None,
+        yields_to: LatencyHistogram | None,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        """`readers` None: the loop has threads of its own. `on_damage`: an index that could not be read;
-        called on the loop. `yields_to`: what appends of clients take, which catching up yields to; None: it
-        does not. `now_ms`: the clock of the replica, which the loop's has to agree with."""
+        """If `readers` is None, the loop's default executor reads. `on_damage` is called on the loop with the
+        index of an unreadable entry. `yields_to` measures the latency of client appends, to which catch-up
+        adapts its rate; None: catch-up does not adapt. `now_ms` is the replica's clock, which must agree with
+        the loop's clock.
+        """
         self._now_ms = now_ms
         self._on_damage = on_damage
         self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
@@ -124,20 +130,21 @@ class AsyncShell:
         self._loop = asyncio.get_running_loop()
         self._wake_lock = wake_lock_of(self._loop)
         self._flush_scheduled = False
-        self._commit_at = 0.0  # when the committed index moved last
+        self._commit_at = 0.0  # last change of the committed index, loop time
         self._commit_timer: asyncio.TimerHandle | None = None
         self._leading_epoch: int | None = None
-        self._may_tell_at: dict[str, float] = {}  # by peer: when a refusal is logged again
+        # by peer: earliest time of the next log line about a refusal
+        self._next_refusal_log_s: dict[str, float] = {}
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
         self._is_stopping = False
         self._dead = False
-        self.ticker: Ticker | None = None  # while the replica is ticked
+        self.ticker: Ticker | None = None  # while ticks run
 
     def wire(
         self,
         replica: Replica,
         worker: DiskQueue,
-        inbound: Inbound,
+        inbound: PeerRequests,
         links: Mapping[str, PeerLink],
         keeper: StateKeeper,
     ) -> None:
@@ -147,13 +154,13 @@ class AsyncShell:
         self._inbound = inbound
         self._links = links
 
-    # -- into the replica ---------------------------------------------------------------------------------
+    # -- input of the replica -----------------------------------------------------------------------------
 
     def start(self) -> None:
         self._step(self._replica.start)
 
     def run_ticks(self, period_ms: int, tick: Callable[[], None]) -> None:
-        """From now on `tick`, which calls the one below, is called as often as the replica needs it."""
+        """Start calling `tick`, which must call this object's `tick`, as often as the replica needs."""
         self.ticker = Ticker(
             period_ms, tick, self._next_tick_ms, now_ms=self._now_ms, later=self._loop.call_later
         )
@@ -169,7 +176,7 @@ class AsyncShell:
             self._on_damage(suspects.pop())
 
     def purge(self, before_index: int | None, age_ms: int) -> int:
-        """The index before which entries may go now. NotLeader."""
+        """Purge entries below an index or above an age. Returns the index. Raises NotLeader."""
         try:
             return self._replica.purge_before(before_index, age_ms, self._now_ms())
         except NotLeader as error:
@@ -181,7 +188,7 @@ class AsyncShell:
 
     def append(
         self,
-        token: AppendToken,
+        token: AppendHandle,
         bodies: Sequence[bytes],
         session: tuple[int, int] | None,
         open_session: bool,
@@ -199,13 +206,14 @@ class AsyncShell:
 
     def append_batch(
         self,
-        token: AppendToken,
+        token: AppendHandle,
         sizes: Sequence[int],
         fill: Fill,
         expected: tuple[int, int],
         timeout_ms: int,
     ) -> None:
-        """As `prepare`, and taken; answered later through `token.answer`, unless this raises."""
+        """Append a batch as described in `prepare`. Unless this raises, the result is passed to
+        `token.answer`."""
         if self._dead:
             raise NotLeader("this node has stopped")
         now_ms = self._now_ms()
@@ -228,8 +236,8 @@ class AsyncShell:
             self._loop.call_soon(self._flush)
 
     def read_index(self) -> asyncio.Future[int]:
-        """The read point of this node as leader; the future fails with NotLeader if it is none."""
-        if self._commit_timer is not None:  # whoever asks is about to wait for what was committed
+        """Return the read point of this node as leader. The future fails with NotLeader on other nodes."""
+        if self._commit_timer is not None:  # the reader is going to wait for these commits
             self._step(self._replica.announce_commit)
         future: asyncio.Future[int] = self._loop.create_future()
         self._step(self._replica.read_index, future)
@@ -259,23 +267,24 @@ class AsyncShell:
         self._step(self._replica.leader_stream_lost, leader_id, stream_id)
 
     def checkpoint(self) -> None:
-        """Queue a checkpoint, if anything changed since the last one, and that one is not still waiting; also
-        if a full disk has put something off."""
+        """Queue a checkpoint unless nothing changed since the last one or one is still queued. A checkpoint
+        or purge that a full disk has delayed also counts as a change.
+        """
         if self._dead or self._worker.checkpoint_waits:
             return
-        found = self._replica.checkpoint()
-        if found != self._last_checkpoint or self._worker.has_put_off:
-            self._last_checkpoint = found
-            self._worker.submit_checkpoint(CheckpointJob(*found))
+        state = self._replica.checkpoint()
+        if state != self._last_checkpoint or self._worker.has_put_off:
+            self._last_checkpoint = state
+            self._worker.submit_checkpoint(CheckpointJob(*state))
 
     def disk_reported(self, report: Report) -> None:
-        """On the disk thread. One that was stuck may come back after the loop is gone."""
+        """Process a report. Called on the disk thread, which may outlive the loop if the disk was stuck."""
         if self._dead:
             return
         self._loop.call_soon_threadsafe(self._on_report, report)
 
-    def room_was_made(self) -> None:
-        """On the allocator's thread: space was prepared, perhaps for an append that waits for it."""
+    def on_space_prepared(self) -> None:
+        """Retry appends that wait for space. Called on the allocator's thread."""
         if len(self._replica.admission_queue) and not self._dead:
             with suppress(RuntimeError):  # the loop is gone
                 self._loop.call_soon_threadsafe(self._flush)
@@ -300,40 +309,40 @@ class AsyncShell:
             work(self._now_ms(), *arguments, **options)
         except Exception as error:
             self._broken(error)
-        self.look_at_ticks()
+        self.reschedule_tick()
 
-    def look_at_ticks(self) -> None:
-        """What was done may need a tick earlier than what was known before."""
+    def reschedule_tick(self) -> None:
+        """Reschedule the tick if the last step needs an earlier one."""
         if self.ticker is not None and self.ticker.sleeps:
-            self.ticker.look()
+            self.ticker.reschedule()
 
     def _broken(self, error: Exception) -> None:
         _log.error("the replica failed", exc_info=error)
         fatal = (
             error
             if isinstance(error, DLedgerError)
-            else StorageError(f"a rule was broken: {type(error).__name__}: {error}", code=Code.INTERNAL_ERROR)
+            else StorageError(f"internal error: {type(error).__name__}: {error}", code=Code.INTERNAL_ERROR)
         )
         self.fatal(fatal)
 
-    # -- Shell: out of the replica ------------------------------------------------------------------------
+    # -- Shell: output of the replica ---------------------------------------------------------------------
 
     def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
-        match message:  # what is frequent comes first
+        match message:  # frequent messages first
             case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
                 self._links[peer].push(message, payload)
             case PushResponse():
                 self._inbound.respond(peer, message)
             case Heartbeat() | VoteRequest() | TakeLeadership() | PositionRequest():
-                self._links[peer].ask(message)
+                self._links[peer].send_request(message)
             case _:
-                self._inbound.answer(peer, message)
+                self._inbound.resolve(peer, message)
 
     def submit(self, job: DiskJob) -> None:
         if isinstance(job, TruncateJob):
             self._readable.truncating(job.generation, job.last_index)
         elif isinstance(job, ResetJob):
-            _log.warning("the log is replaced: it begins after", index=job.base.index, term=job.base.term)
+            _log.warning("the log is replaced: it starts after", index=job.base.index, term=job.base.term)
             self._readable.resetting(job.generation, job.base.index)
         elif isinstance(job, PurgeJob):
             _log.info("purging up to", index=job.base.index)
@@ -352,7 +361,9 @@ class AsyncShell:
         )
         reading.add_done_callback(partial(self._log_read, job))
 
-    def _log_read(self, job: RebuildJob, reading: asyncio.Future[Rebuilt | EntryDamaged | None]) -> None:
+    def _log_read(
+        self, job: RebuildJob, reading: asyncio.Future[RebuildResult | EntryDamaged | None]
+    ) -> None:
         if self._dead or self._is_stopping or reading.cancelled():
             return
         error = reading.exception()
@@ -361,26 +372,28 @@ class AsyncShell:
             return
         outcome = reading.result()
         if isinstance(outcome, EntryDamaged):
-            _log.error("damaged: what sessions are rebuilt from waits for a repair", reason=str(outcome))
+            _log.error("damaged: the session rebuild waits for a repair", reason=str(outcome))
         self._step(self._replica.log_read, job.number, outcome)
 
     def rebuilt(self) -> None:
         _log.info("sessions are rebuilt", ledger_end_index=self._replica.log_tail.index)
         self._loop.call_soon(self._keeper.start)
 
-    def purged_elsewhere(self, last_index: int) -> None:
-        self._step(self._replica.purged_elsewhere, last_index)
+    def purged_elsewhere(self, damage: Damage) -> None:
+        self._step(self._replica.purged_elsewhere, damage)
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
-        """A follower that needs more than the cache holds is catching up: others come first."""
+        """Read entries that are not in the cache. A follower that needs them is catching up, so other work
+        has priority.
+        """
         deliver = partial(self._push_loaded, peer, stream_id, first_index)
-        self._catch_up.load(Wanted(peer, stream_id, first_index, last_index, max_bytes), deliver)
+        self._catch_up.load(PushReadRequest(peer, stream_id, first_index, last_index, max_bytes), deliver)
 
     def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
         self._wake_lock.work()
         self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)
 
-    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, DLedgerError):
             self._name_leader(outcome)
         token.answer(outcome)
@@ -426,12 +439,15 @@ class AsyncShell:
             self._commit_timer = self._loop.call_later(_COMMIT_WAIT_S, self._on_commit_timer)
 
     def _on_commit_timer(self) -> None:
-        """A loop that is busy may be about to append, so the word leaves when it is idle; twice, as what
-        waits for that, too, is only then on its way."""
+        """Announce the commit once the loop is idle, because a busy loop may be about to append.
+
+        Waits until the loop is idle twice, because work that waits for the first idle moment is scheduled
+        only then.
+        """
         when_idle(partial(when_idle, self._commit_is_due))
 
     def _commit_is_due(self) -> None:
-        """The timer is not set anew with each commit: it is looked at here whether it is time."""
+        """Announce the commit if it is due. Checks the time, because a commit does not restart the timer."""
         due = self._commit_at + _COMMIT_WAIT_S
         if due - self._loop.time() > _COMMIT_WAIT_S / 10:
             self._commit_timer = self._loop.call_at(due, self._on_commit_timer)
@@ -441,9 +457,9 @@ class AsyncShell:
 
     def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
         now = self._loop.time()
-        if now >= self._may_tell_at.get(peer, 0.0):
-            self._may_tell_at[peer] = now + _TELL_EVERY_S
-            _log.error("refused what a peer sent", peer=peer, reason=error.message)
+        if now >= self._next_refusal_log_s.get(peer, 0.0):
+            self._next_refusal_log_s[peer] = now + _REFUSAL_LOG_INTERVAL_S
+            _log.error("refused a message of a peer", peer=peer, reason=error.message)
         self._inbound.refuse(peer, message, error)
 
     def fatal(self, error: DLedgerError) -> None:
@@ -451,28 +467,28 @@ class AsyncShell:
         self._on_fatal(error)
 
     def stop(self) -> None:
-        """The store is going to be closed, perhaps while the log is read for a rebuild."""
+        """Prepare for closing the store, which a rebuild may still be reading."""
         self._is_stopping = True
 
     def give_up(self) -> None:
-        """The replica is not run any more. Any thread."""
+        """Stop executing the replica. May be called on any thread."""
         self._dead = True
 
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _name_leader(self, error: DLedgerError) -> None:
-        """Clients need an address; the replica only knows ids."""
+        """Add the leader's address, which clients need and the replica does not know."""
         if error.leader_id is not None:
             error.leader_address = self._addresses.get(error.leader_id)
 
-    def _appends(self) -> Appends:
+    def _appends(self) -> AppendTotals:
         latency = self._yields_to
         if latency is None:
             return NO_APPENDS
-        return Appends(sum(latency.counts), latency.sum, self._store.tail.pos)
+        return AppendTotals(sum(latency.counts), latency.sum, self._store.tail.pos)
 
     def _read_range(self, first_index: int, last_index: int, max_bytes: int) -> asyncio.Future[Frames | None]:
-        """Of what is on the disk, off the loop."""
+        """Read stored entries off the loop."""
         last = min(last_index, self._readable.stored_index)
         if last >= first_index:
             work = partial(self._read_frames, first_index, last, max_bytes)
@@ -482,13 +498,13 @@ class AsyncShell:
         return nothing
 
     def _read_frames(self, first_index: int, last_index: int, max_bytes: int) -> Frames | None:
-        """On a reader thread."""
+        """Read entries for a push, on a reader thread."""
         try:
             return self._store.read(first_index, last_index, max_bytes, whole_batches=True)
         except ReadFailed:
             return None
         except StorageError as error:
-            _log.error("cannot read what a follower needs", first_index=first_index, reason=str(error))
+            _log.error("cannot read entries for a follower", first_index=first_index, reason=str(error))
             if isinstance(error, EntryDamaged):
                 self._loop.call_soon_threadsafe(self._on_damage, error.index)
             return None

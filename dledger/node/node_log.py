@@ -1,4 +1,4 @@
-"""The log of a node as its clients use it (dledger.rpc.ports.LogPort)."""
+"""The log of a node, as its clients use it (dledger.rpc.ports.LogPort)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
+from dledger.infra.loops.readable import ReadableLog
 from dledger.metrics import NodeMetrics
 from dledger.node.async_shell import AsyncShell
-from dledger.node.loop.readable import ReadableLog
 from dledger.node.members.fetching import LogFetcher
 from dledger.node.members.read_points import ReadPoints
 from dledger.rpc.log_client import LogClient, NetworkFailure
@@ -25,16 +25,18 @@ def _refuse_append(
 ) -> None:
     token.answer(
         InvalidRequest(
-            "the log of this group is written by the program that owns its nodes; append through that",
+            "the log of this group is written by the program that owns its nodes; append through it",
             code=Code.APPENDS_BY_OWNER_ONLY,
         )
     )
 
 
 class LogSurroundings(NamedTuple):
-    """What the log asks of its node. `leader` gives a client of the node that is believed to lead, None if
-    there is none; `begin_index` is where the log begins, as the status tells; `on_damage` is called on the
-    loop with an index that cannot be read."""
+    """The parts of a node that its log uses.
+
+    `leader` returns a client for the presumed leader, or None; `begin_index` is the start of the log that the
+    status shows; `on_damage` is called on the loop with an unreadable index.
+    """
 
     leader: Callable[[], LogClient | None]
     leads: Callable[[], bool]
@@ -44,7 +46,7 @@ class LogSurroundings(NamedTuple):
 
 
 class NodeLog:
-    """Appends through the replica; reads from the store, as far as they may go, on threads of their own."""
+    """Appends through the replica, and reads committed entries from the store on separate threads."""
 
     def __init__(
         self,
@@ -72,8 +74,9 @@ class NodeLog:
         self._metrics = metrics
         self._forward_timeout_s = read_timeout_ms / 1000
         self._points = ReadPoints(self._confirm, max_waiting_reads, read_timeout_ms)
+        self._forwarded: asyncio.Future[int] | None = None  # the read index requested from the leader
         self.fetch = LogFetcher(store, readable, readers, around.on_damage).fetch
-        self.append = _refuse_append if owned else shell.append  # the hot path: no hop in between
+        self.append = _refuse_append if owned else shell.append  # the hot path: no call in between
 
     append: Callable[[AppendToken, Sequence[bytes], tuple[int, int] | None, bool, int], None]
 
@@ -87,7 +90,8 @@ class NodeLog:
 
     @property
     def begin_index(self) -> int:
-        # Not the store's: that follows when the disk thread has removed the files, which may be much later.
+        # The value of the store changes only after the disk thread has removed the files, which may be much
+        # later.
         return self._around.begin_index()
 
     @property
@@ -97,12 +101,17 @@ class NodeLog:
     def check_serving(self) -> None:
         if self._around.needs_image():
             raise ReadFailed(
-                "this node was too far behind and waits for a state image; read from another one",
+                "this node is too far behind and is waiting for a state image; read from another node",
                 code=Code.ILLEGAL_MEMBER_STATE,
             )
 
     async def read_index(self) -> int:
         return await self._points.get()
+
+    def role_changed(self) -> None:
+        """Abandon a request to the former leader, which may be unreachable: all later reads wait for it."""
+        if self._forwarded is not None:
+            self._forwarded.cancel()
 
     async def wait_readable(self, index: int, *, timeout_ms: int | None) -> None:
         await self._readable.wait(index, timeout_ms)
@@ -129,25 +138,37 @@ class NodeLog:
         self._metrics.limit_hit(name)
 
     async def stop(self) -> None:
-        """Whoever waits is told that the node stops."""
+        """Fail waiting readers when the node stops."""
         self._readable.close(ReadFailed("the node is stopping", code=Code.READ_NOT_CONFIRMED))
         await self._points.stop()
 
     def _load(self, first_index: int, last_index: int, max_bytes: int, decode: bool) -> Chunk:
-        """On a reader thread."""
+        """Read a chunk, on a reader thread."""
         frames = self._store.read(first_index, last_index, max_bytes, whole_batches=False)
         entries = decode_entries(frames.data) if decode else []
         users = sum(entry.magic == MAGIC_NORMAL for entry in entries)
         return Chunk(frames.last_index, bytes(frames.data), entries, users)
 
     async def _confirm(self) -> int:
-        if self._around.leads():
-            return await self._shell.read_index()
-        leader = self._around.leader()
-        if leader is None:
-            raise ReadFailed("no leader is known at the moment", code=Code.READ_NOT_CONFIRMED)
+        while True:
+            if self._around.leads():
+                return await self._shell.read_index()
+            leader = self._around.leader()
+            if leader is None:
+                raise ReadFailed("no leader is known", code=Code.READ_NOT_CONFIRMED)
+            try:
+                return await self._forward(leader)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():  # not by a change of role
+                    raise
+
+    async def _forward(self, leader: LogClient) -> int:
+        """Request the read index from the leader. Raises ReadFailed, and CancelledError after a change of
+        role."""
+        self._forwarded = asyncio.ensure_future(leader.read_index(self._forward_timeout_s))
         try:
-            return await leader.read_index(self._forward_timeout_s)
+            return await self._forwarded
         except (NetworkFailure, NotLeader) as error:
             raise ReadFailed(
                 f"the leader did not confirm the read: {error}", code=Code.READ_NOT_CONFIRMED

@@ -1,4 +1,4 @@
-"""What a program that owns a node in its process may do with it, beside serving it: see `OwnerFace`."""
+"""The API for the program that owns a node in its process: see `OwnerApi`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dledger.core.values import OwnerFitness, Role
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader
-from dledger.logs import get_logger
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.readable import ReadableLog
+from dledger.infra.transport.host import GrpcService
 from dledger.metrics import NodeMetrics
 from dledger.node.async_shell import AsyncShell, monotonic_ms
-from dledger.node.loop.readable import ReadableLog
 from dledger.node.machine.applier import Applier
 from dledger.node.owner_status import OwnerStatus
 from dledger.node.role_events import RoleEvents, RoleListener
@@ -21,7 +22,6 @@ from dledger.replica.owned_append import Fill
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
 from dledger.rpc.serving import check_services
-from dledger.rpc.transport.host import GrpcService
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -32,7 +32,7 @@ _STEP_ASIDE_S = 1.0
 
 
 class _OwnedAppend:
-    """One batch of the owner, until it is answered (dledger.rpc.ports.AppendToken)."""
+    """One append by the owner that is not answered yet (dledger.rpc.ports.AppendToken)."""
 
     __slots__ = ("_metrics", "_open", "_started", "future")
 
@@ -44,7 +44,7 @@ class _OwnedAppend:
 
     def answer(self, outcome: AppendOutcome | DLedgerError) -> None:
         self._open.discard(self)
-        if self.future.done():  # whoever waited has cancelled it
+        if self.future.done():  # cancelled by the caller
             return
         if isinstance(outcome, DLedgerError):
             self.future.set_exception(outcome)
@@ -53,9 +53,11 @@ class _OwnedAppend:
             self.future.set_result(outcome)
 
 
-class OwnerFace:
-    """The half of NodeServer that is for the program around it. On the node's event loop, and after `start`
-    except where it says otherwise."""
+class OwnerApi:
+    """The part of NodeServer for the program around it.
+
+    Call all methods on the node's event loop, and after `start` unless they say otherwise.
+    """
 
     config: NodeConfig
     metrics: NodeMetrics
@@ -76,12 +78,13 @@ class OwnerFace:
     # -- serving ------------------------------------------------------------------------------------------
 
     def add_service(self, service: GrpcService) -> None:
-        """Serve it, too, on the node's port. Before `start`; for services that need the node themselves.
+        """Serve another service on the node's port, for a service that needs the node object. Call before
+        `start`.
 
-        ConfigError if there is one of that name.
+        Raises ConfigError if a service of that name exists.
         """
         if self._is_started:
-            raise RuntimeError("services are added before the node starts")
+            raise RuntimeError("services must be added before the node starts")
         services = (*self._services, service)
         check_services(services)
         self._services = services
@@ -91,19 +94,20 @@ class OwnerFace:
     def append_batch(
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:
-        """Append a batch with bodies of `sizes` bytes, all of it or none.
+        """Append a batch with bodies of `sizes` bytes: either all of its entries or none.
 
-        The batch is judged, then `fill` is called once with the places of its bodies and gives the bodies,
-        which are copied before this returns. `expected` is the (term, role_epoch) of the leadership that the
-        caller believes in. `fill` must not append. `timeout_ms` 0: as the configuration says.
+        The batch is checked. Then `fill` is called once with the positions of the bodies and returns the
+        bodies, which are copied before this method returns. `expected` is the (term, role_epoch) in which the
+        caller believes that it leads. `fill` must not append. `timeout_ms` 0: use the configured time-out.
 
-        Raised, with nothing changed: NotLeader (ROLE_EPOCH_CHANGED if this node leads, but not as expected),
-        Overloaded (LEADER_PENDING_FULL, DISK_FULL), InvalidRequest, all before `fill` is called; ValueError
-        if the bodies are not of `sizes`; whatever `fill` raises.
+        Raises, without a change: NotLeader (ROLE_EPOCH_CHANGED if this node leads, but not as expected),
+        Overloaded (LEADER_PENDING_FULL, DISK_FULL) and InvalidRequest, all before `fill` is called;
+        ValueError if the bodies do not match `sizes`; exceptions of `fill`.
 
-        The future ends once it is known what became of the batch: the outcome, when it is committed;
-        Indeterminate (WAIT_QUORUM_ACK_TIMEOUT, TERM_CHANGED, or INTERNAL_ERROR as the node stops): it may be,
-        now or later; NotLeader: it was not stored, and never will be. Cancelling it takes nothing back.
+        The future receives the outcome once the batch is committed. It fails with Indeterminate
+        (WAIT_QUORUM_ACK_TIMEOUT, TERM_CHANGED, or INTERNAL_ERROR while the node stops) if the batch may be
+        committed, now or later, and with NotLeader if it was not stored and never will be. Cancelling the
+        future does not revoke the append.
         """
         if self._stopping:
             raise NotLeader("this node is stopping")
@@ -114,30 +118,37 @@ class OwnerFace:
         self._open_appends.add(token)
         return token.future
 
-    def _leave_appends_open(self) -> None:
-        """The node stops: nobody is left waiting."""
+    def _fail_open_appends(self) -> None:
+        """Fail the open appends with Indeterminate when the node stops."""
         error = Indeterminate("the node is stopping", code=Code.INTERNAL_ERROR)
         for token in list(self._open_appends):
             token.answer(error)
 
-    # -- keeping ------------------------------------------------------------------------------------------
+    # -- retention ----------------------------------------------------------------------------------------
 
     def keep_log_from(self, needed_from: Callable[[], int]) -> None:
-        """While this node leads, the log is not purged beyond the position that `needed_from` gives. It is
-        called on the loop, once for each look at what may be purged. Also before `start`."""
+        """Keep the log from the position that `needed_from` returns, while this node leads.
+
+        `needed_from` is called on the loop, once per retention check. May be called before `start`.
+        """
         self._needed_from = needed_from
 
     @property
     def wanted_begin_pos(self) -> int:
-        """Where the log would begin by its retention if `keep_log_from` kept nothing; -1: where it does, or
-        this node does not lead."""
+        """Position at which retention would start the log if `keep_log_from` retained nothing.
+
+        -1 if that is the current start, or if this node does not lead.
+        """
         return self._replica.retainer.wanted_pos
 
     # -- roles --------------------------------------------------------------------------------------------
 
     def on_role(self, listener: RoleListener) -> None:
-        """Call `listener` with every change of role, term or leader from now on, in order; and at once with
-        the last one, if there was any. Also before `start`. What it raises is logged."""
+        """Call `listener` with every future change of role, term or leader, in order.
+
+        If there was an earlier change, the listener immediately receives the last one. Exceptions of the
+        listener are logged. May be called before `start`.
+        """
         self._role_events.listen(listener)
 
     @property
@@ -152,60 +163,73 @@ class OwnerFace:
     def leader_id(self) -> str | None:
         return self._replica.core.leader_id
 
-    # -- handing over -------------------------------------------------------------------------------------
+    # -- handover -----------------------------------------------------------------------------------------
 
     def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
-        """Say how much of the committed log this program has still to work off, and whether it could lead
-        now. The leader learns it with the next answers, at the latest with those to a heartbeat. A node that
-        is not fit is handed leadership only by name, or if there is no other."""
+        """Report the number of bytes of the committed log that this program has not applied yet, and whether
+        it could lead.
+
+        The next response to the leader contains this report, at the latest the response to the next
+        heartbeat. A transfer goes to an unfit node only if the request names it, or if there is no other
+        candidate. Elections do not consider fitness.
+        """
         if lag_bytes < 0:
-            raise InvalidRequest(f"lag_bytes is {lag_bytes}")
+            raise InvalidRequest(f"lag_bytes is {lag_bytes}; it must not be negative")
         self._replica.owner = OwnerFitness(lag_bytes, fit)
-        self._shell.look_at_ticks()
+        self._shell.reschedule_tick()
 
     async def hand_over(self) -> bool:
-        """Leave leadership to the peer whose program is fit and has least to work off: less than this one, or
-        anything if this one is not fit. A peer that has reported nothing is no choice. Returns when it leads.
+        """Transfer leadership to the fit peer whose program has the least backlog, and return once it
+        leads.
 
-        False: there is no such peer, or this node does not lead. DLedgerError: it was tried, and failed."""
+        The backlog must be less than this program's, unless this node is unfit. A peer that has not reported
+        its fitness is not a candidate. Returns False if there is no such peer or this node does not lead.
+        Raises DLedgerError if the transfer failed.
+        """
         leadership = self._replica.core.leadership
-        to = leadership.fittest_peer(self._replica.owner) if leadership is not None else None
+        to = leadership.peer_with_least_backlog(self._replica.owner) if leadership is not None else None
         if to is None:
             return False
         await self._shell.transfer(to)
         return True
 
-    # -- leaving ------------------------------------------------------------------------------------------
+    # -- stopping -----------------------------------------------------------------------------------------
 
     async def step_aside(self) -> None:
-        """Before the node stops: leave leadership, if it is here, to whichever peer is best. A second at
-        most. If there is none, the followers elect one."""
+        """If this node leads, transfer leadership to the best peer before the node stops.
+
+        Takes at most a second. If there is no peer, the followers elect a leader.
+        """
         if self._replica.core.role is not Role.LEADER or len(self.config.members) == 1:
             return
         try:
             async with asyncio.timeout(_STEP_ASIDE_S):
                 await self._shell.transfer(None)
         except (DLedgerError, TimeoutError) as error:
-            # The push streams then break without GOODBYE, which the followers act upon at once.
+            # The push streams then break without GOODBYE, and the followers react immediately.
             _log.info("leadership was not handed over", reason=str(error) or "time-out")
 
     # -- status -------------------------------------------------------------------------------------------
 
     def show_status(self, give: Callable[[], Mapping[str, Any]]) -> None:
-        """Show what `give` returns, a JSON object, as `owner` in all forms of the status of this node. It is
-        called on the loop, often. Also before `start`."""
+        """Show the JSON object that `give` returns as `owner` in every form of this node's status.
+
+        `give` is called on the loop, often. May be called before `start`.
+        """
         self._owner_status.give = give
 
     def add_metrics(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Add prometheus metrics, with names of the program's own, to those of the node. `collect` is called
-        on the loop with every scrape. Also before `start`."""
+        """Add the program's Prometheus metrics to the node's metrics. All names must be distinct.
+
+        `collect` is called on the loop with every scrape. May be called before `start`.
+        """
         self._owner_status.collectors.append(collect)
 
     # -- positions ----------------------------------------------------------------------------------------
 
     @property
     def committed_index(self) -> int:
-        """Highest index that this node knows to be committed; -1: none."""
+        """Highest index that this node knows to be committed; -1 if there is none."""
         return self._replica.core.committed_index
 
     @property
@@ -215,14 +239,22 @@ class OwnerFace:
 
     @property
     def applied_index(self) -> int:
-        """Highest index that the state machine has applied; without one, that could be read here."""
+        """Highest index applied by the state machine; without one, the highest readable index."""
         return self._applier.applied_index
 
     def cluster_time_ms(self) -> int:
-        """The time that the log agrees on, in ms since the Unix epoch, as this node reckons it."""
+        """Cluster time in ms since the Unix epoch, as counted by this node."""
         return self._replica.admission.state.clock.read(monotonic_ms(), self._replica.wall_ms())
 
+    @property
+    def steps_ms(self) -> int:
+        """Sum of all steps of cluster time so far, in ms."""
+        return self._replica.admission.state.clock.steps_ms
+
     async def wait_committed(self, index: int, timeout_ms: int = 5000) -> None:
-        """Until all up to `index` is committed, and stored on this node, so that it can be read here.
-        ReadFailed after `timeout_ms` or when the node stops; Overloaded."""
+        """Wait until all entries up to `index` are committed and stored on this node, so that it can read
+        them.
+
+        Raises ReadFailed after `timeout_ms` or when the node stops, and Overloaded.
+        """
         await self._readable.wait(index, timeout_ms)

@@ -1,6 +1,6 @@
-"""What a node is made of: its parts, put together, begun and stopped in the order that they need.
+"""The parts of a node, their connections, and the order in which they start and stop.
 
-A NodeServer is made of these, and so is each process of the simulator: what differs is who makes a part.
+A NodeServer and each process of the simulator consist of these parts. They differ in the factories.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Protocol
 
 from dledger.core.values import HardState
 from dledger.errors import DLedgerError
+from dledger.infra.loops.readable import ReadableLog
 from dledger.node.async_shell import AsyncShell, DiskQueue
 from dledger.node.disk.allocator import Allocator
-from dledger.node.loop.readable import ReadableLog
 from dledger.node.machine.applier import Applier
-from dledger.node.members.inbound import Fetch, Inbound
+from dledger.node.members.inbound import FetchEntries, PeerRequests
 from dledger.node.members.peers import PeerLink
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.replica.replica import Replica
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_transport import PeerTransport
 from dledger.store.api import LogStore
 from dledger.store.offline.set_term import check_range
 
 
 class StartingStore(Protocol):
-    """What a life of a node begins with."""
+    """Store state used at the start of a node."""
 
     @property
     def hard_state(self) -> HardState: ...
@@ -38,74 +38,80 @@ class StartingStore(Protocol):
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
 
 
-def begin_life(store: StartingStore, directory: Path, ahead_bytes: int) -> None:
-    """Make the new incarnation durable before anything else happens (rule 2), and some space ready, so that
-    the first append need not be refused. StorageError; `directory` is named if the term is out of range."""
+def start_incarnation(store: StartingStore, directory: Path, ahead_bytes: int) -> None:
+    """Make the new incarnation durable before the node does anything else (rule 2), and prepare space for the
+    first append.
+
+    Raises StorageError, which names `directory` if the term is out of range.
+    """
     state = store.hard_state
     check_range(state, directory)
     store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
     store.prepare(ahead_bytes)
 
 
-class DiskThread(DiskQueue, Protocol):
-    """Also of whoever repairs."""
+class DiskExecutor(DiskQueue, Protocol):
+    """The disk thread, as the repairer uses it."""
 
     def call(self, work: Callable[[], object]) -> Future[object]: ...
 
 
 @dataclass(frozen=True)
-class Makers:
-    """Who makes the parts of a node, in this order. `peers`: the other members."""
+class PartFactories:
+    """Factories for the parts of a node, called in this order. `peers`: the other members."""
 
     shell: Callable[[ReadableLog], AsyncShell]
-    disk: Callable[[AsyncShell], DiskThread]
+    disk: Callable[[AsyncShell], DiskExecutor]
     allocator: Callable[[AsyncShell], Allocator]
     replica: Callable[[AsyncShell], Replica]
     transport: Callable[[str], PeerTransport]
-    fetch: Callable[[NodeParts], Fetch]
+    fetch: Callable[[NodeParts], FetchEntries]
     repairer: Callable[[NodeParts], Repairer]
     scrubber: Callable[[NodeParts], Scrubber]
     peers: Iterable[str]
-    identity: Identity
+    identity: PeerIdentity
     call_timeout_ms: int
     max_waiting_reads: int
-    state_failed: Callable[[DLedgerError], None]  # of the program, or of the thread that it is on
+    # called when the program's state machine, or its thread, fails
+    state_failed: Callable[[DLedgerError], None]
     uniform: Callable[[float, float], float] = random.uniform
 
 
 class NodeParts:
-    """One life of a node, whose store was opened and whose life was begun. All methods on the loop."""
+    """The parts of a running node. Create this after `start_incarnation`, and call all methods on the
+    loop."""
 
-    def __init__(self, store: LogStore, applier: Applier, makers: Makers) -> None:
-        """`applier` has recovered: that may move the committed index of the store."""
+    def __init__(self, store: LogStore, applier: Applier, factories: PartFactories) -> None:
+        """`applier` must have recovered already, because this may advance the committed index of the
+        store."""
         self.store = store
         self.applier = applier
         committed = max(store.base.index, store.committed_checkpoint)
-        self.readable = ReadableLog(committed, store.end_index, makers.max_waiting_reads)
-        self.shell = makers.shell(self.readable)
-        self.disk = makers.disk(self.shell)
-        self.allocator = makers.allocator(self.shell)
-        self.replica = makers.replica(self.shell)
-        self.replica.admission.want_room = self.allocator.look
-        self.links = {peer: self._link(peer, makers) for peer in makers.peers}
-        fetch = makers.fetch(self)
-        self._wire_applier(makers)
-        self.repairer = makers.repairer(self)
-        self.scrubber = makers.scrubber(self)
-        self.inbound = Inbound(makers.identity, self.shell, fetch)
+        self.readable = ReadableLog(committed, store.end_index, factories.max_waiting_reads)
+        self.shell = factories.shell(self.readable)
+        self.disk = factories.disk(self.shell)
+        self.allocator = factories.allocator(self.shell)
+        self.replica = factories.replica(self.shell)
+        self.replica.admission.want_room = self.allocator.request_check
+        self.links = {peer: self._link(peer, factories) for peer in factories.peers}
+        fetch = factories.fetch(self)
+        self._wire_applier(factories)
+        self.repairer = factories.repairer(self)
+        self.scrubber = factories.scrubber(self)
+        self.inbound = PeerRequests(factories.identity, self.shell, fetch)
         self.shell.wire(self.replica, self.disk, self.inbound, self.links, applier)
 
-    def _link(self, peer: str, makers: Makers) -> PeerLink:
+    def _link(self, peer: str, factories: PartFactories) -> PeerLink:
         return PeerLink(
             peer,
-            makers.transport(peer),
+            factories.transport(peer),
             self.shell,
             role_epoch=lambda: self.replica.core.role_epoch,
-            call_timeout_ms=makers.call_timeout_ms,
-            uniform=makers.uniform,
+            call_timeout_ms=factories.call_timeout_ms,
+            uniform=factories.uniform,
         )
 
-    def _wire_applier(self, makers: Makers) -> None:
+    def _wire_applier(self, factories: PartFactories) -> None:
         admission = self.replica.admission
         self.applier.wire(
             self.readable,
@@ -114,26 +120,28 @@ class NodeParts:
             needs_image=lambda: admission.state.needs_image,
             saved=self.shell.state_saved,
             on_damage=self.suspect,
-            on_fatal=makers.state_failed,
+            on_fatal=factories.state_failed,
         )
 
     def suspect(self, index: int) -> None:
-        """A read of `index` failed."""
+        """Report a failed read of `index`."""
         self.repairer.suspect(index)
 
     def is_urgent(self) -> bool:
-        """The cluster has no leader, or cannot do without this node: a repair should not take its time."""
+        """Return True if the cluster has no leader or needs this node, so that a repair is urgent."""
         return self.replica.core.leader_id is None or not self.replica.rebuilding.is_done
 
-    def begin(self) -> None:
-        """The disk has its thread: from now on the node can be asked. Ticks come later."""
+    def start(self) -> None:
+        """Start the parts. The disk thread must already run. Afterwards the node accepts requests. Ticks
+        start in `run`.
+        """
         self.allocator.start()
         self.shell.start()
         self.repairer.start()
         self.scrubber.start()
 
     def run(self, tick_ms: int, tick: Callable[[], None]) -> None:
-        """The node can be reached: let it reach others, and take part in elections. `tick` calls ours."""
+        """Connect to the other members and take part in elections. `tick` must call this object's `tick`."""
         for link in self.links.values():
             link.connect()
         self.shell.run_ticks(tick_ms, tick)
@@ -143,13 +151,15 @@ class NodeParts:
         self.replica.admission.reserve_in_use = self.allocator.serve(self.replica.retainer)
 
     def finish(self) -> None:
-        """Nobody is served any more: the last checkpoint."""
+        """Stop the ticks and write the last checkpoint. No clients are served any longer."""
         if self.shell.ticker is not None:
             self.shell.ticker.stop()
         self.shell.checkpoint()
 
     async def stop(self) -> None:
-        """In whatever state they are. Then the allocator and the disk have to end, and the store to close."""
+        """Stop the parts in any state. The caller then stops the allocator and the disk, and closes the
+        store.
+        """
         for link in self.links.values():
             await link.close()
         self.shell.stop()

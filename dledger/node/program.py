@@ -1,7 +1,7 @@
-"""Programs that live on the node of their process: what `[program]` in a node's configuration names.
+"""Programs on a node: the factory named by `[program]` in a node's configuration.
 
-A program makes the node (with its state machine, its gRPC services, whatever NodeServer takes), is started
-once the node serves, and stopped before the node is. `dledger server` does the rest: signals, logs, exit
+A program creates the node (with its state machine, its gRPC services and other options of NodeServer), is
+started once the node serves, and stopped before the node. `dledger server` handles signals, logs and exit
 codes.
 """
 
@@ -17,7 +17,7 @@ from dledger.node.setup.config import NodeConfig
 
 
 class ServedNode(Protocol):
-    """What `dledger server` runs: a NodeServer, or a node of the program's own, with another log."""
+    """The node run by `dledger server`: a NodeServer, or a program's own node with another log."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -27,7 +27,7 @@ class ServedNode(Protocol):
 
     @property
     def is_released(self) -> bool:
-        """Nothing is left that a stuck disk keeps."""
+        """Return True unless a stuck disk still holds resources of the node."""
 
     async def start(self) -> None: ...
 
@@ -35,24 +35,27 @@ class ServedNode(Protocol):
 
 
 class Program(Protocol):
-    """What a factory `(NodeConfig, settings) -> Program` returns. Settings are `[program.settings]`; the
-    factory raises ConfigError for what is wrong with them."""
+    """A program created by a factory `(NodeConfig, settings) -> Program`.
+
+    Settings are `[program.settings]`; the factory raises ConfigError for invalid ones.
+    """
 
     def make_node(self) -> ServedNode:
-        """The node, not started."""
+        """Create the node, without starting it."""
 
     async def start(self) -> None:
-        """The node has started. An exception stops it again, and ends the process."""
+        """Start the program on the started node. An exception stops the node and ends the process."""
 
     async def stop(self) -> None:
-        """The process is asked to end; the node still serves. In bounded time."""
+        """Stop the program, in bounded time, while the node still serves."""
 
 
 Factory = Callable[[NodeConfig, Mapping[str, Any]], Program]
 
 
 def load_program(config: NodeConfig) -> Program | None:
-    """The program that the configuration names; None without one. ConfigError."""
+    """Create the program that the configuration names, or return None if it names none. Raises
+    ConfigError."""
     if config.program is None:
         return None
     name = config.program.factory
@@ -62,5 +65,7 @@ def load_program(config: NodeConfig) -> Program | None:
     try:
         factory: Factory = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"program.factory {name}: {error}", code=Code.CONFIG_INVALID) from error
+        raise ConfigError(
+            f"program.factory {name}: cannot load it: {error}", code=Code.CONFIG_INVALID
+        ) from error
     return factory(config, config.program.settings)

@@ -1,6 +1,6 @@
-"""The ports of a node whose log is its program's own: gRPC services with the node's status, and its page.
+"""Ports of a node whose program has its own log: gRPC services, status service and status page.
 
-A NodeServer has these and the log's. Here is what is left without one.
+A NodeServer has the same ports, and the ports of its log. This module is for nodes without a replicated log.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from dledger.errors import DLedgerError
+from dledger.infra.files.watching import FileWatch
+from dledger.infra.transport.host import GrpcHost, GrpcService
 from dledger.metrics import NodeMetrics
 from dledger.node.owner_status import OwnerStatus
 from dledger.node.setup.config import NodeConfig
 from dledger.node.setup.security import NodeSecurity
 from dledger.rpc.admin_service import status_service
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.transport.host import GrpcHost, GrpcService
-from dledger.status.cluster import Answer
-from dledger.status.http import start_http
+from dledger.status.cluster import NodeAnswer
 from dledger.status.metrics import StatusExporter
 from dledger.status.model import NodeStatus
-from dledger.status.web import HttpServer
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-_ASK_S = 1.0
-_TLS_LOOK_S = 1.0
+    from dledger.infra.http.server import HttpServer
+
+_STATUS_TIMEOUT_S = 1.0
 
 
 class ProgramPorts:
-    """Implements StatusSource. `start` once, `stop` once, on one event loop."""
+    """Implements StatusSource. Call `start` once and `stop` once, on the same event loop."""
 
     def __init__(
         self, config: NodeConfig, metrics: NodeMetrics, node_status: Callable[[], NodeStatus]
     ) -> None:
-        """`node_status` is asked on the loop; what the program shows is `shown`."""
+        """`node_status` is called on the loop; `shown` returns the program's own part."""
         self.node_status = node_status
         self.http_address = config.http_members.get(config.node_id, "")
         self._config = config
@@ -47,18 +47,18 @@ class ProgramPorts:
         self._security: NodeSecurity | None = None
         self._grpc: GrpcHost | None = None
         self._http: HttpServer | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._files: FileWatch | None = None
 
     node_status: Callable[[], NodeStatus]
 
-    # -- what the program shows
+    # -- the program's part of the status
 
     def show_status(self, give: Callable[[], Mapping[str, Any]]) -> None:
-        """As NodeServer has it."""
+        """Like NodeServer.show_status."""
         self._owner.give = give
 
     def add_metrics(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """As NodeServer has it."""
+        """Like NodeServer.add_metrics."""
         self._owner.collectors.append(collect)
 
     def shown(self) -> dict[str, Any]:
@@ -67,13 +67,16 @@ class ProgramPorts:
     # -- life
 
     async def start(self, services: Sequence[GrpcService], readers: Executor) -> None:
-        """ConfigError (PORT_IN_USE, PLAINTEXT_REFUSED, CONFIG_INVALID); what was begun is to be stopped."""
+        """Open the ports. Raises ConfigError (PORT_IN_USE, PLAINTEXT_REFUSED, CONFIG_INVALID); then call
+        `stop`.
+        """
         config = self._config
         config.refuse_plaintext()
         if config.tls is not None:
             loop = asyncio.get_running_loop()
             self._security = await loop.run_in_executor(readers, NodeSecurity, config)
-            self._looking = loop.create_task(self._look_at_certificates(readers))
+            self._files = FileWatch(readers, [self._security.reload_files], self._renew_certificates)
+            self._files.start()
         self._grpc = GrpcHost(
             status_service(config.group, self.node_status),
             others=services,
@@ -81,20 +84,21 @@ class ProgramPorts:
         )
         await self._grpc.start(config.listen_address)
         if config.http_listen:
+            from dledger.status.http import start_http  # its libraries are large
+
             context = self._security.http_context if self._security else None
             self._http = await start_http(self, config.http_listen, context, allowed_hosts=config.http_hosts)
             self.http_address = self.http_address or self._http.address
 
     async def stop_serving(self, grace_s: float) -> None:
-        """Take no new calls; those under way have so long. Repeatable."""
+        """Accept no new calls and give running ones `grace_s` seconds. Repeatable."""
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
 
     async def stop(self) -> None:
         await self.stop_serving(0)
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._files is not None:
+            await self._files.stop()
         if self._http is not None:
             await self._http.stop()
         for client in self._clients.values():
@@ -102,14 +106,14 @@ class ProgramPorts:
 
     @property
     def address(self) -> str:
-        """host:port of gRPC, with the port that was really bound."""
+        """host:port of gRPC, with the port actually bound."""
         return self._grpc.address if self._grpc is not None else ""
 
     # -- StatusSource
 
-    async def cluster_status(self) -> dict[str, Answer]:
+    async def cluster_status(self) -> dict[str, NodeAnswer]:
         others = [node_id for node_id in self._config.members if node_id != self._config.node_id]
-        answers = await asyncio.gather(*(self._ask(node_id) for node_id in others))
+        answers = await asyncio.gather(*(self._fetch_status(node_id) for node_id in others))
         return {self._config.node_id: self.node_status(), **dict(zip(others, answers, strict=True))}
 
     def metrics_text(self) -> bytes:
@@ -117,24 +121,21 @@ class ProgramPorts:
 
     # -- inside
 
-    async def _ask(self, node_id: str) -> Answer:
+    async def _fetch_status(self, node_id: str) -> NodeAnswer:
         client = self._clients.get(node_id)
         if client is None:
             security = self._security.channel(node_id) if self._security else None
             client = LogClient(self._config.peer_address(node_id), self._config.group, security)
             self._clients[node_id] = client
         try:
-            return await client.get_status(_ASK_S)
+            return await client.get_status(_STATUS_TIMEOUT_S)
         except DLedgerError as error:
             return error.message
 
-    async def _look_at_certificates(self, readers: Executor) -> None:
+    async def _renew_certificates(self) -> None:
+        """Use certificates that have changed."""
         assert self._security is not None
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_TLS_LOOK_S)
-            await loop.run_in_executor(readers, self._security.look)
-            if self._security.taken_over():
-                clients, self._clients = self._clients, {}
-                for client in clients.values():
-                    await client.close()
+        if self._security.check_reloaded():
+            clients, self._clients = self._clients, {}
+            for client in clients.values():
+                await client.close()

@@ -5,62 +5,77 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dledger.errors import Code, ConfigError, NumberedError
-from dledger.logs import configure_logging, get_logger
-from dledger.node.loop.polling import NodeLoop
-from dledger.node.loop.wakefulness import DEVICE, CpuLatency, CpuWakeLock
-from dledger.node.loop.watchdog import LoopWatchdog
+from dledger.core.values import FlushMode
+from dledger.errors import Code, ConfigError, DLedgerError, NumberedError, StorageError
+from dledger.infra.files.descriptors import descriptors, raise_limit
+from dledger.infra.files.disk import Disk, OsDisk
+from dledger.infra.logs import configure_logging, get_logger
+from dledger.infra.loops.polling import NodeLoop
+from dledger.infra.loops.signals import STOP_SIGNALS, stop_signal
+from dledger.infra.loops.wakefulness import DEVICE, CpuLatency, CpuWakeLock
+from dledger.infra.loops.watchdog import LoopWatchdog
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.program import Program, ServedNode, load_program
-from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import NodeConfig
-from dledger.store.descriptors import descriptors, raise_limit
-from dledger.store.disk import Disk
+from dledger.node.setup.security import NodeSecurity
+from dledger.rpc.log_client import LogClient
+from dledger.status.model import NodeStatus
+from dledger.store.format.layout import NodePaths
+from dledger.store.identity import (
+    Identity,
+    first_incarnation,
+    init_directory,
+    load_identity,
+    member_list,
+)
+from dledger.store.state_files import read_hard_state
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
-# The disk thread comes back from fdatasync and needs the interpreter for some microseconds; by default it
-# would wait up to 5 ms for a busy event loop to let go of it.
+# After fdatasync, the disk thread needs the interpreter for a few microseconds. With the default interval it
+# would wait up to 5 ms until a busy event loop releases it.
 _SWITCH_INTERVAL_S = 0.0005
-# Every batch makes thousands of short-lived objects, none of them in a cycle: by default (700) the collector
-# would look at each batch several times.
+# Every batch creates thousands of short-lived objects without cycles. With the default threshold (700), the
+# collector would scan each batch several times.
 _COLLECT_EVERY = 20_000
-# Whatever a node or its program writes is for its owner only.
+# Files of a node or its program are readable for their owner only.
 _UMASK = 0o077
 
 
 def run_node(
     config: NodeConfig,
     state_machine: StateMachine | None = None,
+    program: Program | None = None,
     *,
     rejoin: bool = False,
     disk: Disk | None = None,
 ) -> int:
-    """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do.
+    """Run until SIGTERM or SIGINT and return an exit code. Prints errors on stderr, with a remedy.
 
-    `disk`: other files than those of the machine.
+    `program` replaces the configured one, and `disk` the file system of the machine.
     """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
         os.umask(_UMASK)
         raise_limit()
-        descriptors.hold(on_shortage=_tell_of_shortage)
-        program = load_program(config)
+        descriptors.hold(on_shortage=_log_shortage)
+        program = program or load_program(config)
         if program is not None and state_machine is not None:
-            raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
+            raise ConfigError(
+                "a node takes either a program or a state machine, not both", code=Code.CONFIG_INVALID
+            )
         server: ServedNode = (
             NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         )
-        gc.enable()  # it is off while a program's modules are imported
+        gc.enable()  # `dledger server` switches it off while modules are imported
         wake_lock = _wake_lock(config.keep_cpus_awake)
         server.metrics.keeps_cpus_awake = lambda: wake_lock.is_possible
         with asyncio.Runner(loop_factory=partial(NodeLoop, wake_lock)) as runner:
@@ -70,18 +85,18 @@ def run_node(
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-def _tell_of_shortage(path: Path) -> None:
-    get_logger("node").error("no file descriptor is left: a file waits", path=str(path))
+def _log_shortage(path: Path) -> None:
+    get_logger("node").error("out of file descriptors: a file must wait", path=str(path))
 
 
-def _wake_lock(wanted: bool) -> CpuWakeLock:
-    if not wanted:
+def _wake_lock(enabled: bool) -> CpuWakeLock:
+    if not enabled:
         return CpuWakeLock(None)
     try:
         device = CpuLatency()
     except OSError as error:
         get_logger("node").info(
-            "CPUs may sleep within an append, which takes longer then: see keep_cpus_awake",
+            "CPUs may sleep during an append, which slows it down: see keep_cpus_awake",
             why=f"{DEVICE}: {error.strerror}",
         )
         return CpuWakeLock(None)
@@ -90,21 +105,14 @@ def _wake_lock(wanted: bool) -> CpuWakeLock:
 
 async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def ask(number: signal.Signals) -> None:
-        if not asked.done():
-            asked.set_result(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, ask, number)
-    # A start may occupy the loop for long, if the log is: only signals are watched for.
+    stop_requested = stop_signal()
+    # Opening a long log may block the loop for long: until the node has started, the watchdog handles
+    # signals only.
     watchdog = LoopWatchdog(0)
-    watchdog.watch(loop, numbers)
+    watchdog.watch(loop, STOP_SIGNALS)
     starting = asyncio.ensure_future(_start(server, program, rejoin))
-    # A start may wait for other members, and somebody may not want to wait with it.
-    waited: list[asyncio.Future[Any]] = [starting, asked]
+    # A start may wait for other members. A signal ends the wait.
+    waited: list[asyncio.Future[Any]] = [starting, stop_requested]
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
@@ -113,13 +121,13 @@ async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> i
     await starting
     watchdog.stop()
     watchdog = LoopWatchdog(server.config.timing.loop_stall_ms / 1000)
-    watchdog.watch(loop, numbers)
+    watchdog.watch(loop, STOP_SIGNALS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # What start-up made stays: the collector need not look at it again and again.
+    # Exclude the objects of the start-up, which are never freed, from further collections.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY)
-    get_logger("node").info("stopping", signal=(await asked).name)
+    get_logger("node").info("stopping", signal=(await stop_requested).name)
     if program is not None:
         await program.stop()
     await server.stop()
@@ -129,7 +137,7 @@ async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> i
 
 def _ended(server: ServedNode) -> int:
     if not server.is_released:
-        # A thread is stuck in the kernel. The interpreter would wait for it at its exit, for ever.
+        # A thread is stuck in the kernel. The interpreter would wait for it at exit, forever.
         sys.stderr.flush()
         os._exit(EXIT_FAILED)
     return EXIT_OK
@@ -146,3 +154,80 @@ async def _start(server: ServedNode, program: Program | None, rejoin: bool) -> N
     except BaseException:
         await server.stop()
         raise
+
+
+# Rejoin of a node whose directory was lost: an empty directory that is marked as rejoining (rule 11 of
+# docs/guarantees.md).
+
+_log = get_logger("rejoin")
+
+_STATUS_TIMEOUT_S = 2.0
+_PAUSE_S = 0.5
+
+
+async def prepare_rejoin(config: NodeConfig) -> None:
+    """Initialize an empty or absent directory for a rejoining node. A directory that is already rejoining is
+    kept.
+
+    Values that are equal on all nodes (data file size, flush mode) come from another member. Raises
+    StorageError ALREADY_INITIALIZED if the directory holds a node that has not lost its state.
+    """
+    try:
+        load_identity(config.directory, cluster_id=config.cluster_id, node_id=config.node_id)
+    except StorageError as error:
+        if error.code is not Code.NOT_INITIALIZED:
+            raise
+    else:
+        if read_hard_state(OsDisk(), NodePaths(config.directory).hard_state).rejoining:
+            return
+        raise StorageError(
+            f"{config.directory} belongs to a node that still has its term and vote: start it without "
+            "--rejoin; if its log is lost, move the directory away first",
+            code=Code.ALREADY_INITIALIZED,
+        )
+    model = await _fetch_member_status(config)
+    identity = Identity(
+        config.cluster_id,
+        config.group,
+        config.node_id,
+        model.data_file_size,
+        FlushMode(model.flush_mode),
+        members=member_list(config.members),
+    )
+    init_directory(config.directory, identity, incarnation=first_incarnation(), rejoining=True)
+    _log.info("created an empty directory; the other members will supply the log", like=model.node_id)
+
+
+async def _fetch_member_status(config: NodeConfig) -> NodeStatus:
+    """Return the status of the first other member that responds."""
+    security = NodeSecurity(config) if config.tls is not None else None
+    others = {node: config.peer_address(node) for node in config.members if node != config.node_id}
+    if not others:
+        raise StorageError(
+            f"{config.node_id} is the only member of its cluster and cannot rejoin: no other member has "
+            "its log"
+        )
+    clients = {
+        node: LogClient(address, config.group, security.channel(node) if security else None)
+        for node, address in others.items()
+    }
+    logged = ""
+    try:
+        while True:
+            for node, client in clients.items():
+                try:
+                    status = await client.get_status(_STATUS_TIMEOUT_S)
+                except DLedgerError as error:
+                    if logged != str(error):
+                        logged = str(error)
+                        _log.warning("waiting for a member to answer", peer=node, reason=logged)
+                    continue
+                if (status.cluster_id, status.node_id) == (config.cluster_id, node):
+                    return status
+                if logged != (stranger := f"it is node {status.node_id!r} of cluster {status.cluster_id!r}"):
+                    logged = stranger
+                    _log.warning("another node answers at a member's address", peer=node, reason=logged)
+            await asyncio.sleep(_PAUSE_S)
+    finally:
+        for client in clients.values():
+            await client.close()

@@ -1,4 +1,4 @@
-"""One node: its parts put together, started in order, stopped in order."""
+"""A node: construction of its parts, start and stop."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dledger.core.values import CoreConfig, Membership, Role
 from dledger.errors import DLedgerError
-from dledger.logs import get_logger
+from dledger.infra.files.disk import Disk, readable_by_others
+from dledger.infra.files.watching import FileWatch
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.lag import LoopLag
+from dledger.infra.loops.readable import ReadableLog
+from dledger.infra.loops.threads import finished
+from dledger.infra.loops.wall_clock import JumpWatch, SpreadWatch, wall_ms
+from dledger.infra.transport.host import GrpcService
 from dledger.metrics import NodeMetrics
 from dledger.node.admin import NodeAdmin
 from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.disk.allocator import Allocator
 from dledger.node.disk.body_reader import BodyReader
 from dledger.node.disk.disk_worker import DiskWorker
-from dledger.node.loop.lag import LoopLag
-from dledger.node.loop.readable import ReadableLog
-from dledger.node.loop.threads import finished
-from dledger.node.loop.wall_clock import JumpWatch, wall_ms
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_machine import StateMachine
-from dledger.node.members.inbound import Fetch, Inbound
+from dledger.node.members.inbound import FetchEntries, PeerRequests
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.node_log import LogSurroundings, NodeLog
-from dledger.node.owner import OwnerFace
-from dledger.node.parts import Makers, NodeParts, begin_life
+from dledger.node.owner import OwnerApi
+from dledger.node.parts import NodeParts, PartFactories, start_incarnation
 from dledger.node.setup.config import NodeConfig, duration_ms
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
@@ -44,34 +48,33 @@ from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice
 from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.cluster_secret import ClusterSecret
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.peer_client import PeerClient
 from dledger.rpc.serving import NodeGrpc, check_services
-from dledger.rpc.transport.host import GrpcService
-from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
-from dledger.status.web import HttpServer
 from dledger.store.api import LogStore
-from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
 
+if TYPE_CHECKING:
+    from dledger.infra.http.server import HttpServer
+
 _log = get_logger("node")
 
-#: EX_IOERR: the process ended itself, because its disk or its state cannot be believed.
+#: EX_IOERR: the process exited because its disk or its state is unreliable.
 EXIT_FATAL = 74
 
 _READER_THREADS = 2
-#: So much space is prepared ahead of the end of the log, but no more than two data files.
+#: Space prepared ahead of the end of the log, limited to two data files.
 _AHEAD_BYTES = 64 << 20
-_TLS_LOOK_MS = 1000
 _GRACE_S = 0.2
 _DISK_STOP_S = 5.0
 
 
 def exit_process(error: DLedgerError) -> None:
-    """Say why and end at once, from any thread: nothing more is written, no stuck thread is waited for."""
+    """Log the error and exit immediately, without further writes and without waiting for stuck threads. Any
+    thread."""
     _log.error("fatal: the node stops", code=int(error.code), reason=str(error))
     with suppress(Exception):
         sys.stderr.flush()
@@ -82,12 +85,11 @@ def _ahead_bytes(store: LogStore) -> int:
     return min(2 * store.data_file_size, _AHEAD_BYTES)
 
 
-class NodeServer(OwnerFace):
-    """A node in this process. `start` once, `stop` once; both on the same event loop. What the program may do
-    with it beside that is in OwnerFace.
+class NodeServer(OwnerApi):
+    """A node in this process. Call `start` once and `stop` once, on the same event loop.
 
-    `on_fatal` is called, on the loop's or on the disk's thread, when the node must not go on; the default
-    ends the process.
+    OwnerApi is the part of the API for the program that owns the node. `on_fatal` is called when the node
+    must not continue, on the thread of the loop or of the disk; by default it ends the process.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class NodeServer(OwnerFace):
         services: Sequence[GrpcService] = (),
         trace: NodeTrace | None = None,
     ) -> None:
-        """`disk` and `wall_ms`: other files and another wall clock than those of the machine. `owned`: only
-        the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY. `services` of the
-        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken.
-        `trace`: is told what this node does."""
+        """`disk` and `wall_ms` replace the file system and wall clock of the machine.
+
+        `owned`: only the program itself appends; clients get APPENDS_BY_OWNER_ONLY. The program's `services`
+        are served at the node's address, with its TLS. Raises ConfigError if the node already has a service
+        of that name. `trace` receives the steps of this node.
+        """
         super().__init__()
         check_services(services)
         self.config = config
@@ -116,9 +120,9 @@ class NodeServer(OwnerFace):
         self._wall_ms = wall_ms
         self._trace = trace
         self._rejoining = ""
-        self._encoder = AppendEncoder()  # one for all members
-        self.max_batch_bytes = config.batch_bytes(disk)  # the limit of an append
-        self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
+        self._encoder = AppendEncoder()  # shared by all members
+        self.max_batch_bytes = config.batch_bytes(disk)  # limit of an append
+        self.is_released = True  # False between `start` and `stop`, and while a stuck disk holds resources
         self.metrics = NodeMetrics()
         self._loop_lag = LoopLag()
         self.metrics.loop_lag_s = lambda: self._loop_lag.longest_s
@@ -131,6 +135,7 @@ class NodeServer(OwnerFace):
         self._retired: set[asyncio.Task[None]] = set()
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._files: FileWatch | None = None
         self._stopping = False
 
     # -- starting -----------------------------------------------------------------------------------------
@@ -138,11 +143,11 @@ class NodeServer(OwnerFace):
     async def start(self) -> None:
         """Open the directory, serve, and take part in elections.
 
-        What is derived from the log is rebuilt afterwards: until then the node votes, stores what it is sent
-        and gives entries, and does not lead.
+        State derived from the log is rebuilt afterwards. Until then the node votes, stores pushed entries
+        and serves entries, but does not lead.
 
-        ConfigError (PORT_IN_USE, CONFIG_INVALID, MEMBERS_DIFFER, PLAINTEXT_REFUSED) or StorageError
-        (NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
+        Raises ConfigError (PORT_IN_USE, CONFIG_INVALID, MEMBERS_DIFFER, PLAINTEXT_REFUSED) or StorageError
+        (NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage) after releasing all resources.
         """
         self._is_started = True
         self.is_released = False
@@ -153,9 +158,9 @@ class NodeServer(OwnerFace):
                 self._secret = load_secret(self.config.cluster_secret_file)
             if self.config.tls is not None:
                 self._security = await loop.run_in_executor(self._readers, NodeSecurity, self.config)
-            self.store = await loop.run_in_executor(self._readers, self._open_store)
+            await loop.run_in_executor(self._readers, self._open_store)
         except BaseException:
-            await self._release(self._end_readers, _DISK_STOP_S)
+            await self._release(self._close_only, _DISK_STOP_S)
             raise
         try:
             feeder = None if self._machine is None else StateFeeder(self._machine, self.store)
@@ -163,9 +168,11 @@ class NodeServer(OwnerFace):
             await self._applier.recover()
             self._build()
             self._worker.start()
-            self._parts.begin()
+            self._parts.start()
             await self._grpc.start(self.config.listen_address)
             if self.config.http_listen:
+                from dledger.status.http import start_http  # its libraries are large
+
                 context = self._security.http_context if self._security else None
                 self._http = await start_http(
                     self.status, self.config.http_listen, context, allowed_hosts=self.config.http_hosts
@@ -179,7 +186,8 @@ class NodeServer(OwnerFace):
         self._loop_lag.start()
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
         if self._security is not None:
-            self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
+            self._files = FileWatch(self._readers, [self._security.reload_files], self._renew_certificates)
+            self._files.start()
         _log.info(
             "serving",
             address=self._grpc.address,
@@ -190,7 +198,7 @@ class NodeServer(OwnerFace):
 
     @property
     def address(self) -> str:
-        """host:port of gRPC, with the port that was really bound."""
+        """host:port of gRPC, with the port actually bound."""
         return self._grpc.address
 
     def node_status(self) -> NodeStatus:
@@ -198,37 +206,48 @@ class NodeServer(OwnerFace):
 
     @property
     def begin_pos(self) -> int:
-        """The position at which the log begins; what lies before it was purged. Any thread."""
+        """Position where the log starts, after the purged entries. May be read on any thread."""
         return self.store.base.pos
 
     @property
     def durable_index(self) -> int:
-        """The last entry that is safe on this node's disk. It falls only by entries that were never
-        committed. Any thread, after `start`."""
+        """Last index that is durable on this node. Decreases only if uncommitted entries are truncated.
+
+        May be read on any thread, after `start`.
+        """
         return self.store.durable_index
 
     def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bodies of committed entries, each given by the position of its entry and by its own size in bytes,
-        in any order. Any thread, after `start`; it waits for nothing but the disk.
+        """Read bodies of committed entries, given as (position of the entry, size of the body), in any
+        order.
 
-        Header and body are verified, the chain is not: that needs the entry before. ReadFailed
-        INDEX_LESS_THAN_LOCAL_BEGIN if one was purged, INDEX_OUT_OF_RANGE if one cannot be read yet;
-        InvalidRequest if it is no entry of a user, or of another size, or for more than 64 MiB; StorageError
-        DATA_DAMAGED until what is damaged has been repaired.
+        May be called on any thread after `start`, and waits for the disk only. Header and body are verified,
+        but not the chain, which needs the previous entry. Raises ReadFailed INDEX_LESS_THAN_LOCAL_BEGIN for
+        purged entries and INDEX_OUT_OF_RANGE for entries that are not readable yet; InvalidRequest if there
+        is no user entry of that size, or for more than 64 MiB; StorageError DATA_DAMAGED until damage is
+        repaired.
         """
         return self._bodies.read(spans)
 
     def body_at(self, pos: int) -> bytes:
-        """The body of the committed entry that begins at a position. Errors and threads as `read_bodies`;
-        also ReadFailed if no entry begins there."""
+        """Read the body of the committed entry at a position. May be called on the same threads as
+        `read_bodies`.
+
+        Raises the same errors as `read_bodies`, and ReadFailed if no entry starts at the position.
+        """
         return self._bodies.read_at(pos)
 
     def index_at_pos(self, pos: int) -> int:
-        """The index of the committed entry that begins at a position. Errors and threads as `read_bodies`."""
+        """Return the index of the committed entry at a position. May be called on the same threads as
+        `read_bodies`, and raises the same errors."""
         return self._bodies.index_at(pos)
 
-    def _open_store(self) -> DiskLogStore:
-        """Recover, and make the new incarnation durable before anything else happens (rule 2)."""
+    def _open_store(self) -> None:
+        """Recover the log, and make the new incarnation durable before the node does anything else (rule
+        2).
+
+        Sets `store` on this thread, so that a start that is cancelled meanwhile can close it.
+        """
         config = self.config
         store = DiskLogStore.open(
             config.directory,
@@ -240,22 +259,22 @@ class NodeServer(OwnerFace):
             disk_reserve_bytes=config.limits.disk_reserve_bytes,
         )
         if mode := readable_by_others(config.directory):
-            _log.warning("every user may read the node's directory: chmod o-rwx it", mode=f"{mode:04o}")
+            _log.warning("all users may read the node's directory: run chmod o-rwx on it", mode=f"{mode:04o}")
         for text in store.repairs:
             _log.warning("found at start", what=text)
         for damage in store.damages:
             _log.error("known to be damaged", **damage._asdict())
         try:
             self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
-            begin_life(store, config.directory, _ahead_bytes(store))
+            start_incarnation(store, config.directory, _ahead_bytes(store))
         except BaseException:
             store.close()
             raise
-        return store
+        self.store: DiskLogStore = store
 
     def _build(self) -> None:
         config, store = self.config, self.store
-        makers = Makers(
+        factories = PartFactories(
             shell=self._make_shell,
             disk=self._make_worker,
             allocator=self._make_allocator,
@@ -270,11 +289,11 @@ class NodeServer(OwnerFace):
             max_waiting_reads=config.limits.max_waiting_reads,
             state_failed=lambda error: self._shell.fatal(error),
         )
-        self._parts = parts = NodeParts(store, self._applier, makers)
+        self._parts = parts = NodeParts(store, self._applier, factories)
         self._replica, self._shell, self._readable = parts.replica, parts.shell, parts.readable
         self._allocator, self._links = parts.allocator, parts.links
         self._repairer, self._scrubber = parts.repairer, parts.scrubber
-        self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
+        self._jumps, self._spread = JumpWatch(self._wall_ms, monotonic_ms), SpreadWatch()
         self._build_services(parts.inbound)
 
     def _make_shell(self, readable: ReadableLog) -> AsyncShell:
@@ -313,7 +332,7 @@ class NodeServer(OwnerFace):
             on_fatal=self._disk_failed,
             most_bytes=_AHEAD_BYTES,
             position=lambda: store.tail.pos,
-            on_prepared=shell.room_was_made,
+            on_prepared=shell.on_space_prepared,
         )
 
     def _make_replica(self, shell: AsyncShell) -> Replica:
@@ -323,15 +342,14 @@ class NodeServer(OwnerFace):
             replica.retainer.needed_from = self._needed_from
         return replica
 
-    def _peer_identity(self) -> Identity:
+    def _peer_identity(self) -> PeerIdentity:
         config, store = self.config, self.store
-        return Identity(
+        return PeerIdentity(
             config.cluster_id,
             config.group,
             config.node_id,
             tuple(config.members),
             store.hard_state.incarnation,
-            store.identity.compares_members,
             self._secret,
         )
 
@@ -340,7 +358,7 @@ class NodeServer(OwnerFace):
         address = self.config.peer_address(node_id)
         return PeerClient(node_id, address, self._peer_identity(), security, self._encoder)
 
-    def _make_log(self, parts: NodeParts) -> Fetch:
+    def _make_log(self, parts: NodeParts) -> FetchEntries:
         limits, replica = self.config.limits, parts.replica
         self.log = NodeLog(
             self.config.group,
@@ -361,7 +379,7 @@ class NodeServer(OwnerFace):
             read_timeout_ms=limits.read_timeout_ms,
             owned=self._owned,
         )
-        self._bodies = BodyReader(self.store, parts.readable, self._suspect_from_afar)
+        self._bodies = BodyReader(self.store, parts.readable, self._suspect_from_thread)
         return self.log.fetch
 
     def _make_repairer(self, parts: NodeParts) -> Repairer:
@@ -385,7 +403,7 @@ class NodeServer(OwnerFace):
             pause_s=duration_ms(scrub.pause) / 1000,
         )
 
-    def _build_services(self, inbound: Inbound) -> None:
+    def _build_services(self, inbound: PeerRequests) -> None:
         config, security = self.config, self._security
         self.status = StatusView(
             config,
@@ -457,25 +475,31 @@ class NodeServer(OwnerFace):
         )
         if notice.detail:
             _log.warning("no longer leader", cause=notice.cause, reason=notice.detail)
+        self.log.role_changed()
         self._role_events.announce(notice)
 
     def _disk_failed(self, error: DLedgerError) -> None:
-        """On the disk thread, at once: the loop may be busy, and must promise nothing more."""
+        """Handle a failure immediately, on the disk thread, because the loop may be busy and must not
+        acknowledge anything after the failure.
+        """
         self._shell.give_up()
         self._on_fatal(error)
 
     def _suspect(self, index: int) -> None:
         self._repairer.suspect(index)
 
-    def _suspect_from_afar(self, index: int) -> None:
-        """Any thread."""
+    def _suspect_from_thread(self, index: int) -> None:
+        """Report a failed read. May be called on any thread."""
         with suppress(RuntimeError):  # the loop is gone
             self._loop.call_soon_threadsafe(self._suspect, index)
 
     def _checkpoint(self) -> None:
         self._shell.checkpoint()
-        self._jumps.look()
-        rejoining = self._replica.status().rejoining
+        self._jumps.check()
+        status = self._replica.status()
+        if status.role is Role.LEADER:  # only the leader knows the clock of each member
+            self._spread.check(status.clocks)
+        rejoining = status.rejoining
         if rejoining != self._rejoining:
             self._rejoining = rejoining
             _log.info("rejoining", state=rejoining or "done: this node is a full member again")
@@ -493,10 +517,10 @@ class NodeServer(OwnerFace):
             self._clients[node_id] = client
         return client
 
-    def _look_at_certificates(self) -> None:
-        """Files are read on a reader's thread; what came of it is taken over one look later, on the loop."""
+    async def _renew_certificates(self) -> None:
+        """Use certificates that have changed."""
         assert self._security is not None
-        if self._security.taken_over():
+        if self._security.check_reloaded():
             for node_id, link in self._links.items():
                 link.renew(partial(self._peer_client, node_id))
             for client in self._clients.values():
@@ -504,7 +528,6 @@ class NodeServer(OwnerFace):
                 self._retired.add(task)
                 task.add_done_callback(self._retired.discard)
             self._clients.clear()
-        asyncio.get_running_loop().run_in_executor(self._readers, self._security.look)
 
     def _every(self, name: str, period_ms: int, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -520,39 +543,47 @@ class NodeServer(OwnerFace):
     # -- stopping -----------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Hand leadership over, answer whoever waits, write a checkpoint, release the directory.
+        """Hand leadership over, answer waiting callers, write a checkpoint, release the directory.
 
-        Takes about a second at most, besides what the disk takes.
+        Takes about a second at most, plus the time that the disk needs.
         """
         self._stopping = True
         await self.step_aside()
         await self.stop_serving(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
+        if self._files is not None:
+            await self._files.stop()
         self._loop_lag.stop()
         self._parts.finish()
         await self._abandon()
         _log.info("stopped")
 
     async def stop_serving(self, grace_s: float) -> None:
-        """Take no new calls and no connections: clients are told so, and turn to other nodes with what they
-        call next. Calls under way have `grace_s` seconds to end. `stop` is to follow. Repeatable."""
+        """Accept no new calls or connections. Clients are notified and use other nodes for their next
+        calls.
+
+        Running calls have `grace_s` seconds to finish. `stop` must follow. Repeatable.
+        """
         await self.log.stop()
-        self._leave_appends_open()
+        self._fail_open_appends()
         await self._grpc.stop(grace_s)
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
-        """Until the state machine has applied all up to `index`; without one: all that was acknowledged
-        before the call, as a linearizable read needs it. Returns the index. ReadFailed."""
+        """Wait until the state machine has applied all entries up to `index`, and return the index.
+
+        If `index` is not given, wait for all entries that were acknowledged before the call, as a
+        linearizable read requires. Raises ReadFailed.
+        """
         if index is None:
             index = await self.log.read_index()
         await self._applier.wait(index, timeout_ms)
         return index
 
     async def _abandon(self) -> None:
-        """Release everything, in whatever state it is."""
+        """Release everything, in any state."""
         if not hasattr(self, "_grpc"):
-            # It never got so far as to have parts.
+            # The parts do not exist yet.
             await self._applier.stop()
             await self._release(self._close_only, _DISK_STOP_S)
             return
@@ -573,19 +604,24 @@ class NodeServer(OwnerFace):
     async def _release(self, work: Callable[[], bool], within_s: float) -> None:
         self.is_released = await finished(work, within_s)
         if not self.is_released:
-            _log.error("the disk does not answer: stopping without it")
+            _log.error("the disk does not respond: stopping without it")
 
     def _end_readers(self) -> bool:
-        """The interpreter, too, would wait for one that is stuck, at its exit and for ever."""
+        """Wait until the reader threads have ended. This never returns if one is stuck. The interpreter would
+        also wait for it forever when it exits."""
         self._readers.shutdown(cancel_futures=True)
         return True
 
     def _close_only(self) -> bool:
-        self.store.close()
-        return self._end_readers()
+        """End the reader threads, one of which may be opening the store, and close the store if it is
+        open."""
+        self._end_readers()
+        if hasattr(self, "store"):
+            self.store.close()
+        return True
 
     def _close_store(self) -> bool:
-        """On a thread of its own, which may get stuck."""
+        """Close the store on a thread of its own, because the disk may hang."""
         if not self._allocator.stop(_DISK_STOP_S) or not self._worker.stop(_DISK_STOP_S):
             return False
         self.store.close()

@@ -1,4 +1,4 @@
-"""What a node knows of itself and of its cluster, for operators: gRPC, HTTP and metrics read it from here."""
+"""The status of a node and its cluster, for gRPC, HTTP and metrics."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from dledger.node.setup.config import NodeConfig
 from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice
 from dledger.rpc.log_client import LogClient
-from dledger.status.cluster import Answer
+from dledger.status.cluster import NodeAnswer
 from dledger.status.metrics import StatusExporter
-from dledger.status.model import ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
+from dledger.status.model import DISK_FULL_HEALTH, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 
 _ELECTIONS_KEPT = 64
-_ASK_TIMEOUT_S = 1.0
-#: An fdatasync that has taken longer is reported as a fault of this node.
+_STATUS_TIMEOUT_S = 1.0
+#: An fdatasync that takes longer is reported as a fault of this node.
 _SLOW_FSYNC_S = 1.0
 
 
 class StatusView:
-    """Implements dledger.status.http.StatusSource. Answers from memory: never waits for disk or replica."""
+    """Implements dledger.status.http.StatusSource from memory, without waiting for disk or replica."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StatusView:
         )
 
     def measure_disk(self) -> None:
-        """Reads the file system; on any thread but the loop's."""
+        """Measure disk usage. Reads the file system, so call it on a thread other than the loop's."""
         directory = self._config.directory
         used = 0
         for path in directory.rglob("*"):
@@ -92,8 +92,8 @@ class StatusView:
         self._is_measured = True
 
     def node_status(self) -> NodeStatus:
-        config, found, store = self._config, self._replica.status(), self._replica.store
-        leader_id = found.leader_id or ""
+        config, status, store = self._config, self._replica.status(), self._replica.store
+        leader_id = status.leader_id or ""
         return NodeStatus(
             cluster_id=config.cluster_id,
             group=config.group,
@@ -102,46 +102,50 @@ class StatusView:
             version=_version(),
             address=config.address,
             http_address=self.http_address,
-            role=found.role.value,
-            term=found.term,
-            role_epoch=found.role_epoch,
-            incarnation=found.incarnation,
+            role=status.role.value,
+            term=status.term,
+            role_epoch=status.role_epoch,
+            incarnation=status.incarnation,
             leader_id=leader_id,
             leader_address=config.members.get(leader_id, ""),
             leader_since_unix_ms=self._leader_since_ms,
-            ledger_begin_index=found.ledger_begin_index,
-            ledger_end_index=found.ledger_end_index,
-            ledger_end_term=found.ledger_end_term,
-            durable_index=found.durable_index,
-            verified_index=found.verified_index,
-            committed_index=found.committed_index,
+            ledger_begin_index=status.ledger_begin_index,
+            ledger_end_index=status.ledger_end_index,
+            ledger_end_term=status.ledger_end_term,
+            durable_index=status.durable_index,
+            verified_index=status.verified_index,
+            committed_index=status.committed_index,
             applied_index=self._applier.applied_index,
-            ledger_end_pos=found.ledger_end_pos,
-            committed_pos=found.committed_pos,
+            ledger_end_pos=status.ledger_end_pos,
+            committed_pos=status.committed_pos,
             flush_mode=self._flush_mode.value,
-            pending_bytes=found.pending_bytes,
+            pending_bytes=status.pending_bytes,
             disk_used_bytes=self._disk_used,
             disk_free_bytes=self._disk_free,
             uptime_ms=int((time.monotonic() - self._started) * 1000),
             members=self._members(),
             followers=self._followers(),
             elections=tuple(self._elections),
-            limits_hit=self._limits_hit(found.limits_hit),
+            limits_hit=self._limits_hit(status.limits_hit),
             health=self._health(),
-            transferring_to=found.transferring_to or "",
-            sessions=found.sessions,
+            transferring_to=status.transferring_to or "",
+            sessions=status.sessions,
             damaged=tuple(damaged_range(damage) for damage in store.damages),
-            rejoining=found.rejoining,
-            rebuilding=found.rebuilding,
-            needs_image=found.needs_image,
+            rejoining=status.rejoining,
+            rebuilding=status.rebuilding,
+            needs_image=status.needs_image,
             no_room=not self._replica.core.has_room,
             reserved_bytes=store.reserved_bytes,
             scrubbed_index=self._scrubber.scrubbed_index,
             scrub_found=self._repairer.found,
             repaired=self._repairer.repaired,
-            cluster_time_ms=found.cluster_time_ms,
-            clock_offset_ms=found.clock_offset_ms,
-            newest_image=found.newest_image,
+            cluster_time_ms=status.cluster_time_ms,
+            clock_offset_ms=status.clock_offset_ms,
+            clocks=status.clocks,
+            clock_spread_ms=max(status.clocks.values(), default=0) - min(status.clocks.values(), default=0),
+            age_purge_step_ms=status.age_purge_step_ms,
+            age_purge_pause_ms=status.age_purge_pause_ms,
+            newest_image=status.newest_image,
             data_file_size=store.data_file_size,
             disk=self._disk_state(),
             fsync_ms=int(self._worker.busy_seconds * 1000),
@@ -151,17 +155,17 @@ class StatusView:
             owner=self._owner.shown(),
         )
 
-    async def cluster_status(self) -> dict[str, Answer]:
+    async def cluster_status(self) -> dict[str, NodeAnswer]:
         others = [node_id for node_id in self._config.members if node_id != self._config.node_id]
-        answers = await asyncio.gather(*(self._ask(node_id) for node_id in others))
+        answers = await asyncio.gather(*(self._fetch_status(node_id) for node_id in others))
         return {self._config.node_id: self.node_status(), **dict(zip(others, answers, strict=True))}
 
     def metrics_text(self) -> bytes:
         return self._exporter.text()
 
-    async def _ask(self, node_id: str) -> Answer:
+    async def _fetch_status(self, node_id: str) -> NodeAnswer:
         try:
-            return await self._client_of(node_id).get_status(_ASK_TIMEOUT_S)
+            return await self._client_of(node_id).get_status(_STATUS_TIMEOUT_S)
         except DLedgerError as error:
             return error.message
 
@@ -193,7 +197,8 @@ class StatusView:
         return {**of_replica, **self._metrics.limits_hit}
 
     def _disk_state(self) -> str:
-        """The worst first. Low: another data file or two, and appends are refused."""
+        """Return the worst condition of the disk. "low" means that appends will fail after one or two more
+        data files."""
         if self._worker.busy_seconds > _SLOW_FSYNC_S:
             return "stalled"
         if not self._replica.core.has_room:
@@ -213,14 +218,14 @@ class StatusView:
             return f"disk: an fdatasync has taken {busy:.1f} s so far"
         if damages := self._replica.store.damages:
             first = damages[0]
-            at = self._repairer.repairing_index
-            progress = f"; the repair has come to {at}" if at >= 0 else ""
+            repairing_index = self._repairer.repairing_index
+            progress = f"; the repair is at {repairing_index}" if repairing_index >= 0 else ""
             waiting = f"; {text}" if (text := self._replica.rebuilding.text()) else ""
             return (
                 f"damaged: entries {first.first_index}..{first.last_index} cannot be read{progress}{waiting}"
             )
         if not self._replica.core.has_room:
-            return "the disk is full"
+            return DISK_FULL_HEALTH
         if self._replica.core.role is not Role.LEADER and self._leader is None:
             return "no leader"
         if rejoining := self._replica.status().rejoining:

@@ -1,7 +1,8 @@
-"""What a node does, told as it happens: for whoever checks afterwards that every rule was kept.
+"""A trace of a node's steps, from which the safety rules can be checked later.
 
-Off unless a NodeServer is given a `NodeTrace`; then the shell is a `TracingShell`, and beside it the Applier
-alone knows. What runs on the node tells the same trace of its own events: a broker of its role.
+Tracing is off unless a NodeServer gets a `NodeTrace`. Then the shell is a `TracingShell`, and the Applier
+traces its own events. Programs on the node can add events to the same trace: a broker traces its role
+changes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dledger.core.messages import Message, VoteRequest, VoteResponse
 from dledger.core.values import HardState, Role, VoteResult
 from dledger.errors import DLedgerError
 from dledger.node.async_shell import AsyncShell
-from dledger.node.disk.disk_jobs import HardStateReport, Report, StoredReport
+from dledger.node.disk.disk_worker import HardStateReport, Report, StoredReport
 from dledger.node.setup.trace import NodeTrace
 from dledger.replica.owned_append import Fill
 from dledger.replica.shell import (
+    AppendHandle,
     AppendOutcome,
-    AppendToken,
     DiskJob,
     HardStateJob,
     PurgeJob,
@@ -31,12 +32,12 @@ from dledger.store.format.batch import Batch
 
 T = TypeVar("T")
 
-#: Of so many votes the ends of the logs are remembered: only the newest can still have to be told.
+#: Number of votes for which the end of the log is kept. Only the newest may still need a trace event.
 _VOTES_KEPT = 16
 
 
 class TracingShell(AsyncShell):
-    """An AsyncShell that tells a trace of everything that passes it. `trace_to` before `start`."""
+    """An AsyncShell that traces its inputs and outputs. Call `trace_to` before `start`."""
 
     def trace_to(self, trace: NodeTrace, node_id: str) -> None:
         self._trace = trace
@@ -44,15 +45,15 @@ class TracingShell(AsyncShell):
         self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
         #: (candidate, term) -> index and term of the end of the log when the vote was given.
         self._vote_ends: dict[tuple[str, int], tuple[int, int]] = {}
-        #: By the time a vote is told its candidate may have asked for one in a later term.
-        self._asked: dict[tuple[str, int], VoteRequest] = {}  # (candidate, term) -> what it asked for
-        self._told_commit = -1
-        self._told_role: tuple[Role, int] | None = None
+        #: When a vote is traced, its candidate may have requested one in a later term already.
+        self._vote_requests: dict[tuple[str, int], VoteRequest] = {}  # (candidate, term) -> its request
+        self._traced_commit = -1
+        self._traced_role: tuple[Role, int] | None = None
 
     def start(self) -> None:
         replica, store = self._replica, self._store
         state = store.hard_state
-        self._told_commit = replica.core.committed_index
+        self._traced_commit = replica.core.committed_index
         self._trace.begin(self._node_id, state.incarnation)
         fields = {
             "term": state.term,
@@ -73,12 +74,12 @@ class TracingShell(AsyncShell):
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if isinstance(message, VoteRequest) and not message.pre_vote:
-            _keep(self._asked, (message.candidate_id, message.term), message)
+            _keep(self._vote_requests, (message.candidate_id, message.term), message)
         super().receive(peer, message, payload)
 
     def append_batch(
         self,
-        token: AppendToken,
+        token: AppendHandle,
         sizes: Sequence[int],
         fill: Fill,
         expected: tuple[int, int],
@@ -102,16 +103,16 @@ class TracingShell(AsyncShell):
                 self._trace.event("store", "purge", {"lidx": base.index})
         super().submit(job)
 
-    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
-            self._note_commit()  # callers are answered before readers hear of it
+            self._note_commit()  # callers get answers before readers see the commit
             last = outcome.index + outcome.count - 1
             self._trace.event("raft", "ack", {"term": self._replica.core.term, "lidx": last})
         super().answer_append(token, outcome)
 
     def role_changed(self, notice: RoleNotice) -> None:
-        if (notice.role, notice.term) != self._told_role:
-            self._told_role = (notice.role, notice.term)
+        if (notice.role, notice.term) != self._traced_role:
+            self._traced_role = (notice.role, notice.term)
             self._role(notice)
         super().role_changed(notice)
 
@@ -131,8 +132,8 @@ class TracingShell(AsyncShell):
     def _note_commit(self) -> None:
         core = self._replica.core
         index = core.committed_index
-        if index > self._told_commit:
-            self._told_commit = index
+        if index > self._traced_commit:
+            self._traced_commit = index
             fields = {"term": core.term, "lidx": index, "eterm": core.log.term_at(index)}
             self._trace.event("raft", "commit", fields)
 
@@ -150,7 +151,7 @@ class TracingShell(AsyncShell):
                 self._trace.event("raft", "follower", fields)
 
     def _durable(self, number: int) -> None:
-        """Also what was submitted before it: it was replaced on the disk."""
+        """Trace a durable hard state. Earlier ones were superseded on disk."""
         state = self._hard_states[number]
         for older in [n for n in self._hard_states if n <= number]:
             del self._hard_states[older]
@@ -160,10 +161,11 @@ class TracingShell(AsyncShell):
             self._vote(state.term, self._node_id)
 
     def _note_end(self, state: HardState) -> None:
-        """By the time a vote is durable, and told, the log may have grown, and the term risen."""
-        given, log = (state.voted_for or "", state.term), self._replica.core.log
-        if given[0] and given not in self._vote_ends:
-            _keep(self._vote_ends, given, (log.end_index, log.end_term))
+        """Record the end of the log at the time of the vote. Until the vote is durable and traced, the log
+        may grow and the term may increase."""
+        vote, log = (state.voted_for or "", state.term), self._replica.core.log
+        if vote[0] and vote not in self._vote_ends:
+            _keep(self._vote_ends, vote, (log.end_index, log.end_term))
 
     def _vote(self, term: int, candidate: str) -> None:
         fields: dict[str, Any] = {"term": term, "candidate": candidate}
@@ -171,12 +173,12 @@ class TracingShell(AsyncShell):
             fields |= {"last_index": end[0], "last_term": end[1]}
             if candidate == self._node_id:
                 fields |= {"cand_last_index": end[0], "cand_last_term": end[1]}
-        if (asked := self._asked.get((candidate, term))) is not None:
-            fields |= {"cand_last_index": asked.ledger_end_index, "cand_last_term": asked.ledger_end_term}
+        if (request := self._vote_requests.get((candidate, term))) is not None:
+            fields |= {"cand_last_index": request.ledger_end_index, "cand_last_term": request.ledger_end_term}
         self._trace.event("raft", "vote", fields)
 
     def _appended(self, batches: list[Batch]) -> None:
-        """Batches that follow each other in one term are one range."""
+        """Trace consecutive batches of one term as one range."""
         first = batches[0]
         for batch, after in zip(batches, [*batches[1:], None], strict=True):
             if after is None or after.term != batch.term:

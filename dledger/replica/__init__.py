@@ -1,1 +1,1 @@
-"""One replica of the log without I/O: values in, values out. Tested like the core."""
+"""One replica of the log without I/O of its own."""

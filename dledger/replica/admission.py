@@ -1,18 +1,19 @@
-"""Appends on their way into the log: limits, sessions, encoding, and who waits for which index.
+"""Admits appends: checks limits and sessions, encodes batches, and tracks the callers that wait for a commit.
 
-An append is judged, given its index and encoded in one step. Batches gather here until the replica writes
-them as a group; until then nothing has left this object, and giving up leadership undoes it without a trace.
+An append is checked, assigned an index and encoded in one step. Batches gather until the replica writes them
+as a group. Until then they exist only in this object, so a node that loses leadership simply discards them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
+from dledger.core.cluster_clock import ClockChange, Stamp
+from dledger.core.sessions import MAX_SESSIONS, SequenceStatus, SessionTable, StoredBatch
 from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import (
     Code,
@@ -25,95 +26,176 @@ from dledger.errors import (
     SessionExpired,
 )
 from dledger.replica.log_state import LogState
-from dledger.replica.shell import AppendOutcome, AppendToken
+from dledger.replica.shell import AppendHandle, AppendOutcome
 from dledger.store.api import ReservedEnd
 from dledger.store.format.batch import Batch, encode_batch, max_batch_size
 from dledger.store.format.internal import (
+    ImageBegin,
     Internal,
     NoOp,
     SessionBatch,
     SessionOpen,
-    Stamped,
+    StampedInternal,
     bodies_crc,
     encode_internal,
 )
 
+Outcome = AppendOutcome | DLedgerError | None
+
+
+@dataclass(slots=True)
+class WaitingAppend:
+    token: AppendHandle
+    bodies: Sequence[bytes]
+    session: tuple[int, int] | None
+    open_session: bool
+    deadline_ms: int
+
+
+class AdmissionQueue:
+    """Appends that wait for disk space, in order and bounded. Each waits until its deadline."""
+
+    def __init__(self, max_bytes: int, max_appends: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_appends = max_appends
+        self._waiting: deque[WaitingAppend] = deque()
+        self._bytes = 0
+        self._next_deadline_ms: float = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, append: WaitingAppend, pending_bytes: int) -> bool:
+        """Queue an append. Returns False if it would exceed a limit. `pending_bytes` is the size of appends
+        that are pending elsewhere."""
+        size = sum(map(len, append.bodies))
+        if len(self._waiting) >= self._max_appends or pending_bytes + self._bytes + size > self._max_bytes:
+            return False
+        self._waiting.append(append)
+        self._bytes += size
+        self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
+        return True
+
+    def retry(
+        self, now_ms: int, admit: Callable[[WaitingAppend], Outcome]
+    ) -> list[tuple[AppendHandle, AppendOutcome | DLedgerError]]:
+        """Admit waiting appends while there is room. Returns the appends that are complete, with their
+        results."""
+        answers: list[tuple[AppendHandle, AppendOutcome | DLedgerError]] = []
+        while self._waiting:
+            outcome = admit(self._waiting[0])
+            if isinstance(outcome, SpacePending) and now_ms < self._waiting[0].deadline_ms:
+                answers += [(token, outcome) for token in self._remove_expired(now_ms)]
+                break
+            token = self._remove_first().token
+            if outcome is not None:
+                answers.append((token, outcome))
+        return answers
+
+    def clear(self) -> list[AppendHandle]:
+        """Remove all appends and return their tokens."""
+        tokens = [append.token for append in self._waiting]
+        self._waiting.clear()
+        self._bytes = 0
+        self._next_deadline_ms = float("inf")
+        return tokens
+
+    def _remove_expired(self, now_ms: int) -> list[AppendHandle]:
+        """Remove expired appends after the first one and return their tokens."""
+        if now_ms < self._next_deadline_ms:
+            return []
+        expired = [append for append in self._waiting if append.deadline_ms <= now_ms]
+        self._waiting = deque(append for append in self._waiting if append.deadline_ms > now_ms)
+        self._bytes -= sum(len(body) for append in expired for body in append.bodies)
+        self._next_deadline_ms = min(append.deadline_ms for append in self._waiting)
+        return [append.token for append in expired]
+
+    def _remove_first(self) -> WaitingAppend:
+        append = self._waiting.popleft()
+        self._bytes -= sum(map(len, append.bodies))
+        return append
+
 
 @dataclass(frozen=True, slots=True)
 class AppendLimits:
-    """Bounds on appends, in bytes and counts (docs/guarantees.md rule 13)."""
+    """Limits on appends, in bytes and counts (docs/guarantees.md rule 13)."""
 
     max_body_bytes: int = 1 << 20
-    max_batch_bytes: int = 1 << 20  # encoded: bodies and 48 bytes for each entry
+    max_batch_bytes: int = 1 << 20  # encoded: bodies plus 48 bytes per entry
     max_batch_entries: int = 65_536
-    max_pending_bytes: int = 64 << 20  # accepted and not yet committed
-    max_pending_appends: int = 65_536  # callers that wait for a commit, repeated ones included
+    max_pending_bytes: int = 64 << 20  # accepted but not committed
+    max_pending_appends: int = 65_536  # callers that wait for a commit, including retries
     max_sessions: int = MAX_SESSIONS
-    stamp_every_ms: int = 1000  # batches without a head of their own carry cluster time so often
-    owner_stamp_every_ms: int = 100  # the same of batches whose owner is told their cluster time
-    group_bytes: int = 64 << 10  # so many gathered bytes are written without waiting for the group before
+    stamp_every_ms: int = 1000  # interval of cluster time stamps for batches without a head
+    owner_stamp_every_ms: int = 100  # the same for batches whose owner uses cluster time
+    group_bytes: int = 64 << 10  # gathered bytes that are written without waiting for the previous group
 
 
 @dataclass(slots=True)
 class Waiter:
-    """Somebody waits for last_index to be committed. `token` is None once that was answered."""
+    """A caller that waits for the commit of last_index. `token` is None after the caller was answered."""
 
-    token: AppendToken | None
+    token: AppendHandle | None
     last_index: int
-    first_index: int  # of the batch; above the end of the log, if that stores nothing
+    first_index: int  # start of the batch; above the end of the log if nothing is stored
     byte_size: int
     deadline_ms: int
     outcome: AppendOutcome | DLedgerError
 
 
 NO_ROOM = ReservedEnd(-1, -1)
-_NEVER = 1 << 62  # the first index of a batch that is not stored
-_OVERHEAD_OF_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
+_NEVER = 1 << 62  # first index of a batch that is not stored
+_OVERHEAD_OF_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(StampedInternal(0, SessionBatch(0, 0, 0, 0))))
 
-_REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
-    Judgement.GAP: (Refused, Code.SESSION_GAP, "batch {seq} of session {id} came before batch {seq} - 1"),
-    Judgement.EXPIRED: (SessionExpired, Code.SESSION_EXPIRED, "session {id} is not known (any more)"),
-    Judgement.CONFLICT: (
+_REFUSALS: dict[SequenceStatus, tuple[type[DLedgerError], Code, str]] = {
+    SequenceStatus.GAP: (
+        Refused,
+        Code.SESSION_GAP,
+        "batch {seq} of session {id} arrived before its predecessor",
+    ),
+    SequenceStatus.EXPIRED: (SessionExpired, Code.SESSION_EXPIRED, "session {id} is unknown or has expired"),
+    SequenceStatus.CONFLICT: (
         InvalidRequest,
         Code.SESSION_CONFLICT,
-        "batch {seq} of session {id} was stored with other bodies: two writers share the session",
+        "batch {seq} of session {id} is stored with different bodies: two writers share the session",
     ),
-    Judgement.WINDOW_FULL: (
+    SequenceStatus.WINDOW_FULL: (
         Refused,
         Code.SESSION_WINDOW_FULL,
-        "session {id} has as many uncommitted batches as a session may have; wait for answers",
+        "session {id} has the maximum of uncommitted batches; wait for results",
     ),
 }
 
 
 class ExpiryUnconfirmed(SessionExpired):
-    """The session may have been opened behind the end of this log: only a leader can say that it was not."""
+    """The session may have been opened beyond the end of this log. Only a leader can rule that out."""
 
 
-class RoomIsComing(Overloaded):
-    """Space for the batch is being prepared: it may be taken in a moment."""
+class SpacePending(Overloaded):
+    """Space for the batch is being prepared. A retry may succeed shortly."""
 
 
-class Admission:
+class AppendAdmission:
     def __init__(self, limits: AppendLimits, data_file_size: int) -> None:
         largest = max_batch_size(data_file_size)
-        assert limits.max_batch_bytes <= largest, f"max_batch_bytes is above {largest}, what a file can hold"
+        assert limits.max_batch_bytes <= largest, f"max_batch_bytes exceeds {largest}, the capacity of a file"
         self.limits = limits
         self.data_file_size = data_file_size
         self.state = LogState(max_sessions=limits.max_sessions)
         self.tail = Tail(-1, -1, 0, 0)  # the end of the log, gathered batches included
         self.gathered_bytes = 0
-        self.pending_bytes = 0  # of all waiters
+        self.pending_bytes = 0  # total of all waiters
         self.limits_hit: dict[str, int] = {}
-        self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
-        self._known_room = NO_ROOM  # what `room` said last: it shrinks only when the log does
-        self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
-        self.want_room: Callable[[], None] = lambda: None  # somebody waits for `room` to grow
-        self.others_are_full: Callable[[], bool] = lambda: False  # too many to commit anything
-        self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
+        self.room: Callable[[], ReservedEnd] | None = None  # end of the space reserved on disk
+        self._known_room = NO_ROOM  # last result of `room`, which shrinks only if the log does
+        self.is_full: Callable[[], bool] = lambda: False  # the disk is full and no space can be prepared
+        self.want_room: Callable[[], None] = lambda: None  # an append waits for `room` to grow
+        self.others_are_full: Callable[[], bool] = lambda: False  # too many full members to commit anything
+        # the leader is using the disk reserve to free space: refuse other appends
+        self.reserve_in_use = False
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
-        self._repeats: list[Waiter] = []  # sessions' batches that wait for what is stored already
+        self._repeats: list[Waiter] = []  # retries of stored batches that wait for the commit
         self.next_deadline_ms: float = float("inf")
 
     @property
@@ -124,7 +206,7 @@ class Admission:
 
     def admit(
         self,
-        token: AppendToken,
+        token: AppendHandle,
         bodies: Sequence[bytes],
         *,
         session: tuple[int, int] | None,
@@ -135,7 +217,8 @@ class Admission:
         now_ms: int,
         wall_ms: int,
     ) -> AppendOutcome | DLedgerError | None:
-        """Take one append. An answer known at once is returned; None: it will come with the commit."""
+        """Admit one append. Returns the result if it is already known, or None if it will be known when the
+        batch is committed."""
         problem = self._check_request(bodies, session, open_session)
         if problem is not None:
             return problem
@@ -148,7 +231,7 @@ class Admission:
             sums = [crc32(body) for body in bodies]
             crc = bodies_crc(bodies, sums)
             judgement, first_try = self.sessions.judge(session_id, seq, len(bodies), crc, committed_index)
-            if judgement is not Judgement.NEW:
+            if judgement is not SequenceStatus.NEW:
                 return self._judged(
                     token, judgement, first_try, session_id, seq, len(bodies), deadline_ms, committed_index
                 )
@@ -164,7 +247,9 @@ class Admission:
         return None
 
     def has_room_for(self, batch: Batch) -> bool:
-        """Is space reserved for it? An index is only assigned then, so a full disk is known before a push."""
+        """Return True if disk space is reserved. Call this before an index is assigned, so that a full disk
+        is detected before any push.
+        """
         return self._has_room_upto(batch.end_pos, batch.last_index)
 
     def _has_room_upto(self, end_pos: int, last_index: int) -> bool:
@@ -176,66 +261,84 @@ class Admission:
         return end_pos <= end.pos and last_index <= end.index
 
     def why_no_room(self, end_pos: int, last_index: int) -> Overloaded | None:
-        """Why nothing that reaches so far may be taken now; None: it may."""
+        """Return the error for a batch that ends at this position, or None if it can be stored now."""
         if self.reserve_in_use or self.others_are_full() or not self._has_room_upto(end_pos, last_index):
             return self._no_room()
         return None
 
     def has_room_for_internal(self, value: Internal, term: int) -> bool:
-        """An image waits for room: it must not take what no-ops and purging need."""
-        head = encode_internal(Stamped(0, value))
-        return self.has_room_for(
-            encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
-        )
+        """Return True if there is room for an image chunk. Images must not use the space that no-ops and
+        purges need."""
+        return self.has_room_for(self.measure_internal(value, term))
+
+    def measure_internal(self, value: Internal, term: int) -> Batch:
+        """Encode an internal entry as if it were appended now, to measure it."""
+        head = encode_internal(value if isinstance(value, StampedInternal) else StampedInternal(0, value))
+        return encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
 
     def _no_room(self) -> Overloaded:
         if self.others_are_full():
             self.count_limit("disk_reserve_bytes")
-            text = "the disks of most members have no room; appends are taken again once there is space"
+            text = "the disks of most members are full; appends resume once space is available"
             return Overloaded(text, code=Code.DISK_FULL)
         if not self.reserve_in_use and not self.is_full():
-            text = "space on the disk is being prepared; try again in a moment"
-            return RoomIsComing(text, code=Code.LEADER_PENDING_FULL)
+            text = "disk space is being prepared; try again in a moment"
+            return SpacePending(text, code=Code.LEADER_PENDING_FULL)
         self.count_limit("disk_reserve_bytes")
-        text = "the disk has no room beyond disk_reserve_bytes; appends are taken again once there is space"
+        text = "the disk is full up to disk_reserve_bytes; appends resume once space is available"
         return Overloaded(text, code=Code.DISK_FULL)
 
     def append_internal(self, value: Internal, term: int, now_ms: int, wall_ms: int) -> int:
-        """Gather an entry of the log's own; nobody waits for it. Returns its index."""
+        """Add an internal entry, for which no caller waits, to the gathered batch. Returns its index."""
         stamped = self._stamped(value, now_ms, wall_ms)
         assert stamped is not None
+        clock = self.state.clock
+        if isinstance(value, ImageBegin) and clock.steps_ms:
+            # A log that starts after this image lacks the stamps that recorded the steps.
+            change = ClockChange(0, clock.slew_left_ms(now_ms), clock.steps_ms, clock.pause_ms)
+            stamped = replace(stamped, change=change)
+        return self._gather_internal(stamped, term, now_ms)
+
+    def append_stamp(self, stamp: Stamp, term: int, now_ms: int) -> None:
+        """Gather an entry that changes the rate of cluster time. Skipped while the disk is full."""
+        stamped = StampedInternal(stamp.time_ms, NoOp(), stamp.change)
+        if self.has_room_for_internal(stamped, term):
+            self._gather_internal(stamped, term, now_ms)
+
+    def _gather_internal(self, stamped: StampedInternal, term: int, now_ms: int) -> int:
         head = encode_internal(stamped)
         batch = encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
         self.gather(None, batch, stamped, 0, 1 << 62, now_ms)
         return batch.first_index
 
-    def noop(self, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
-        """The first entry of a leadership, after `tail`: nothing is gathered yet, and nobody waits for it."""
+    def noop(self, tail: Tail, term: int, stamp: Stamp, now_ms: int) -> Batch:
+        """Encode the first entry of a new leader, after `tail`. Nothing may be gathered yet."""
         assert not self._gathered
-        stamp_ms = self.state.clock.read(now_ms, wall_ms)
-        last = self.state.clock.last_stamp_ms
-        if last is not None:
-            # Owners were told times after the last stamp that are not in the log; ours is not before them.
-            stamp_ms = max(stamp_ms, last + self.limits.owner_stamp_every_ms)
-        head = encode_internal(Stamped(stamp_ms, NoOp()))
+        head = encode_internal(StampedInternal(stamp.time_ms, NoOp(), stamp.change))
         batch = encode_batch(tail, term, [], data_file_size=self.data_file_size, head=head)
         assert batch.head is not None
         self.state.note(batch.head, batch.first_index, batch.last_index, term, batch.pos, now_ms)
         self.tail = batch.tail
         return batch
 
-    def stamp_of_owner(self, now_ms: int, wall_ms: int) -> tuple[int, Stamped | None]:
-        """Cluster time of a batch whose owner is told it, and its head, if it has to have one. Along the log
-        such times never fall: what a leader says beyond its last stamp is less than `noop` adds."""
+    def stamp_of_owner(self, now_ms: int, wall_ms: int) -> tuple[int, StampedInternal | None]:
+        """Return the cluster time of an owner's batch, and the head of the batch if it needs one.
+
+        These times never decrease along the log: a leader exceeds its last stamp by less than the increment
+        that `noop` adds.
+        """
         clock = self.state.clock
         stamp_ms, last = clock.read(now_ms, wall_ms), clock.last_stamp_ms
         if last is not None and stamp_ms - last < self.limits.owner_stamp_every_ms:
             return stamp_ms, None
-        return stamp_ms, Stamped(stamp_ms, NoOp())
+        return stamp_ms, StampedInternal(stamp_ms, NoOp())
 
-    def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> Stamped | None:
-        """Rule 12: a batch that has a head carries cluster time in it; one that needs none gets one for that
-        only when time has moved on enough to be worth an entry."""
+    def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> StampedInternal | None:
+        """Add cluster time to a head (rule 12).
+
+        A batch that otherwise needs no head gets one only if the last stamp is old enough to justify an
+        additional entry.
+        """
         clock = self.state.clock
         stamp = clock.read(now_ms, wall_ms)
         last = clock.last_stamp_ms
@@ -243,19 +346,20 @@ class Admission:
             if last is not None and stamp - last < self.limits.stamp_every_ms:
                 return None
             value = NoOp()
-        return Stamped(stamp, value)
+        return StampedInternal(stamp, value)
 
     def gather(
         self,
-        token: AppendToken | None,
+        token: AppendHandle | None,
         batch: Batch,
-        head: Stamped | None,
+        head: StampedInternal | None,
         count: int,
         deadline_ms: int,
         now_ms: int,
     ) -> None:
-        """Take a batch that follows `tail`; `head` is that of the batch, if it has one. `token`: who waits
-        for it, None: nobody."""
+        """Add a batch that follows `tail`. `head` is its decoded head, if any; `token` is None if no caller
+        waits.
+        """
         first, last, term, size = batch.first_index, batch.last_index, batch.term, len(batch.data)
         self.tail = batch.tail
         self._gathered.append(batch)
@@ -274,7 +378,7 @@ class Admission:
             self.next_deadline_ms = deadline_ms
 
     def take_group(self) -> list[Batch]:
-        """The gathered batches, to be written now."""
+        """Remove and return the gathered batches, to be written now."""
         batches, self._gathered = self._gathered, []
         self.gathered_bytes = 0
         assert batches
@@ -284,21 +388,21 @@ class Admission:
         self, bodies: Sequence[bytes], session: tuple[int, int] | None, open_session: bool
     ) -> DLedgerError | None:
         if not bodies and not open_session:
-            return InvalidRequest("a batch has at least one body", code=Code.REQUEST_WITH_EMPTY_BODYS)
+            return InvalidRequest("an append needs at least one body", code=Code.REQUEST_WITH_EMPTY_BODYS)
         if open_session and (bodies or session is not None):
-            return InvalidRequest("open_session goes without bodies and without a session")
+            return InvalidRequest("open_session excludes bodies and a session")
         if session is not None and (session[0] < 0 or session[1] < 1):
-            return InvalidRequest(f"session_id {session[0]}, seq {session[1]}: ids begin at 0, seqs at 1")
+            return InvalidRequest(f"session_id {session[0]}, seq {session[1]}: ids start at 0, seqs at 1")
         return self.check_limits(list(map(len, bodies)))
 
     def check_limits(self, sizes: Sequence[int]) -> DLedgerError | None:
-        """Which limit refuses a batch with bodies of so many bytes now; None: none does."""
+        """Return the error of the limit that a batch with bodies of these sizes exceeds now, or None."""
         limits = self.limits
         count = len(sizes)
         size = sum(sizes) + ENTRY_HEADER_SIZE * count
         if size > limits.max_body_bytes and max(sizes) > limits.max_body_bytes:
             self.count_limit("max_body_bytes")
-            text = f"a body of {max(sizes)} bytes; max_body_bytes is {limits.max_body_bytes}"
+            text = f"a body of {max(sizes)} bytes exceeds max_body_bytes of {limits.max_body_bytes}"
             return InvalidRequest(text, code=Code.BODY_TOO_LARGE)
         size += _OVERHEAD_OF_HEAD
         if size > limits.max_batch_bytes or count > limits.max_batch_entries:
@@ -310,43 +414,44 @@ class Admission:
             return InvalidRequest(text, code=Code.BATCH_TOO_LARGE)
         if self.pending_bytes + size > limits.max_pending_bytes:
             self.count_limit("max_pending_bytes")
-            text = f"{self.pending_bytes} bytes wait to be committed; try again later"
+            text = f"{self.pending_bytes} bytes are waiting for a commit; try again later"
             return Overloaded(text, code=Code.LEADER_PENDING_FULL)
         if len(self._waiters) + len(self._repeats) >= limits.max_pending_appends:
             self.count_limit("max_pending_appends")
-            text = f"{limits.max_pending_appends} appends wait to be committed; try again later"
+            text = f"{limits.max_pending_appends} appends are waiting for a commit; try again later"
             return Overloaded(text, code=Code.LEADER_PENDING_FULL)
         return None
 
     def _judged(
         self,
-        token: AppendToken,
-        judgement: Judgement,
-        first_try: Result | None,
+        token: AppendHandle,
+        judgement: SequenceStatus,
+        first_try: StoredBatch | None,
         session_id: int,
         seq: int,
         count: int,
         deadline_ms: int,
         committed_index: int,
     ) -> AppendOutcome | DLedgerError | None:
-        if judgement is Judgement.FORGOTTEN:
+        if judgement is SequenceStatus.FORGOTTEN:
             return AppendOutcome(-1, count, -1, -1, duplicate=True)
-        if judgement is Judgement.REPEAT:
+        if judgement is SequenceStatus.REPEAT:
             assert first_try is not None
             first, last = first_try.first_index, first_try.last_index
             outcome = AppendOutcome(first, count, first_try.term, first_try.pos, duplicate=True)
             return self._answer_at(last, token, outcome, first, deadline_ms, committed_index)
         cls, code, text = _REFUSALS[judgement]
         error = cls(text.format(id=session_id, seq=seq), code=code)
-        if judgement is Judgement.CONFLICT:
+        if judgement is SequenceStatus.CONFLICT:
             assert first_try is not None
             last = first_try.last_index
-        elif judgement is Judgement.EXPIRED:
+        elif judgement is SequenceStatus.EXPIRED:
             last = self.sessions.unknown_since(session_id)
             if last > self.tail.index:
                 return ExpiryUnconfirmed(error.message)
+            last = max(last, self.state.uncommitted_image_end)
         else:
-            if judgement is Judgement.WINDOW_FULL:
+            if judgement is SequenceStatus.WINDOW_FULL:
                 self.count_limit("session_window")
             return error
         return self._answer_at(last, token, error, _NEVER, deadline_ms, committed_index)
@@ -354,24 +459,26 @@ class Admission:
     def _answer_at(
         self,
         last_index: int,
-        token: AppendToken,
+        token: AppendHandle,
         outcome: AppendOutcome | DLedgerError,
         first_index: int,
         deadline_ms: int,
         committed_index: int,
     ) -> AppendOutcome | DLedgerError | None:
-        """What the log says at last_index ends a session, or is its result: the answer waits until no other
-        leader can have another entry there. What is committed stays so, whoever leads."""
+        """Answer once last_index is committed, which makes the result final under any leader.
+
+        Until then, another leader could still replace the entry that proves the result.
+        """
         if last_index <= committed_index:
             return outcome
         self._repeats.append(Waiter(token, last_index, first_index, 0, deadline_ms, outcome))
         self.next_deadline_ms = min(self.next_deadline_ms, deadline_ms)
         return None
 
-    # -- what happens to the log --------------------------------------------------------------------------
+    # -- changes of the log -------------------------------------------------------------------------------
 
     def follow(self, batches: Iterable[Batch], now_ms: int) -> None:
-        """Batches of a leader were put after the end."""
+        """Note batches appended by a leader."""
         for batch in batches:
             if batch.head is not None:
                 self.state.note(
@@ -380,22 +487,22 @@ class Admission:
             self.tail = batch.tail
 
     def reset(self, tail: Tail, base: Base) -> None:
-        """The log was replaced by an empty one that begins after `base`."""
+        """Note that an empty log starting after `base` replaced the log."""
         assert not self._waiters and not self._gathered
         self._known_room = NO_ROOM
         self.tail = tail
         self.state.reset(base)
 
     def truncate_after(self, tail: Tail) -> None:
-        """The log ends at `tail` now. Only a follower truncates, and it has nobody waiting."""
+        """Note that the log now ends at `tail`. Only followers truncate, and they have no waiting callers."""
         assert not self._waiters and not self._gathered
         self._known_room = NO_ROOM
         self.tail = tail
         self.state.truncate_after(tail.index)
 
-    def committed(self, committed_index: int) -> list[tuple[AppendToken, AppendOutcome | DLedgerError]]:
-        """Who can be answered now. The log state has been told before."""
-        answers: list[tuple[AppendToken, AppendOutcome | DLedgerError]] = []
+    def committed(self, committed_index: int) -> list[tuple[AppendHandle, AppendOutcome | DLedgerError]]:
+        """Return the callers to answer for a commit. The log state must be updated first."""
+        answers: list[tuple[AppendHandle, AppendOutcome | DLedgerError]] = []
         waiters = self._waiters
         while waiters and waiters[0].last_index <= committed_index:
             waiter = waiters.popleft()
@@ -408,17 +515,19 @@ class Admission:
             answers += [(w.token, w.outcome) for w in ready if w.token is not None]
         return answers
 
-    def expire(self, now_ms: int) -> list[tuple[AppendToken, DLedgerError]]:
-        """Callers whose time is up. Their entries stay in the log, and may be committed later."""
+    def expire(self, now_ms: int) -> list[tuple[AppendHandle, DLedgerError]]:
+        """Return the callers whose deadline has passed. Their entries remain in the log and may still be
+        committed.
+        """
         if now_ms < self.next_deadline_ms:
             return []
-        expired: list[tuple[AppendToken, DLedgerError]] = []
+        expired: list[tuple[AppendHandle, DLedgerError]] = []
         self.next_deadline_ms = float("inf")
         for waiter in [*self._waiters, *self._repeats]:
             if waiter.token is None:
                 continue
             if waiter.deadline_ms <= now_ms:
-                text = "no majority has stored the entry in time; it may still be committed later"
+                text = "no majority stored the entry in time; it may still be committed"
                 expired.append((waiter.token, Indeterminate(text, code=Code.WAIT_QUORUM_ACK_TIMEOUT)))
                 waiter.token = None
             else:
@@ -426,16 +535,20 @@ class Admission:
         self._repeats = [waiter for waiter in self._repeats if waiter.token is not None]
         return expired
 
-    def abandon(self, log_tail: Tail, refused: NotLeader) -> list[tuple[AppendToken, DLedgerError]]:
-        """Leadership is over. What was only gathered never existed; what was written may yet be committed."""
-        answers: list[tuple[AppendToken, DLedgerError]] = []
+    def abandon(self, log_tail: Tail, refused: NotLeader) -> list[tuple[AppendHandle, DLedgerError]]:
+        """Fail all callers after leadership is lost.
+
+        Batches that were gathered but not written are definitely not stored. Written batches may still be
+        committed.
+        """
+        answers: list[tuple[AppendHandle, DLedgerError]] = []
         for waiter in [*self._waiters, *self._repeats]:
             if waiter.token is None:
                 continue
             if waiter.first_index > log_tail.index:
                 answers.append((waiter.token, refused))
             else:
-                text = "leadership was lost before the entry was committed; it may still be, or not"
+                text = "leadership was lost before the entry was committed; it may still be committed"
                 answers.append((waiter.token, Indeterminate(text, code=Code.TERM_CHANGED)))
         self._waiters.clear()
         self._repeats.clear()

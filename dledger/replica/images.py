@@ -1,10 +1,10 @@
-"""State images in the log: writing one on the leader, and knowing the newest complete one.
+"""State images in the log: the leader writes them, every node finds the newest complete one.
 
 See Retention in docs/guarantees.md.
 
-An image is the state after all entries before its begin mark: the sessions, and what the state machine gives.
-It travels as internal entries among the others, so a node that was given a base finds all it needs in its own
-log. Pure bookkeeping; who reads state machines and disks is the shell.
+An image is the state after all entries before its start mark: the sessions and the saved state machine. It
+consists of internal entries between the other entries, so a node that installed a base finds everything that
+it needs in its own log. This module is pure bookkeeping; the shell accesses state machines and disks.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ CHUNK_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A complete image, put together again."""
+class StateImage:
+    """A complete, reassembled image."""
 
     image_index: int
     sessions: bytes
-    state: bytes  # of the state machine; empty without one
+    state: bytes  # saved state machine; empty if there is none
 
 
 @dataclass(slots=True)
 class ImageWriter:
-    """The leader's image under way: begin mark, chunks as there is room for them, end mark."""
+    """Writes an image on the leader: a start mark, chunks as disk space permits, and an end mark."""
 
     image_index: int
-    sessions: bytes  # the table to the end of the log before the begin mark
+    sessions: bytes  # the session table at the end of the log before the start mark
     chunk_bytes: int = CHUNK_BYTES
-    chunks: list[bytes] | None = None  # None: the state machine has not been asked yet, or has not answered
+    chunks: list[bytes] | None = None  # None until the state machine has saved
     written: int = 0
     crc: int = 0
     ended: bool = False
 
     def provide(self, state: Iterable[bytes]) -> None:
-        """What the state machine gave, as of image_index."""
+        """Set the saved state machine as of image_index."""
         whole = b"".join([_SESSIONS_LENGTH.pack(len(self.sessions)), self.sessions, *state])
         size = self.chunk_bytes
-        self.chunks = [whole[at : at + size] for at in range(0, len(whole), size)]
+        self.chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
 
     def next_entry(self) -> Internal | None:
-        """The next internal entry to append, until `advance`; None when there is none (yet)."""
+        """Return the next internal entry to append, or None if there is none yet. Returns the same entry
+        until `advance` is called.
+        """
         if self.chunks is None or self.ended:
             return None
         if self.written == len(self.chunks):
@@ -57,7 +59,7 @@ class ImageWriter:
         return ImageChunk(self.image_index, self.written, self.chunks[self.written])
 
     def advance(self) -> None:
-        """The next entry was appended."""
+        """Mark the next entry as appended."""
         assert self.chunks is not None
         if self.written == len(self.chunks):
             self.ended = True
@@ -71,10 +73,10 @@ class ImageWriter:
 class ImageCollector:
     """Finds the newest complete image in a run of internal entries, in log order."""
 
-    newest: Image | None = None
+    newest: StateImage | None = None
     _open: dict[int, list[bytes]] = field(default_factory=dict)
 
-    def see(self, index: int, value: Internal) -> None:
+    def add(self, index: int, value: Internal) -> None:
         match value:
             case ImageBegin():
                 # Only the newest can still be completed: a leader writes one at a time.
@@ -95,14 +97,14 @@ class ImageCollector:
         if crc32(whole) != crc or len(whole) < _SESSIONS_LENGTH.size:
             return
         (length,) = _SESSIONS_LENGTH.unpack_from(whole)
-        at = _SESSIONS_LENGTH.size + length
-        if at <= len(whole):
-            self.newest = Image(image_index, whole[_SESSIONS_LENGTH.size : at], whole[at:])
+        offset = _SESSIONS_LENGTH.size + length
+        if offset <= len(whole):
+            self.newest = StateImage(image_index, whole[_SESSIONS_LENGTH.size : offset], whole[offset:])
 
 
-def find_image(heads: Iterable[tuple[int, Internal]]) -> Image | None:
-    """The newest complete image among (index, internal entry) pairs in log order."""
+def find_image(heads: Iterable[tuple[int, Internal]]) -> StateImage | None:
+    """Return the newest complete image among (index, internal entry) pairs in log order."""
     collector = ImageCollector()
     for index, value in heads:
-        collector.see(index, strip_stamp(value)[1])
+        collector.add(index, strip_stamp(value)[1])
     return collector.newest

@@ -1,7 +1,8 @@
-"""What a replica derives from the internal entries of its log: sessions, cluster time, images, purges.
+"""State that a replica derives from the internal entries of its log: sessions, cluster time, images and
+purges.
 
-All of it covers the log to its end, the uncommitted tail included, and is undone when that is truncated. At a
-start the log has to be read for it, which takes time, and waits for the repair of damage: see
+The state covers the log to its end, including the uncommitted tail, and truncation reverts it. After a
+start it is rebuilt by reading the log, which takes time and may wait for the repair of damage: see
 dledger.replica.rebuilding.
 """
 
@@ -11,11 +12,11 @@ import struct
 from collections import deque
 from typing import NamedTuple
 
-from dledger.core.cluster_clock import ClusterClock
-from dledger.core.sessions import Result, SessionTable
+from dledger.core.cluster_clock import ClockChange, ClusterClock, Stamp
+from dledger.core.sessions import SessionTable, StoredBatch
 from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base
-from dledger.logs import get_logger
-from dledger.replica.images import Image, ImageCollector, find_image
+from dledger.infra.logs import get_logger
+from dledger.replica.images import ImageCollector, StateImage, find_image
 from dledger.store.api import LogStore
 from dledger.store.format.internal import (
     ImageBegin,
@@ -24,21 +25,25 @@ from dledger.store.format.internal import (
     Purge,
     SessionBatch,
     SessionOpen,
-    Stamped,
+    StampedInternal,
     decode_internal,
     strip_stamp,
 )
 
 _log = get_logger("log")
 
-_LAYOUT = b"LST2"
-#: The layout; the newest image, and where it begins and ends; the last begin mark; the last stamp; the newest
-#: purge. The session table follows.
-_STORED = struct.Struct(">4s qqq qq q qqqI")
+_LAYOUT = b"LST3"
+#: Layout tag; index, start and end of the newest image; the last start mark; the last stamp, the sum of
+#: the steps of cluster time and the step for which purging by age pauses; the newest purge. The session
+#: table follows.
+_STORED = struct.Struct(">4s qqq qq qqq qqqI")
+#: Version 0.1.0 stored only the last stamp.
+_LAYOUT_0_1_0 = b"LST2"
+_STORED_0_1_0 = struct.Struct(">4s qqq qq q qqqI")
 
 
 class ImageSpan(NamedTuple):
-    """A complete, committed image, and how much of the log lies between its begin and end marks."""
+    """A complete, committed image and the byte range between its start and end marks."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     begin_pos: int
@@ -52,8 +57,8 @@ class ImageSpan(NamedTuple):
 NO_IMAGE = ImageSpan(-1, 0, 0)
 
 
-class Head(NamedTuple):
-    """The internal entry that leads a batch, and where."""
+class InternalHead(NamedTuple):
+    """The internal entry at the head of a batch, with its position."""
 
     value: Internal
     first_index: int
@@ -65,100 +70,124 @@ class Head(NamedTuple):
 
 class LogState:
     def __init__(self, *, max_sessions: int, is_rebuilding: bool = False) -> None:
-        """`is_rebuilding`: another one is made of what the log has already; this one notes what is added."""
+        """`is_rebuilding`: another LogState object reads the existing log, while this one only notes new
+        entries."""
         self._max_sessions = max_sessions
         self.is_rebuilding = is_rebuilding
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
         self.image = NO_IMAGE  # the newest complete, committed one
-        self.purge = NO_BASE  # where the newest committed PURGE lets the log begin
-        self.set_aside = 0  # entries that no leader can have written so, since the start of this node
-        self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
-        self._marks: deque[Head] = deque()  # begins and ends of images, purges: those not committed yet
-        self._begun = (-1, 0)  # index and position of the last begin mark that is committed
-        # What comes after an installed base, until the image is committed; or what was added meanwhile.
-        self._deferred: deque[Head] = deque()
-        self._image_end: int | None = None  # of the image in use, while that is not known to be committed
-        # By `encode_if_due` last: bytes, where the log ended, and its marks.
+        self.purge = NO_BASE  # base of the newest committed PURGE
+        self.set_aside = 0  # invalid internal entries since the start of this node
+        self.needs_image = False  # the log starts at an installed base: no sessions are known yet
+        self._marks: deque[InternalHead] = deque()  # uncommitted start and end marks of images, and purges
+        self._begun = (-1, 0)  # index and position of the last committed start mark
+        # Entries after an installed base, until the image is committed; or entries noted during a rebuild.
+        self._deferred: deque[InternalHead] = deque()
+        self._image_end: int | None = None  # end of the image in use, until it is known to be committed
+        # Last result of `encode_if_due`: size, end of the log, and marks.
         self._given: tuple[int, int, ImageSpan, Base] = (0, 0, self.image, self.purge)
 
     @property
     def newest_image(self) -> int:
-        """Index of the newest complete, committed image; -1: none."""
+        """Index of the newest complete, committed image; -1 if there is none."""
         return self.image.index
+
+    @property
+    def uncommitted_image_end(self) -> int:
+        """Last entry of the image from which the sessions were loaded; -1 once that entry is committed.
+
+        A session missing from the image was evicted by an entry before it, which may still be truncated.
+        """
+        return -1 if self._image_end is None else self._image_end
 
     # -- at start -----------------------------------------------------------------------------------------
 
     def rebuild(self, store: LogStore, upto: int, now_ms: int) -> list[Internal]:
-        """From the stored state, or the newest image, and what the log holds after it, up to the end of a
-        batch. Returns what a crash may have kept from being carried out. EntryDamaged, ReadFailed."""
+        """Rebuild from the stored state, or the newest image, and the entries after it, up to the end of a
+        batch.
+
+        Returns committed marks that a crash may have left unexecuted. Raises EntryDamaged and ReadFailed.
+        """
         covered = store.base.index
         stored = store.load_sessions()
         in_log = stored is not None and store.base.index <= stored[0] <= upto
         if stored is not None and in_log and self._load(stored[1], now_ms):
             covered = stored[0]
         elif store.base.index >= 0:
-            covered = self._load_newest_image(store, store.committed_checkpoint)
+            covered = self._load_newest_image(store, store.committed_checkpoint, now_ms)
         self.read_on(store, covered, upto, now_ms)
-        # A purge may have been put off, by a full disk or by the crash: what is covered is not read again.
+        # A full disk or a crash may have delayed a purge. The entries that the state covers are not read
+        # again.
         return [Purge(self.purge)] if self.purge.index > store.base.index else []
 
     def rebuild_behind(self, index: int, store: LogStore, upto: int, now_ms: int) -> None:
-        """When some of what `rebuild` reads is damaged, and all who could repair it have purged it: begin
-        behind it, as if it was purged here, too. An image is awaited; behind a purge there always is one."""
+        """Skip damaged entries that another member has purged, as if this node had purged them.
+
+        The state then waits for an image, which must follow in the log, because a purge requires an image
+        after the purged entries.
+        """
         self.reset(store.base)
         self.needs_image = True
         self.read_on(store, index, upto, now_ms)
 
     def read_on(self, store: LogStore, covered: int, upto: int, now_ms: int) -> None:
-        """Note what the log holds behind `covered`, up to the end of a batch. EntryDamaged, ReadFailed."""
+        """Note the entries after `covered`, up to the end of a batch. Raises EntryDamaged and ReadFailed."""
         for batch in store.iter_heads(covered + 1):
             if batch.first_index > upto:
                 break
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
 
-    def add_noted(self, noted: LogState, upto: int, now_ms: int) -> None:
-        """What a state that was rebuilding has noted behind `upto`, where this one ends."""
+    def add_noted(self, noted: LogState, upto: int) -> None:
+        """Add the entries after `upto`, the end of this state, that a rebuilding state has noted."""
         for head in noted._deferred:
             if head.first_index > upto:
                 self._note_head(head)
-        if noted.clock.last_stamp_ms is not None:
-            self.clock.learn(noted.clock.last_stamp_ms, now_ms)
+        self.clock.learn_again(noted.clock, upto)
 
     @property
     def noted_count(self) -> int:
         return len(self._deferred)
 
     def forget_noted(self, upto: int) -> None:
-        """While rebuilding: what is noted up to there is going to be read."""
+        """While rebuilding: drop noted entries up to `upto`, which will be read instead."""
         assert self.is_rebuilding
         while self._deferred and self._deferred[0].last_index <= upto:
             self._deferred.popleft()
+        self.clock.committed(upto)
 
     def _load(self, stored: bytes, now_ms: int) -> bool:
-        """False, with nothing changed, if it is of another layout."""
-        if len(stored) < _STORED.size or not stored.startswith(_LAYOUT):
+        """Load a stored state. Returns False, without a change, if it has another layout."""
+        layout = _STORED_0_1_0 if stored.startswith(_LAYOUT_0_1_0) else _STORED
+        if len(stored) < layout.size or not stored.startswith((_LAYOUT, _LAYOUT_0_1_0)):
             return False
-        _, index, begin_pos, end_pos, begun, begun_pos, stamp_ms, *base = _STORED.unpack_from(stored)
-        self.sessions.load(stored[_STORED.size :])
+        _, index, begin_pos, end_pos, begun, begun_pos, stamp_ms, *fields = layout.unpack_from(stored)
+        steps_ms, pause_ms = (0, 0) if layout is _STORED_0_1_0 else fields[:2]
+        self.sessions.load(stored[layout.size :])
         self.image = ImageSpan(index, begin_pos, end_pos)
         self._begun = (begun, begun_pos)
-        self.purge = Base(*base)
+        self.purge = Base(*fields[-4:])
         if stamp_ms >= 0:
-            # What the table covers is not looked at again, and without a stamp the wall clock would rule.
-            self.clock.learn(stamp_ms, now_ms)
+            # The entries that the state covers are not read again. Without their stamp, cluster time would
+            # start from the wall clock.
+            self.clock.learn(-1, Stamp(stamp_ms, ClockChange(0, 0, steps_ms, pause_ms)), now_ms)
         return True
 
-    def _load_newest_image(self, store: LogStore, committed_index: int) -> int:
-        """Without a stored table, a log that does not begin at 0 is only as good as its image."""
+    def _load_newest_image(self, store: LogStore, committed_index: int, now_ms: int) -> int:
+        """Load the newest image, which is the only source if the log starts after 0 and no table is
+        stored."""
         collector, begins, spans = ImageCollector(), {}, {}
+        stamps: dict[int, Stamp] = {}
         for batch in store.iter_heads(store.begin_index):
             if batch.last_index > committed_index:
                 break
-            _, value = strip_stamp(decode_internal(batch.head))
-            collector.see(batch.first_index, value)
+            head = decode_internal(batch.head)
+            _, value = strip_stamp(head)
+            collector.add(batch.first_index, value)
             if isinstance(value, ImageBegin):
                 begins[batch.first_index] = batch.pos
+                if isinstance(head, StampedInternal):
+                    stamps[batch.first_index] = head.stamp
             elif isinstance(value, ImageEnd):
                 end_pos = batch.pos + ENTRY_HEADER_SIZE + len(batch.head)
                 spans[value.image_index] = ImageSpan(
@@ -170,23 +199,26 @@ class LogState:
             return store.base.index
         self.image = spans[image.image_index]
         self._begun = (image.image_index, self.image.begin_pos)
+        if image.image_index in stamps:
+            self.clock.learn(image.image_index, stamps[image.image_index], now_ms)
         return image.image_index
 
     def reset(self, base: Base) -> None:
-        """The log was replaced by one that begins after `base` (INSTALL_BASE)."""
+        """Note that a log starting after `base` replaced the log (INSTALL_BASE)."""
         self.sessions = SessionTable(max_sessions=self._max_sessions)
         self.image = NO_IMAGE
         self._begun = (-1, 0)
-        self.is_rebuilding = False  # there is nothing left to be read
+        self.is_rebuilding = False  # there is nothing left to read
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
         self._image_end = None
+        self.clock.reset()
 
     # -- as the log grows and shrinks ---------------------------------------------------------------------
 
     def note(self, head: bytes, first_index: int, last_index: int, term: int, pos: int, now_ms: int) -> None:
-        """A batch that `head` leads was put after the end; `pos` is that of the head's entry."""
+        """Note an appended batch with an internal head; `pos` is the position of the head's entry."""
         self.note_value(decode_internal(head), len(head), first_index, last_index, term, pos, now_ms)
 
     def note_value(
@@ -199,18 +231,20 @@ class LogState:
         pos: int,
         now_ms: int,
     ) -> None:
-        """The same for a head of `size` bytes that is known decoded."""
-        if type(value) is Stamped:
-            self.clock.learn(value.stamp_ms, now_ms)
+        """Like `note`, with a decoded head whose encoding has `size` bytes."""
+        if type(value) is StampedInternal:
+            self.clock.learn(first_index, value.stamp, now_ms)
             value = value.inner
-        self._note_head(Head(value, first_index, last_index, term, pos, pos + ENTRY_HEADER_SIZE + size))
+        self._note_head(
+            InternalHead(value, first_index, last_index, term, pos, pos + ENTRY_HEADER_SIZE + size)
+        )
 
-    def _note_head(self, noted: Head) -> None:
+    def _note_head(self, noted: InternalHead) -> None:
         if self.is_rebuilding:
             self._deferred.append(noted)
             return
         value = noted.value
-        # Nearly all are of sessions.
+        # Nearly all heads belong to sessions.
         if type(value) is not SessionBatch and isinstance(value, ImageBegin | ImageEnd | Purge):
             self._marks.append(noted)
         if self.needs_image:
@@ -222,10 +256,10 @@ class LogState:
             self._deferred.append(noted)
         self._apply(noted)
 
-    def _apply(self, head: Head) -> None:
+    def _apply(self, head: InternalHead) -> None:
         value = head.value
         if isinstance(value, SessionBatch):
-            result = Result(
+            result = StoredBatch(
                 head.first_index + 1, value.count, value.crc, head.term, head.first_body_pos, head.last_index
             )
             if not self.sessions.appended(value.session_id, value.seq, result):
@@ -235,6 +269,7 @@ class LogState:
 
     def truncate_after(self, last_index: int) -> None:
         self.sessions.truncate_after(last_index)
+        self.clock.truncate_after(last_index)
         while self._marks and self._marks[-1].last_index > last_index:
             self._marks.pop()
         while self._deferred and self._deferred[-1].last_index > last_index:
@@ -246,15 +281,18 @@ class LogState:
             self._try_image()
 
     def committed(self, committed_index: int) -> list[Internal]:
-        """Purges and image ends that are committed now, in order. While rebuilding that is not known."""
+        """Return the purges and image ends that are now committed, in order. Returns none during a rebuild,
+        because they are not known yet.
+        """
         if self.is_rebuilding:
             return []
         self.sessions.committed(committed_index)
+        self.clock.committed(committed_index)
         done: list[Internal] = []
         while self._marks and self._marks[0].last_index <= committed_index:
             head = self._marks.popleft()
             if isinstance(head.value, Purge) and not self._is_possible(head.value.base, head.first_index):
-                self._set_aside(head.first_index, f"{head.value} of what may not be purged")
+                self._set_aside(head.first_index, f"{head.value} has an invalid base")
                 continue
             self._mark_committed(head)
             if not isinstance(head.value, ImageBegin):
@@ -264,13 +302,13 @@ class LogState:
             self._deferred.clear()
         return done
 
-    def _mark_committed(self, head: Head) -> None:
+    def _mark_committed(self, head: InternalHead) -> None:
         match head.value:
             case ImageBegin():
                 self._begun = (head.first_index, head.pos)
             case ImageEnd(image_index) if not self.needs_image:
                 begun, begin_pos = self._begun
-                # Of one that began before the base, this log holds the end only.
+                # This log holds only the end of an image that started before the base.
                 if begun == image_index:
                     self.image = ImageSpan(image_index, begin_pos, head.first_body_pos)
             case Purge(base) if base.index > self.purge.index:
@@ -279,26 +317,28 @@ class LogState:
                 pass
 
     def _is_possible(self, base: Base, index: int) -> bool:
-        """Whether the PURGE at this index can be carried out. One that is over may say anything."""
+        """Return True if the PURGE at this index is valid. A PURGE that was already executed may have any
+        base."""
         return -1 <= base.index < index and min(base.pos, base.term) >= 0
 
     def _set_aside(self, index: int, reason: str) -> None:
         self.set_aside += 1
-        _log.error("an entry of the log's own is set aside", index=index, reason=reason)
+        _log.error("an invalid internal entry is set aside", index=index, reason=reason)
 
-    def _load_sessions(self, image: Image) -> bool:
+    def _load_sessions(self, image: StateImage) -> bool:
         try:
             self.sessions.load(image.sessions)
         except ValueError as error:
-            self._set_aside(image.image_index, f"the image that begins here: {error}")
+            self._set_aside(image.image_index, f"invalid image: {error}")
             return False
         return True
 
     def _try_image(self) -> None:
-        """An image that was awaited may be complete: begin from it, then repeat what came after its mark.
+        """Load the awaited image if it is complete, then apply the entries after its start mark.
 
-        It need not be committed: it fits the log that it is in, and goes with it. After a crash of all nodes
-        nobody knows what is committed, and if all had to wait for that, none would ever lead.
+        The image need not be committed, because it belongs to the same log and is truncated with it. After a
+        crash of all nodes the commit index is unknown. If all nodes waited for the commit of the image, none
+        could ever lead.
         """
         image = find_image((head.first_index, head.value) for head in self._deferred)
         if image is None or not self._load_sessions(image):
@@ -311,8 +351,11 @@ class LogState:
                 self._image_end = head.last_index
 
     def encode_if_due(self, committed_pos: int) -> bytes | None:
-        """As `encode_committed`, once the log has grown by as much as was given last, or there is a new image
-        or purge: a table may have many megabytes, and a start reads what lies behind it anyway."""
+        """Like `encode_committed`, but only once the log has grown by the size of the last encoding, or
+        after a new image or purge.
+
+        A table may have many megabytes, and a start reads the entries after it anyway.
+        """
         size, pos, *marks = self._given
         if 0 <= committed_pos - pos < size and marks == [self.image, self.purge]:
             return None
@@ -322,9 +365,8 @@ class LogState:
         return encoded
 
     def encode_committed(self) -> bytes | None:
-        """For the checkpoint; None while there is nothing worth storing."""
+        """Encode the state for the checkpoint, or return None if there is no complete state."""
         if self.is_rebuilding or self.needs_image or self._image_end is not None:
             return None
-        stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
-        stored = _STORED.pack(_LAYOUT, *self.image, *self._begun, stamp_ms, *self.purge)
+        stored = _STORED.pack(_LAYOUT, *self.image, *self._begun, *self.clock.stored, *self.purge)
         return stored + self.sessions.encode_committed()

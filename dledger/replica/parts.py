@@ -1,15 +1,15 @@
-"""What the parts of a replica see of the replica they belong to."""
+"""Interfaces between a replica and its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from dledger.core.raft import RaftCore
 from dledger.core.values import CoreConfig, Tail
-from dledger.replica.admission import Admission, AppendLimits
-from dledger.replica.retention import RetentionPolicy
+from dledger.replica.admission import AppendAdmission, AppendLimits
+from dledger.replica.retention import RetentionLimits
 from dledger.replica.shell import Shell
 from dledger.store.api import LogStore
 from dledger.store.format.internal import Internal
@@ -19,14 +19,26 @@ from dledger.store.format.internal import Internal
 class ReplicaConfig:
     core: CoreConfig
     limits: AppendLimits = field(default_factory=AppendLimits)
-    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    retention: RetentionLimits = field(default_factory=RetentionLimits)
     cache_bytes: int = 16 << 20  # newest batches kept in memory
     max_waiting_reads: int = 10_000
 
 
-class RebuildingText(Protocol):
+class RebuildStatus(Protocol):
     def text(self) -> str:
-        """What the rebuild waits for; empty: it is done."""
+        """Describe the pending work of the rebuild. Returns an empty text once it is done."""
+
+
+class ClockStatus(Protocol):
+    @property
+    def age_purge_step_ms(self) -> int:
+        """Length in ms of the step of cluster time that paused purging by age; 0 if purging by age is not
+        paused."""
+
+    def pause_left_ms(self, now_ms: int) -> int: ...
+
+    def walls(self, now_ms: int) -> Mapping[str, int]:
+        """Current wall clocks by member, without stale ones."""
 
 
 class ReplicaParts(Protocol):
@@ -36,14 +48,17 @@ class ReplicaParts(Protocol):
     store: LogStore
     shell: Shell
     core: RaftCore
-    admission: Admission
+    admission: AppendAdmission
     log_tail: Tail
     committed_pos: int
     suspects: list[int]
     wall_ms: Callable[[], int]
 
     @property
-    def rebuilding(self) -> RebuildingText: ...
+    def rebuilding(self) -> RebuildStatus: ...
+
+    @property
+    def clock_keeper(self) -> ClockStatus: ...
 
     def pos_after(self, index: int) -> int: ...
 

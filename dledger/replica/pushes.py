@@ -1,4 +1,4 @@
-"""What a replica finds out about a push with the bytes of its own log, before the core judges it."""
+"""Checks pushes against the bytes of the replica's own log before the core processes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dledger.core.messages import Append, Compare, Message, PushResponse, PushTy
 from dledger.core.raft import RaftCore
 from dledger.core.values import Tail, TermRun
 from dledger.errors import Code
-from dledger.replica.admission import Admission
+from dledger.replica.admission import AppendAdmission
 from dledger.store.api import Damage, EntryDamaged, LogStore
 from dledger.store.format.batch import Batch, DamagedBatch, parse_batches
 
@@ -17,18 +17,21 @@ TailAt = Callable[[int], Tail]
 Payload = bytes | memoryview | None
 
 
-class PushedTails:
-    """Ends of batches that a leader has pushed. Where entries are known to be damaged here, they say what the
-    log has there: the same index and term is the same entry (rule 6)."""
+class PushTails:
+    """Ends of batches pushed by a leader.
+
+    They replace known damaged entries of this log, because entries with the same index and term are equal
+    (rule 6).
+    """
 
     def __init__(self, log: LogView, store: LogStore, tail_at: TailAt) -> None:
-        """`tail_at`: by the log's own bytes."""
+        """`tail_at` reads the bytes of this log."""
         self._log = log
         self._store = store
         self.own_tail_at = tail_at
         self.data_file_size = store.data_file_size
-        self._last: Tail | None = None  # of the newest push
-        self.incoming: list[Batch] = []  # the one that is being received
+        self._last: Tail | None = None  # end of the newest push
+        self.incoming: list[Batch] = []  # the push being received
 
     def received(self) -> None:
         if self.incoming:
@@ -43,8 +46,11 @@ class PushedTails:
         return last if last and last.index == index and self._log.holds(index, last.term) else None
 
     def at(self, index: int, *, on_disk: bool = False) -> Tail:
-        """EntryDamaged if neither this log nor what was pushed last can tell, or if the damage is news: it is
-        noted before anything is built upon it. `on_disk`: whatever is cached."""
+        """Return the tail at `index`, from this log or the last push.
+
+        Raises EntryDamaged if neither has it, or if the damage is not recorded yet: it must be recorded
+        before anything depends on it. `on_disk`: bypass the cache.
+        """
         try:
             return (self._store.tail_at if on_disk else self.own_tail_at)(index)
         except EntryDamaged as error:
@@ -54,24 +60,30 @@ class PushedTails:
             return tail
 
 
-def lacks_room(core: RaftCore, admission: Admission, store: LogStore, incoming: Sequence[Batch]) -> bool:
-    """Would what is received have to go where there is no room? What was taken has to be stored."""
+def lacks_room(
+    core: RaftCore, admission: AppendAdmission, store: LogStore, incoming: Sequence[Batch]
+) -> bool:
+    """Return True if a push may not fit on the disk. A follower must accept only entries that it can store.
+
+    Compares positions, not byte counts: batches queued for the disk thread take space, too.
+    """
     if not incoming or incoming[-1].last_index <= core.log.end_index:
         return False
     last = incoming[-1]
-    if admission.has_room_for(last) or store.has_room:
+    if admission.has_room_for(last):
         return False
-    # What was assigned before the leader knew may use the reserve: else what makes room again (an image, a
-    # purge), which comes behind it in the log, could never be stored.
+    # Entries assigned before the leader knew of the full disk may use the reserve. Otherwise an image and a
+    # purge that follow them, and that would free space, could never be stored.
     return not store.could_take(last.end_pos, last.last_index)
 
 
 def read_push(
-    core: RaftCore, pushed: PushedTails, message: Append | Compare | Truncate, payload: Payload
+    core: RaftCore, pushed: PushTails, message: Append | Compare | Truncate, payload: Payload
 ) -> bool | None:
-    """Whether the chains match (COMPARE); the batches of an APPEND are `pushed.incoming` then.
+    """Return True if the chains match (COMPARE). For an APPEND, set `pushed.incoming` to its batches.
 
-    DamagedBatch if the bytes do not check out, EntryDamaged if what is here cannot be read."""
+    Raises DamagedBatch if the bytes are invalid, EntryDamaged if local entries are unreadable.
+    """
     if isinstance(message, Compare):
         return chain_matches(core.log, pushed.own_tail_at, message)
     if isinstance(message, Append):
@@ -81,14 +93,15 @@ def read_push(
 
 
 def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | None:
-    """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
+    """Compare histories. Logs that contain the same (index, term) must be equal up to that entry (rule 6)."""
     if message.index <= log.base.index or not log.holds(message.index, message.index_term):
         return None
     return tail_at(message.index).chain_crc == message.chain_crc
 
 
 def damage_met(store: LogStore, error: DamagedBatch | EntryDamaged) -> Damage | None:
-    """The damage of this log that the error comes from; None if it is not known yet, or is in the push."""
+    """Return the damage of this log that caused the error. Returns None if it is not recorded yet, or if the
+    bytes of the push are damaged and not this log."""
     if not isinstance(error, EntryDamaged):
         return None
     return next((d for d in store.damages if d.first_index <= error.index <= d.last_index), None)
@@ -102,38 +115,46 @@ def parse_push(
     *,
     data_file_size: int,
 ) -> list[Batch]:
-    """Verify the bytes of an Append, if the core is going to look at them at all. DamagedBatch."""
+    """Verify the bytes of an Append, unless the core will ignore them. Raises DamagedBatch."""
     log, prev_index = core.log, message.prev_index
     if message.term < core.term or not log.holds(prev_index, message.prev_term):
-        return []  # an old leader, or a conflict: the core answers without the bytes
+        return []  # an old leader, or a conflict: the core needs no bytes to respond
     if prev_index < log.base.index:
         return []
     tail = tail_at(prev_index)
     batches = parse_batches(payload or b"", tail, data_file_size=data_file_size)
     if not batches or batches[-1].last_index != message.last_index:
-        raise DamagedBatch("the batches are not those announced", index=message.first_index, pos=tail.pos)
+        raise DamagedBatch(
+            f"the batches do not end at the announced index {message.last_index}",
+            index=message.first_index,
+            pos=tail.pos,
+        )
     term, runs = -1, []
     for batch in batches:
         if batch.term != term:
             term = batch.term
             runs.append(TermRun(term, batch.first_index))
     if tuple(runs) != message.runs:
-        raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
+        raise DamagedBatch(
+            "the terms of the batches differ from those announced", index=message.first_index, pos=tail.pos
+        )
     return batches
 
 
-def check_cut(core: RaftCore, pushed: PushedTails, message: Append | Truncate) -> None:
-    """EntryDamaged if the message would make the log end at an entry that cannot be read and was not pushed
-    just now: to cut behind it, its end has to be known."""
+def check_cut(core: RaftCore, pushed: PushTails, message: Append | Truncate) -> None:
+    """Check that the entry before a truncation is readable or was just pushed.
+
+    Raises EntryDamaged otherwise, because truncation needs the end of that entry.
+    """
     cut = core.following.cut_by(message)
     if cut is not None:
-        # The disk thread will ask the store, whatever is cached.
+        # The disk thread will read from the store, not from the cache.
         pushed.at(cut - 1, on_disk=cut - 1 <= core.log.durable_index)
 
 
 def refusal(core: RaftCore, message: Message, code: Code, damage: Damage | None = None) -> PushResponse:
-    """The leader then compares again, after a while, at the index before what was refused, or before the
-    damage that was met."""
+    """Refuse a push. After a pause the leader compares the logs again, before the refused index or the
+    damage."""
     assert isinstance(message, Append | Compare | Truncate)
     log = core.log
     is_probe = isinstance(message, Compare)

@@ -1,4 +1,4 @@
-"""What a replica says of itself, as values."""
+"""Status of a replica, as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dledger.replica.parts import ReplicaParts
 
 @dataclass(frozen=True, slots=True)
 class FollowerView:
-    """What the leader knows of one follower; bytes are of the data stream."""
+    """The leader's view of one follower; bytes are positions in the log."""
 
     node_id: str
     push_state: str
@@ -44,26 +44,30 @@ class ReplicaStatus:
     newest_image: int
     cluster_time_ms: int
     clock_offset_ms: int
-    rejoining: str  # what it waits for; empty: it is a full member
-    rebuilding: str  # what the rebuild of the sessions waits for; empty: it is done
+    clocks: dict[str, int]  # by member: how far its wall clock is ahead of cluster time
+    age_purge_step_ms: int
+    age_purge_pause_ms: int
+    rejoining: str  # pending condition; empty for a full member
+    rebuilding: str  # pending work of the session rebuild; empty once done
     followers: tuple[FollowerView, ...]
     limits_hit: dict[str, int]
 
 
 def rejoining_text(state: HardState, missing: tuple[str, ...], end_index: int) -> str:
-    """What a node that lost (the end of) its log still waits for, in words; empty if it is a full member."""
+    """Describe the pending steps of a rejoining node. Returns an empty text for a full member."""
     if state.rejoining and missing:
-        return f"waiting for {', '.join(missing)} to say how far the log reaches"
+        return f"waiting for {', '.join(missing)} to report the end of the log"
     if state.rejoining:
-        return f"all members have answered; catching up, stored up to {end_index}"
+        return f"all members have reported; catching up, stored up to {end_index}"
     if state.is_barred:
-        return f"caught up; counts in the first term after {state.barred_term}"
+        return f"caught up; counts from the first term after {state.barred_term}"
     return ""
 
 
 def status_of(replica: ReplicaParts) -> ReplicaStatus:
     core, admission, wall_ms = replica.core, replica.admission, replica.wall_ms()
-    clock = admission.state.clock
+    clock, keeper = admission.state.clock, replica.clock_keeper
+    time_ms = clock.read(core.now_ms, wall_ms)
     return ReplicaStatus(
         role=core.role,
         term=core.term,
@@ -85,8 +89,11 @@ def status_of(replica: ReplicaParts) -> ReplicaStatus:
         limits_hit=dict(admission.limits_hit),
         needs_image=admission.state.needs_image,
         newest_image=admission.state.newest_image,
-        cluster_time_ms=clock.read(core.now_ms, wall_ms),
+        cluster_time_ms=time_ms,
         clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
+        clocks={member: clock_ms - time_ms for member, clock_ms in keeper.walls(core.now_ms).items()},
+        age_purge_step_ms=keeper.age_purge_step_ms,
+        age_purge_pause_ms=keeper.pause_left_ms(core.now_ms),
         rebuilding=replica.rebuilding.text(),
         rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
     )

@@ -1,7 +1,8 @@
-"""The leader's housekeeping of its log: state images, then PURGE entries (docs/guarantees.md, Retention).
+"""Performs the leader's log retention: writes state images, then PURGE entries (docs/guarantees.md,
+Retention).
 
-Runs inside the replica, one step at a time: at most one image is under way, its chunks are appended as there
-is room for them, and a purge is asked for only once an image above it is committed.
+Runs inside the replica, one step at a time. At most one image is in progress. Its chunks are appended as disk
+space permits, and a purge is appended only below a committed image.
 """
 
 from __future__ import annotations
@@ -9,38 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dledger.core.values import Base
-from dledger.errors import ReadFailed
-from dledger.logs import get_logger
+from dledger.errors import Code, ReadFailed, Refused
+from dledger.infra.logs import get_logger
 from dledger.replica.images import CHUNK_BYTES, ImageWriter
 from dledger.replica.parts import ReplicaParts
-from dledger.replica.retention import Border, RetentionPolicy, held_back, kept_for_owner, wanted_base
+from dledger.replica.retention import Border, RetentionLimits, held_back, kept_for_owner, select_base
 from dledger.store.api import EntryDamaged
 from dledger.store.format.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
 
 _log = get_logger("log")
 
-_CHUNK_OVERHEAD = 128  # of the entry that carries a chunk: more than its header, stamp and tag
+_CHUNK_OVERHEAD = 128  # size of the entry around a chunk: more than its header, stamp and tag
 _NEVER = 1 << 62
-_PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted: appends of users go first
+_PENDING_BYTES = 1 << 20  # chunks wait while this much of the log is uncommitted: user appends go first
 
 
 class Retainer:
-    def __init__(self, replica: ReplicaParts, policy: RetentionPolicy) -> None:
+    def __init__(self, replica: ReplicaParts, policy: RetentionLimits) -> None:
         self._replica = replica
         self.policy = policy
-        self.asked_before = -1  # an operator wants entries below this index to go
-        #: The position from which on the program around the node still reads the log.
+        self.requested_before = -1  # an operator requested to purge entries below this index
+        #: First log position that the owner of the node still reads.
         self.needed_from: Callable[[], int] = lambda: _NEVER
-        #: On the leader: the log would begin at this position if that program needed nothing before it.
+        #: On the leader: the position at which the log would start if the owner needed nothing before it.
         self.wanted_pos = -1
         self._writer: ImageWriter | None = None
-        self.waits_for_room = False  # the next chunk of an image has no space reserved
+        self.waits_for_room = False  # the next chunk of an image has no reserved space
         self._purge_pending = False
         self._next_check_ms = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
 
     def stop(self) -> None:
-        """Leadership is over: a half-written image is nobody's, and is never completed."""
+        """Abandon an unfinished image after losing leadership."""
         self._writer = None
         self._purge_pending = False
         self.waits_for_room = False
@@ -48,46 +49,61 @@ class Retainer:
 
     @property
     def is_writing(self) -> bool:
-        """An image is under way, on the leader."""
+        """An image is in progress on this leader."""
         return self._writer is not None
 
     @property
     def next_check_ms(self) -> int:
-        """When the leader looks next for entries that may go; far away if nothing lets any go."""
+        """Time of the leader's next retention check; far in the future if no limit is set."""
         leadership = self._replica.core.leadership
-        if leadership is None or not (self.policy.is_on or self.asked_before >= 0):
+        if leadership is None or not (self.policy.is_on or self.requested_before >= 0):
             return _NEVER
         return self._next_check_ms if leadership.noop_is_committed else _NEVER
 
-    def ask(self, before_index: int | None, age_ms: int, now_ms: int) -> int:
-        """An operator wants entries gone. Returns the index before which they may go."""
+    def request_purge(self, before_index: int | None, age_ms: int, now_ms: int) -> int:
+        """Let an operator purge entries. Returns the index before which entries may be purged.
+
+        Raises Refused if no index was given while purging by age is paused.
+        """
         if before_index is None:
             replica = self._replica
-            youngest = replica.admission.state.clock.read(now_ms, replica.wall_ms()) - age_ms
-            old = [b.base.index for b in self._borders() if 0 <= b.stamp_ms <= youngest]
+            self._refuse_pause(now_ms)
+            wall_ms = replica.wall_ms()
+            time_ms = replica.admission.state.clock.read(now_ms, wall_ms)
+            old = [b.base.index for b in self._borders() if b.is_older(age_ms, time_ms, wall_ms)]
             before_index = max(old, default=-1) + 1
-        # Not what is yet to come: the images themselves would for ever be among it.
+        # Exclude future entries: the images themselves would always be among them.
         before_index = min(before_index, self._replica.core.committed_index + 1)
-        self.asked_before = max(self.asked_before, before_index)
+        self.requested_before = max(self.requested_before, before_index)
         self._next_check_ms = 0
         return before_index
+
+    def _refuse_pause(self, now_ms: int) -> None:
+        keeper = self._replica.clock_keeper
+        if keeper.age_purge_step_ms:
+            left_s, step_s = keeper.pause_left_ms(now_ms) // 1000, keeper.age_purge_step_ms // 1000
+            raise Refused(
+                f"purging by age is paused for {left_s} s: cluster time stepped by {step_s} s, so "
+                "entries may appear older than they are. To purge now, specify an index",
+                code=Code.AGE_PURGE_PAUSED,
+            )
 
     def tick(self, now_ms: int) -> None:
         if not self._replica.core.leadership or not self._replica.core.leadership.noop_is_committed:
             return
         self._write_image(now_ms)
-        if now_ms >= self._next_check_ms and (self.policy.is_on or self.asked_before >= 0):
+        if now_ms >= self._next_check_ms and (self.policy.is_on or self.requested_before >= 0):
             self._next_check_ms = now_ms + self.policy.check_ms
             self._check(now_ms)
 
     def provide(self, image_index: int, state: Sequence[bytes]) -> None:
-        """The state machine's state as of image_index."""
+        """Set the saved state machine as of image_index."""
         writer = self._writer
         if writer is not None and writer.image_index == image_index and writer.chunks is None:
             writer.provide(state)
 
     def marked(self, mark: Internal) -> None:
-        """A mark is committed."""
+        """Process a committed mark."""
         if isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
             self._writer = None
             self._next_check_ms = 0
@@ -95,12 +111,14 @@ class Retainer:
             self._purge_pending = False
 
     def is_border(self, base: Base) -> bool:
-        """Whether the log can begin behind `base`, which a committed PURGE names. It is believed if damage
-        around there leaves nothing to prove it by."""
+        """Return True if the log can start after `base` of a committed PURGE.
+
+        If the log has damage, the border may be unreadable. Then the PURGE is trusted.
+        """
         store = self._replica.store
         if base.pos % store.data_file_size == 0 and (base in store.borders() or store.damages):
             return True
-        _log.error("a PURGE entry is set aside: the log cannot begin there", base=base)
+        _log.error("a PURGE entry is set aside: the log cannot start there", base=base)
         return False
 
     def _write_image(self, now_ms: int) -> None:
@@ -123,31 +141,52 @@ class Retainer:
         time_ms = replica.admission.state.clock.read(now_ms, replica.wall_ms())
         end_pos = replica.log_tail.pos
         store = replica.store
-        wanted = wanted_base(
-            self.policy, borders, store.base.pos, end_pos, time_ms, self.asked_before, store.free_bytes()
+        target = select_base(
+            self.policy,
+            borders,
+            store.base.pos,
+            end_pos,
+            time_ms,
+            self.requested_before,
+            store.free_bytes(),
+            wall_ms=replica.wall_ms(),
+            age_counts=not replica.clock_keeper.age_purge_step_ms,
         )
-        self.wanted_pos = -1 if wanted is None else wanted.pos
-        if wanted is not None:
-            wanted = kept_for_owner(borders, wanted, self.needed_from())
-        if wanted is not None:
-            wanted = held_back(borders, wanted, self.follower_ends(), end_pos, self.policy.hold_bytes)
-        if wanted is None:
+        self.wanted_pos = -1 if target is None else target.pos
+        if target is not None:
+            target = kept_for_owner(borders, target, self.needed_from())
+        if target is not None:
+            target = held_back(borders, target, self.follower_ends(), end_pos, self.policy.hold_bytes)
+        if target is None:
             return
         image = replica.admission.state.image
         newest = image.index
-        below = [b.base for b in borders if b.base.index <= wanted.index and b.base.index < newest]
-        # The borders are those of our own disk, on which a purge may have been put off.
-        if below and below[-1].index > replica.admission.state.purge.index:
+        below = [b.base for b in borders if b.base.index <= target.index and b.base.index < newest]
+        # Borders come from the local disk, on which a purge may have been delayed.
+        purge = Purge(below[-1]) if below else None
+        if purge and purge.base.index > replica.admission.state.purge.index and self._can_store(purge):
             self._purge_pending = True
-            self._append(Purge(below[-1]), now_ms)
-        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too.
+            self._append(purge, now_ms)
+        # Without this, an image larger than max_bytes would trigger the next one forever, even on an idle
+        # cluster.
         has_grown = end_pos - image.begin_pos >= 2 * image.byte_size
-        if wanted.index >= newest and (has_grown or wanted.index < self.asked_before):
+        is_due = target.index >= newest and (has_grown or target.index < self.requested_before)
+        if is_due and self._can_store(ImageBegin()):
             self._begin_image(now_ms)
+
+    def _can_store(self, value: Internal) -> bool:
+        """Return True if the disk has room for an entry, including most of the reserve.
+
+        If an image has used up the reserve, the next check tries again.
+        """
+        replica = self._replica
+        batch = replica.admission.measure_internal(value, replica.core.term)
+        has_room = replica.admission.has_room_for(batch)
+        return has_room or replica.store.could_take(batch.end_pos, batch.last_index)
 
     def _begin_image(self, now_ms: int) -> None:
         replica = self._replica
-        # The table to the end of the log, which is committed when the begin mark is.
+        # The table at the end of the log, which is committed once the start mark is.
         sessions = replica.admission.sessions.encode_all()
         index = self._append(ImageBegin(), now_ms)
         room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
@@ -155,12 +194,12 @@ class Retainer:
         replica.shell.save_state(index)
 
     def _append(self, value: Internal, now_ms: int) -> int:
-        """An entry of the log's own. Returns its index."""
+        """Append an internal entry and return its index."""
         replica = self._replica
         return replica.admission.append_internal(value, replica.core.term, now_ms, replica.wall_ms())
 
     def follower_ends(self) -> list[tuple[int, int]]:
-        """(index, position) up to which each follower has stored the log."""
+        """(index, position) of each follower's stored end."""
         leadership = self._replica.core.leadership
         ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
         return [(index, self._replica.pos_after(index)) for index in ends]
@@ -171,7 +210,11 @@ class Retainer:
         for base in store.borders():
             if base.index > self._replica.core.committed_index:
                 break
-            borders.append(Border(base, self._stamp_after(base)))
+            try:
+                written_ms = store.written_ms(base)
+            except OSError:
+                break  # keep entries of unknown age
+            borders.append(Border(base, self._stamp_after(base), written_ms))
         return borders
 
     def _stamp_after(self, base: Base) -> int:
@@ -185,5 +228,5 @@ class Retainer:
             except EntryDamaged as error:
                 self._replica.suspects.append(error.index)
             except ReadFailed:
-                pass  # the disk thread has purged it meanwhile
+                pass  # purged by the disk thread meanwhile
         return self._stamps.get(base.index, -1)

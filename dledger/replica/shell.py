@@ -1,7 +1,7 @@
-"""What a replica asks of the world around it. Two shells exist: the asyncio node and the simulator.
+"""Interface of a replica to its environment. Two shells exist: the asyncio node and the simulator.
 
-A shell never calls back into the replica from inside one of these methods; it queues, and calls later. That
-keeps every step of a replica whole.
+A shell never calls the replica from inside one of these methods. It queues the call for later, which keeps
+every step of a replica atomic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dledger.store.format.batch import Batch
 
 @dataclass(slots=True)
 class AppendOutcome:
-    """A committed append. index, term, pos are those of the first body's entry; -1 when forgotten."""
+    """A committed append. `index`, `term` and `pos` describe the entry of the first body; they are -1 if they
+    are no longer known."""
 
     index: int
     count: int
@@ -28,36 +29,38 @@ class AppendOutcome:
     duplicate: bool = False
 
 
-class AppendToken(Protocol):
-    """Stands for one append until it is answered, once. The replica only hands it back."""
+class AppendHandle(Protocol):
+    """Identifies one append until it is answered, exactly once. The replica passes it through unchanged."""
 
     def answer(self, outcome: AppendOutcome | DLedgerError) -> None: ...
 
 
 @dataclass(slots=True)
 class WriteJob:
-    """Disk: append these batches, make them durable (SYNC_FLUSH), write their index records; then report
-    `replica.stored(generation, last_index, term)`. A shell may make several queued jobs durable at once."""
+    """On the disk thread, append these batches, make them durable (SYNC_FLUSH) and write their index records.
+    Then report `replica.stored(generation, last_index, term)`. A shell may sync several queued jobs together.
+    """
 
     generation: int
     batches: Sequence[Batch]
-    is_late: bool = False  # a majority had them before: this follower is behind
+    is_late: bool = False  # committed already: this follower is behind
 
 
 @dataclass(slots=True)
 class TruncateJob:
-    """Disk: store.truncate_after(last_index, tail), then store.sync(), so that what is left is durable even
-    though completions of earlier writes are void now; then `replica.stored(generation, last_index, term)`."""
+    """On the disk thread, call store.truncate_after(last_index, tail), then store.sync(), because completions
+    of earlier writes are now ignored. Then report `replica.stored(generation, last_index, term)`.
+    """
 
     generation: int
     last_index: int
-    term: int  # of the entry at last_index
-    tail: Tail | None = None  # the same entry's end, should it be damaged on the disk
+    term: int  # term of the entry at last_index
+    tail: Tail | None = None  # end of that entry, in case it is damaged on disk
 
 
 @dataclass(slots=True)
 class HardStateJob:
-    """Disk: store.save_hard_state; then report `replica.hard_state_saved(number)`."""
+    """Disk: store.save_hard_state, then report `replica.hard_state_saved(number)`."""
 
     number: int
     hard_state: HardState
@@ -65,7 +68,8 @@ class HardStateJob:
 
 @dataclass(slots=True)
 class ResetJob:
-    """Disk: store.reset_to(base); then report `replica.stored(generation, base.index, base.term)`."""
+    """On the disk thread, call store.reset_to(base), then report `replica.stored(generation, base.index,
+    base.term)`."""
 
     generation: int
     base: Base
@@ -73,7 +77,8 @@ class ResetJob:
 
 @dataclass(slots=True)
 class PurgeJob:
-    """Disk: store.purge_to(base). No completion is reported; the core has forgotten the entries already."""
+    """On the disk thread, call store.purge_to(base). This is not reported, because the core has already
+    dropped the entries."""
 
     base: Base
 
@@ -83,14 +88,14 @@ DiskJob = WriteJob | TruncateJob | HardStateJob | ResetJob | PurgeJob
 
 @dataclass(slots=True)
 class RoleNotice:
-    """Role, term or known leader of this node changed. `cause` as in core.effects.RoleChanged."""
+    """The role, the term or the known leader of this node changed. `cause` as in core.effects.RoleChanged."""
 
     role: Role
     term: int
     role_epoch: int
     leader_id: str | None
     cause: str
-    barrier_index: int = -1  # LEADER: index of the no-op of this leadership, which is appended at once
+    barrier_index: int = -1  # LEADER: index of the no-op of this leadership, appended next
     detail: str = ""
 
 
@@ -98,48 +103,60 @@ class Shell(Protocol):
     """Outputs of a replica."""
 
     def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
-        """Send to a peer; lost or late is allowed. Push messages (COMPARE, TRUNCATE, APPEND with its
-        payload of whole batches, COMMIT, GOODBYE) go on the push stream named by their stream_id, in order,
-        or nowhere if that stream is gone; a PushResponse goes back on the stream that it answers."""
+        """Send to a peer; loss and delay are allowed.
+
+        Push messages (COMPARE, TRUNCATE, APPEND with a payload of whole batches, COMMIT, GOODBYE) go to the
+        push stream named by their stream_id, in order, or are dropped if that stream has ended. A
+        PushResponse goes back on the stream that it answers.
+        """
 
     def fsync_began_ms(self) -> int | None:
-        """When the fsync under way on the disk thread began, on the clock of `now_ms`; None if none is."""
+        """Start of the fsync running on the disk thread, on the clock of `now_ms`; None
+        if none is running.
+        """
 
     def submit(self, job: DiskJob) -> None:
-        """Queue for the one disk thread, first in first out."""
+        """Queue a job for the single disk thread, first in first out."""
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
-        """Read whole batches from the store off the loop, then `replica.push_loaded(...)`."""
+        """Read whole batches from the store off the loop, then call `replica.push_loaded(...)`."""
 
     def rebuild(self, job: RebuildJob) -> None:
-        """Run the job off the loop, then `replica.log_read(job.number, outcome)`."""
+        """Run the job off the loop, then call `replica.log_read(job.number, outcome)`."""
 
     def rebuilt(self) -> None:
-        """Sessions and images are known from now on, as far as the log tells of them."""
+        """Handle the end of the rebuild: all sessions and images that the log contains are known."""
 
     def save_state(self, image_index: int) -> None:
-        """Let the state machine save its state as of image_index (all entries before it applied, none after),
-        then `replica.state_saved(image_index, chunks)`; without a state machine at once, with no chunks."""
+        """Save the state machine as of image_index: all entries before it applied, none after. Then call
+        `replica.state_saved(image_index, chunks)`; if there is no state machine, call it immediately with no
+        chunks.
+        """
 
-    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None: ...
+    def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None: ...
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None: ...
 
     def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None: ...
 
     def role_changed(self, notice: RoleNotice) -> None:
-        """Becoming LEADER: open a push stream to every other member, and keep one open (with a new,
-        higher stream_id each time) until the next notice; otherwise close them all after what was sent."""
+        """React to a change of role.
+
+        A new LEADER opens a push stream to every other member and keeps one open (with a new, higher
+        stream_id each time) until the next notice. For any other role, close all streams after the queued
+        messages.
+        """
 
     def committed(self, committed_index: int) -> None:
-        """committed_index grew: wake readers."""
+        """committed_index increased: wake readers."""
 
     def commit_moved(self) -> None:
-        """Leader: call `replica.announce_commit` within milliseconds, unless this is called again before: a
-        push that goes meanwhile says as much, and costs no message of its own."""
+        """On the leader, call `replica.announce_commit` within milliseconds, unless this method is called
+        again before. A push in the meantime contains the commit index, so that no separate message is needed.
+        """
 
     def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
-        """The message of the peer changed nothing: tell it and the operator why."""
+        """Report the error to the peer and to the operator, because the replica ignored a message."""
 
     def fatal(self, error: DLedgerError) -> None:
-        """Stop the process: a safety rule would have been broken, or the disk cannot be believed."""
+        """Stop the process because of a safety violation or an unreliable disk."""

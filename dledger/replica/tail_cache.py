@@ -1,4 +1,4 @@
-"""The newest batches of a log in memory, so that pushing them does not read the disk."""
+"""Keeps the newest batches of a log in memory, so that a push does not have to read them from disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIM_BYTES = 1 << 20
 
 
 class TailCache:
-    """Consecutive batches up to the end of the log. What is not durable yet is never evicted."""
+    """Consecutive batches up to the end of the log. Batches that are not durable are never evicted."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,7 +38,7 @@ class TailCache:
         self._bytes += batch.size
 
     def evict(self, durable_index: int) -> None:
-        """Let go of the oldest durable batches until the cache is within its limit."""
+        """Evict the oldest durable batches until the cache is within its limit."""
         while self._bytes > self._max_bytes and self._start < len(self._batches):
             oldest = self._batches[self._start]
             if oldest.last_index > durable_index:
@@ -47,12 +47,12 @@ class TailCache:
             self._evicted_bytes += oldest.size
             self._start += 1
         if self._start >= _TRIM_BATCHES or self._evicted_bytes >= _TRIM_BYTES:
-            # Moving the lists costs their length, so it is done for many batches at once.
+            # Trimming the lists costs their length, so it happens once for many batches.
             del self._batches[: self._start], self._lasts[: self._start]
             self._start = self._evicted_bytes = 0
 
     def clear(self) -> None:
-        """The log was replaced."""
+        """Drop all batches after the log was replaced."""
         self._batches.clear()
         self._lasts.clear()
         self._start = self._bytes = self._evicted_bytes = 0
@@ -61,16 +61,16 @@ class TailCache:
     def truncate_after(self, last_index: int) -> None:
         keep = bisect_right(self._lasts, last_index)
         self._bytes -= sum(batch.size for batch in self._batches[max(keep, self._start) :])
-        if keep < self._start:  # also evicted ones are cut: they are in the lists until the next trimming
+        if keep < self._start:  # evicted batches are in the lists until the next trim, so cut them, too
             self._evicted_bytes -= sum(batch.size for batch in self._batches[keep : self._start])
             self._start = keep
         del self._batches[keep:], self._lasts[keep:]
         self._joined = (-1, -1, b"")
 
     def tail_at(self, index: int) -> Tail | None:
-        """The end of the log as if `index` were its last entry; None if not cached.
+        """Return the end of the log as if `index` were its last entry, or None if that entry is not cached.
 
-        Mostly `index` ends a batch. A probe for a follower whose log is shorter can fall inside one, which
+        Usually `index` ends a batch. A probe for a follower with a shorter log can fall inside a batch that
         the store may not have yet.
         """
         position = bisect_left(self._lasts, index, self._start)
@@ -86,8 +86,11 @@ class TailCache:
         return Tail(index, header.term, header.pos + header.size, header.chain_crc)
 
     def batches(self, first_index: int, last_index: int, max_bytes: int) -> list[Batch]:
-        """Whole batches from first_index on: at least one, then up to max_bytes and not past last_index.
-        None of them if first_index does not begin a cached batch."""
+        """Return whole batches starting at first_index: at least one, up to max_bytes in total, and none
+        after last_index.
+
+        Returns an empty list if no cached batch starts at first_index.
+        """
         position = bisect_left(self._lasts, first_index, self._start)
         if position >= len(self._batches) or self._batches[position].first_index != first_index:
             return []
@@ -101,13 +104,13 @@ class TailCache:
         return self._batches[position:taken]
 
     def read(self, first_index: int, last_index: int, max_bytes: int) -> tuple[int, bytes] | None:
-        """`batches` as (last index, bytes); None instead of none."""
+        """Return the result of `batches` as (last index, bytes), or None if there are none."""
         batches = self.batches(first_index, last_index, max_bytes)
         if not batches:
             return None
         last = batches[-1].last_index
         if self._joined[:2] != (first_index, last):
-            # Every follower is sent the same bytes: join them once.
+            # Every follower receives the same bytes: join them once.
             data = bytes(batches[0].data) if len(batches) == 1 else b"".join([b.data for b in batches])
             self._joined = (first_index, last, data)
         return last, self._joined[2]

@@ -1,4 +1,4 @@
-"""AdminService: the status of a node, and what its operator asks of it."""
+"""AdminService: the status of a node, and the operations of its operator."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.infra.transport.handlers import malformed
+from dledger.infra.transport.host import GrpcMethod
+from dledger.infra.transport.peer_names import AdminNames
 from dledger.rpc.convert_admin import backup_head_to_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
-from dledger.rpc.peer_names import AdminNames
 from dledger.rpc.ports import AdminPort
-from dledger.rpc.transport.handlers import malformed
-from dledger.rpc.transport.host import GrpcMethod
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
@@ -26,7 +26,7 @@ ADMIN_SERVICE = "dledger.v1.AdminService"
 def status_service(
     group: str, node_status: Callable[[], NodeStatus]
 ) -> Mapping[str, Mapping[str, GrpcMethod]]:
-    """Of a node that says how it is, and has no log of this project to ask for more: for GrpcHost."""
+    """Return a status service, to be passed to GrpcHost, for a node that has no log of this project."""
 
     async def get_status(request: pb.GetStatusRequest | None, context: _Context) -> pb.GetStatusResponse:
         try:
@@ -41,11 +41,11 @@ def status_service(
 
 
 class AdminService:
-    """What an operator asks of one node. Anybody may ask how it is; the rest is for `names`."""
+    """Operations on one node. The status is public; the rest is restricted to `names`."""
 
     def __init__(self, port: AdminPort, names: AdminNames | None = None) -> None:
         self._port = port
-        self._names = names  # None: nobody shows a certificate
+        self._names = names  # None: clients do not present certificates
 
     async def get_status(
         self, request: pb.GetStatusRequest | None, context: _Context
@@ -83,7 +83,7 @@ class AdminService:
             self._admit(context)
             self._check_group(request.group)
             if request.before_index < 0 and request.before_age_ms <= 0:
-                raise InvalidRequest("neither an index nor an age to purge before")
+                raise InvalidRequest("a purge request needs an index or an age")
             before = await self._port.purge(request.before_index, request.before_age_ms)
         except DLedgerError as error:
             return pb.PurgeResponse(status=status_of(error))
@@ -110,7 +110,7 @@ class AdminService:
             self._check_group(request.group)
             async with aclosing(self._port.backup()) as parts:
                 async for part in parts:
-                    # Awaiting the write is the flow control: a slow receiver holds up nothing but itself.
+                    # Awaiting the write is the flow control: a slow receiver only delays itself.
                     if isinstance(part, bytes):
                         await context.write(pb.BackupResponse(frames=part))
                     else:
@@ -123,6 +123,8 @@ class AdminService:
 
 
 def _check_group(group: str, served: str) -> None:
-    # An operator who asks a node who it is need not know its group yet.
+    # Operators may query a node's status before they know its group.
     if group and group != served:
-        raise InvalidRequest(f"group {group!r}; this node serves {served!r}", code=Code.UNKNOWN_GROUP)
+        raise InvalidRequest(
+            f"the request is for group {group!r}; this node serves {served!r}", code=Code.UNKNOWN_GROUP
+        )

@@ -1,14 +1,16 @@
-"""LogService.Append and AppendStream: requests in, validated; answers out, in order of completion.
+"""LogService.Append and AppendStream. Requests are validated and passed to the node; responses are sent in
+order of completion.
 
-The stream is the hot path: one loop reads, one task writes, and an append in between is a slotted object,
+The stream is the hot path: one loop reads, one task writes, and each append in progress is a slotted object,
 not a task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -16,28 +18,30 @@ import grpc.aio
 
 from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Overloaded
+from dledger.infra.loops.turns import LARGE_BYTES, large_turns
+from dledger.infra.quotas import Quota, client_of, peer_host
+from dledger.infra.transport.field_count import has_too_many_fields
+from dledger.infra.transport.first_messages import FirstMessages
+from dledger.infra.transport.handlers import malformed, parser
+from dledger.infra.transport.outbox import Outbox
 from dledger.rpc.convert_log import AppendResult, append_response
-from dledger.rpc.ports import LogPort, ServiceLimits
+from dledger.rpc.ports import AppendToken, LogPort, ServiceLimits
 from dledger.rpc.request_wire import request_head
-from dledger.rpc.transport.call_limit import FirstMessages
-from dledger.rpc.transport.field_count import has_too_many_fields
-from dledger.rpc.transport.handlers import malformed, parser
-from dledger.rpc.transport.outbox import Outbox
-from dledger.shares import SharedPlaces, client_of, peer_host
-from dledger.turns import LARGE_BYTES, large_turns
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_parse = parser(pb.AppendRequest, most_fields=None, most_bytes=None)
+_parse = parser(pb.AppendRequest, max_fields=None, max_bytes=None)
 
-#: Beside the bodies: group, number, session with its fields, time-out, and what newer clients add.
+#: Maximum number of fields besides the bodies: group, number, session with its fields, timeout, and fields
+#: that newer clients add.
 _OTHER_FIELDS = 16
 
 
 def append_request_of(data: bytes, max_entries: int) -> pb.AppendRequest | None:
-    """None for what is no request. One with too many bodies comes with just one too many, so that it is
-    refused with its number: two million empty ones would take 0.3 s to parse."""
+    """Parse a request, or return None if it is invalid. If a request has too many bodies, they are not parsed
+    but replaced with empty bodies, one more than the limit, so that it is refused with the proper code: two
+    million empty bodies would take 0.3 s to parse."""
     if not has_too_many_fields(pb.AppendRequest, data, max_entries + _OTHER_FIELDS):
         return _parse(data)
     request = _parse(request_head(data) or b"")
@@ -47,52 +51,57 @@ def append_request_of(data: bytes, max_entries: int) -> pb.AppendRequest | None:
 
 
 def small_append_of(data: bytes) -> pb.AppendRequest | bytes | None:
-    """As gRPC gives it to the service: what is large is read only when its turn of the event loop comes."""
+    """Deserialize a request. A large request is returned as bytes, to be parsed in a later turn of the event
+    loop."""
     return data if len(data) >= LARGE_BYTES else _parse(data)
 
 
-async def _read(given: Any, max_entries: int, caller: Hashable) -> Any:
-    """What `small_append_of` gave, or the end of a stream; large requests take turns, one of each caller."""
-    if not isinstance(given, bytes):
-        return given
-    await large_turns().turn(caller)
-    return append_request_of(given, max_entries)
+async def _read(received: Any, max_entries: int, context: _Context) -> Any:
+    """Return the request of `small_append_of`, or the end of a stream. Addresses take turns with
+    large requests."""
+    if not isinstance(received, bytes):
+        return received
+    await large_turns().turn(client_of(peer_host(context.peer())))
+    return append_request_of(received, max_entries)
 
 
 class AppendService:
-    """The appending half of LogService."""
+    """The append part of LogService."""
 
-    def __init__(self, port: LogPort) -> None:
+    def __init__(self, port: LogPort, first_messages: FirstMessages | None = None) -> None:
         self._port = port
         self._streams: set[_AppendStream] = set()
-        self._places = SharedPlaces(
+        self._stream_quota = Quota(
             port.limits.max_append_streams,
             "append streams are open",
             "close some, or raise limits.max_append_streams",
         )
-        self._calls: set[_Call] = set()
-        self._first_messages = FirstMessages(port.limit_hit)
+        self._pending_quota = Quota(
+            port.limits.max_pending_bytes, "bytes are waiting for a commit", "try again later"
+        )
+        self._calls: set[_UnaryAppend] = set()
+        self._first_messages = first_messages or FirstMessages()
 
     @property
     def open_streams(self) -> int:
         return len(self._streams)
 
     def stop(self) -> None:
-        """Answer everything that waits: the node stops, and cannot say what becomes of it."""
+        """Complete all pending appends with Indeterminate, because the node is stopping."""
         error = Indeterminate("the node is stopping", code=Code.INTERNAL_ERROR)
         for call in list(self._calls):
             call.answer(error)
         for stream in list(self._streams):
             stream.stop(error)
 
-    async def append(self, given: pb.AppendRequest | bytes | None, context: _Context) -> pb.AppendResponse:
-        request = await _read(given, self._port.limits.max_batch_entries, context.peer())
+    async def append(self, received: pb.AppendRequest | bytes | None, context: _Context) -> pb.AppendResponse:
+        request = await _read(received, self._port.limits.max_batch_entries, context)
         if request is None:
             return append_response(0, malformed())
-        call = _Call(self._port)
+        call = _UnaryAppend(self._port)
         self._calls.add(call)
         try:
-            submit(self._port, call, request)
+            self._submit(call, request, client_of(peer_host(context.peer())))
             outcome = await call.future
         finally:
             self._calls.discard(call)
@@ -100,12 +109,12 @@ class AppendService:
 
     async def append_stream(self, _: object, context: _Context) -> None:
         client = client_of(peer_host(context.peer()))
-        if (refusal := self._places.refusal(client)) is not None:
+        if (refusal := self._stream_quota.refusal(client)) is not None:
             self._port.limit_hit("max_append_streams")
             await self._refuse_stream(context, Overloaded(refusal, code=Code.TOO_MANY_CONNECTIONS))
             return
-        with self._places.taking(client):
-            stream = _AppendStream(self._port)
+        with self._stream_quota.holding(client):
+            stream = _AppendStream(self._port, partial(self._submit, client=client))
             self._streams.add(stream)
             writer = asyncio.ensure_future(stream.outbox.run(context.write))
             try:
@@ -116,44 +125,51 @@ class AppendService:
                 stream.closed = True
                 writer.cancel()
 
+    def _submit(self, token: AppendToken, request: pb.AppendRequest, client: str) -> None:
+        """Validate a request and pass it to the node. A request that is invalid or exceeds the share of its
+        address is refused immediately.
+        """
+        bodies, port, limits = list(request.bodies), self._port, self._port.limits
+        if (error := check_append(request, bodies, port.group, limits)) is not None:
+            token.answer(error)
+            return
+        # Small ones also count for `max_pending_appends`.
+        size = max(_size_of(bodies), limits.max_pending_bytes // limits.max_pending_appends)
+        if (refusal := self._pending_quota.refusal(client, size)) is not None:
+            port.limit_hit("max_pending_bytes")
+            token.answer(Overloaded(refusal, code=Code.LEADER_PENDING_FULL))
+            return
+        self._pending_quota.acquire(client, size)
+        session = None
+        if request.HasField("session"):
+            session = (request.session.session_id, request.session.seq)
+        timeout_ms = min(request.timeout_ms or limits.append_timeout_ms, limits.max_append_timeout_ms)
+        pending = _PendingAppend(token, self._pending_quota, client, size)
+        port.append(pending, bodies, session, request.open_session, timeout_ms)
+
     async def _refuse_stream(self, context: _Context, error: Overloaded) -> None:
-        """The first request is answered, so that the client sees a number; the stream's end answers the rest.
-        If none comes in time, the number comes without one."""
+        """Respond to the first request, so that the client receives the error code, and end the stream. If no
+        request arrives in time, the response has no request number."""
         request_id = 0
         with suppress(Overloaded):
-            given = await self._first_messages.read(context)
-            request = await _read(given, self._port.limits.max_batch_entries, self)
+            received = await self._first_messages.read(context)
+            request = await _read(received, self._port.limits.max_batch_entries, context)
             request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
         await context.write(append_response(request_id, error))
-
-
-def submit(port: LogPort, token: _Call | _Pending, request: pb.AppendRequest) -> None:
-    """Check a request and hand it to the node; what is wrong with it is answered at once."""
-    limits = port.limits
-    bodies = list(request.bodies)
-    error = check_append(request, bodies, port.group, limits)
-    if error is not None:
-        token.answer(error)
-        return
-    session = None
-    if request.HasField("session"):
-        session = (request.session.session_id, request.session.seq)
-    timeout_ms = min(request.timeout_ms or limits.append_timeout_ms, limits.max_append_timeout_ms)
-    port.append(token, bodies, session, request.open_session, timeout_ms)
 
 
 def check_append(
     request: pb.AppendRequest, bodies: list[bytes], group: str, limits: ServiceLimits
 ) -> InvalidRequest | None:
-    """Why this can be no append here, or None."""
+    """Return why the request is not a valid append, or None."""
     if request.group != group:
         return InvalidRequest(f"group {request.group!r}; this node serves {group!r}", code=Code.UNKNOWN_GROUP)
     if request.open_session:
         if bodies or request.HasField("session"):
-            return InvalidRequest("open_session goes without bodies and without a session")
+            return InvalidRequest("open_session excludes bodies and a session")
         return None
     if not bodies:
-        return InvalidRequest("an append without bodies", code=Code.REQUEST_WITH_EMPTY_BODYS)
+        return InvalidRequest("an append needs at least one body", code=Code.REQUEST_WITH_EMPTY_BODYS)
     if len(bodies) > limits.max_batch_entries:
         return InvalidRequest(
             f"{len(bodies)} bodies; a batch holds at most {limits.max_batch_entries}",
@@ -164,7 +180,7 @@ def check_append(
         return InvalidRequest(
             f"a body of {largest} bytes; at most {limits.max_body_bytes}", code=Code.BODY_TOO_LARGE
         )
-    size = sum(map(len, bodies)) + ENTRY_HEADER_SIZE * len(bodies)
+    size = _size_of(bodies)
     if size > limits.max_batch_bytes:
         return InvalidRequest(
             f"a batch of {size} bytes with headers; at most {limits.max_batch_bytes}",
@@ -177,7 +193,24 @@ def check_append(
     return None
 
 
-class _Call:
+def _size_of(bodies: list[bytes]) -> int:
+    return sum(map(len, bodies)) + ENTRY_HEADER_SIZE * len(bodies)
+
+
+class _PendingAppend:
+    """An append that the node has accepted. Its bytes count as pending until it is answered."""
+
+    __slots__ = ("_client", "_quota", "_size", "_token")
+
+    def __init__(self, token: AppendToken, quota: Quota, client: str, size: int) -> None:
+        self._token, self._quota, self._client, self._size = token, quota, client, size
+
+    def answer(self, outcome: AppendResult | DLedgerError) -> None:
+        self._quota.release(self._client, self._size)
+        self._token.answer(outcome)
+
+
+class _UnaryAppend:
     """One unary append."""
 
     __slots__ = ("_port", "_started", "future")
@@ -188,14 +221,14 @@ class _Call:
         self.future: asyncio.Future[AppendResult | DLedgerError] = asyncio.get_running_loop().create_future()
 
     def answer(self, outcome: AppendResult | DLedgerError) -> None:
-        if self.future.done():  # the caller went away, or the node stops
+        if self.future.done():  # the caller is gone, or the node is stopping
             return
         if not isinstance(outcome, DLedgerError):
             self._port.observe_append(perf_counter() - self._started)
         self.future.set_result(outcome)
 
 
-class _Pending:
+class _StreamedAppend:
     """One append of a stream."""
 
     __slots__ = ("request_id", "started", "stream")
@@ -212,21 +245,23 @@ class _Pending:
 class _AppendStream:
     """One client's stream of appends."""
 
-    def __init__(self, port: LogPort) -> None:
+    def __init__(self, port: LogPort, submit: Callable[[AppendToken, pb.AppendRequest], None]) -> None:
         self._port = port
-        self._unanswered: set[_Pending] = set()
-        self._ended = False  # the client sends no more
+        self._submit = submit
+        self._unanswered: set[_StreamedAppend] = set()
+        self._ended = False  # the client has finished sending
         self.outbox: Outbox[pb.AppendResponse] = Outbox()
         self.closed = False
 
     async def read_all(self, context: _Context) -> None:
         """Read until the client ends the stream or the node stops; then let the writer finish."""
-        port, limits, unanswered = self._port, self._port.limits, self._unanswered
-        most = limits.max_unanswered_per_stream
+        limits, unanswered = self._port.limits, self._unanswered
+        limit = limits.max_unanswered_per_stream
         while not self._ended:
-            request = None  # or a stream that is idle kept its last one
-            # The next one is read when this one has had its turn: a stream has one that waits.
-            request = await _read(await context.read(), limits.max_batch_entries, self)
+            request = None  # otherwise an idle stream would keep its last request
+            # The next request is read after the turn of this one, so that each stream has at most one waiting
+            # request.
+            request = await _read(await context.read(), limits.max_batch_entries, context)
             if request is grpc.aio.EOF:
                 self._end()
                 return
@@ -234,18 +269,18 @@ class _AppendStream:
                 self.outbox.put(append_response(0, malformed()))
                 self._end()
                 return
-            pending = _Pending(self, request.request_id)
-            if self._ended or len(unanswered) + len(self.outbox) >= most:
-                self._refuse(pending, most)
-                # Answers the client does not fetch pile up here: nothing more is read until it does.
-                if len(self.outbox) >= 2 * most:
+            pending = _StreamedAppend(self, request.request_id)
+            if self._ended or len(unanswered) + len(self.outbox) >= limit:
+                self._refuse(pending, limit)
+                # Unread responses accumulate: stop reading until the client receives them.
+                if len(self.outbox) >= 2 * limit:
                     await self.outbox.drained()
                 continue
             unanswered.add(pending)
-            submit(port, pending, request)
+            self._submit(pending, request)
 
-    def answered(self, pending: _Pending, outcome: AppendResult | DLedgerError) -> None:
-        if pending not in self._unanswered:  # answered by `stop` before
+    def answered(self, pending: _StreamedAppend, outcome: AppendResult | DLedgerError) -> None:
+        if pending not in self._unanswered:  # already answered by `stop`
             return
         self._unanswered.discard(pending)
         if self.closed:
@@ -266,7 +301,7 @@ class _AppendStream:
         if not self._unanswered:
             self.outbox.finish()
 
-    def _refuse(self, pending: _Pending, most: int) -> None:
+    def _refuse(self, pending: _StreamedAppend, limit: int) -> None:
         self._port.limit_hit("max_unanswered_per_stream")
-        error = Overloaded(f"{most} appends of this stream are unanswered")
+        error = Overloaded(f"{limit} appends of this stream are unanswered")
         self.outbox.put(append_response(pending.request_id, error))

@@ -1,8 +1,8 @@
-"""An APPEND of a push stream as its bytes on the wire, without a detour through message objects.
+"""Encodes an APPEND of a push stream directly as bytes, without message objects.
 
-Protobuf would copy the frames into its own memory and from there into the message, and the same backwards on
-the other side; at hundreds of MB/s that is most of what a push costs. The layout is that of `PushRequest` in
-proto/dledger/v1/peer.proto.
+Protobuf would copy the frames into its own memory and from there into the message, and do the reverse at the
+receiver. At hundreds of MB/s these copies are most of the cost of a push. The layout is defined by
+`PushRequest` in proto/dledger/v1/peer.proto.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from dledger.core.messages import Append
-from dledger.rpc.transport.handlers import parser
-from dledger.rpc.transport.wire import BYTES, VARINT, read_varint, tag, varint
+from dledger.infra.transport.handlers import parser
+from dledger.infra.transport.wire import BYTES, VARINT, read_varint, tag, varint
 from dledger.v1 import peer_pb2 as pb
 
-_MAX_FIELDS = 8  # that come before the one in question
+_MAX_FIELDS = 8  # bytes before the field
 _APPEND_TAG = tag(pb.PushRequest, "append")
 _FRAMES_TAG = tag(pb.Append, "frames")
 
 
 def encode_append(message: Append, frames: bytes | memoryview) -> bytes:
-    """What PushRequest(..., append=Append(..., frames=frames)) is serialised to; `frames` is copied once."""
-    assert frames, "an Append travels with its frames"
+    """Serialize PushRequest(..., append=Append(..., frames=frames)), copying `frames` once."""
+    assert frames, "an Append needs its frames"
     outer = pb.PushRequest(
         term=message.term, stream_id=message.stream_id, committed_index=message.committed_index
     ).SerializeToString()
@@ -39,14 +39,14 @@ def encode_append(message: Append, frames: bytes | memoryview) -> bytes:
 
 
 class AppendEncoder:
-    """Every follower that has all before it is sent the same: it is put together once."""
+    """Encodes APPENDs, and reuses the last result for followers that receive the same message."""
 
     def __init__(self) -> None:
         self._last: tuple[Append, bytes | memoryview] | None = None
         self._wire = b""
 
     def encode(self, message: Append, frames: bytes | memoryview) -> bytes:
-        """See `encode_append`. The last one is kept, until there is another."""
+        """Like `encode_append`, with a cache of the last result."""
         last = self._last
         if last is None or last[1] is not frames or last[0] != message:
             self._wire = encode_append(message, frames)
@@ -55,25 +55,25 @@ class AppendEncoder:
 
 
 class ReceivedAppend(NamedTuple):
-    """An APPEND as it was received: all but its frames, and those where they are in its bytes."""
+    """A received APPEND: the message without its frames, and a view of the frames in the received bytes."""
 
     request: pb.PushRequest
     frames: memoryview
 
 
-#: Frames of fewer bytes are copied about as fast as they are found.
-_WORTH_FINDING = 4096
-_parse_whole = parser(pb.PushRequest, most_bytes=None)
+#: Smaller frames are copied in about the time it takes to locate them.
+_MIN_VIEW_BYTES = 4096
+_parse_whole = parser(pb.PushRequest, max_bytes=None)
 
 
 def parse_push(data: bytes) -> pb.PushRequest | ReceivedAppend | None:
-    """The deserialiser of the push stream. None: the bytes are no message."""
-    if len(data) < _WORTH_FINDING:
+    """Deserialize a message of the push stream. Returns None if the bytes are invalid."""
+    if len(data) < _MIN_VIEW_BYTES:
         return _parse_whole(data)
     append = _last_field(data, 0, _APPEND_TAG)
     frames = None if append is None else _last_field(data, append.begin, _FRAMES_TAG)
     if append is None or frames is None:
-        return _parse_whole(data)  # written by another hand: as good, and slower
+        return _parse_whole(data)  # written by another implementation: valid, but slower to parse
     try:
         request = pb.PushRequest.FromString(data[: append.at])
         request.append.MergeFromString(data[append.begin : frames.at])
@@ -84,32 +84,32 @@ def parse_push(data: bytes) -> pb.PushRequest | ReceivedAppend | None:
 
 
 class _Field(NamedTuple):
-    """Where its tag is, and where its content begins, which goes on to the end of the message."""
+    """The offset of a field's tag, and of its content, which extends to the end of the message."""
 
     at: int
     begin: int
 
 
-def _last_field(data: bytes, at: int, wanted: bytes) -> _Field | None:
-    """The field with the tag `wanted`, of bytes or of a message, if it comes last, and only numbers and short
-    fields before it. None: it is not where we write it."""
+def _last_field(data: bytes, offset: int, tag: bytes) -> _Field | None:
+    """Return the bytes or message field with the tag `tag` if it is last and only numbers and short fields
+    precede it. Returns None if the field is elsewhere; this project does not write such messages."""
     end = len(data)
     for _ in range(_MAX_FIELDS):
-        number, begin = read_varint(data, at)
+        number, begin = read_varint(data, offset)
         kind = number & 7
         value, after = read_varint(data, begin)
         if kind == BYTES:
             if after + value == end:
-                return _Field(at, after) if data[at:begin] == wanted else None
+                return _Field(offset, after) if data[offset:begin] == tag else None
             after += value
         elif kind != VARINT:
             return None
         if after >= end:
             return None
-        at = after
+        offset = after
     return None
 
 
 def serialize_push(request: pb.PushRequest | bytes) -> bytes:
-    """The serialiser of the push stream: an APPEND is put as its bytes, all else as a message."""
+    """Serialize a message of the push stream. An APPEND is already encoded."""
     return request if isinstance(request, bytes) else request.SerializeToString()

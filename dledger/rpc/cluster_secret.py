@@ -1,7 +1,7 @@
-"""What tells members from others where no certificate does: a secret that all nodes of a cluster are given.
+"""Authentication of members without certificates: a secret shared by all nodes of a cluster.
 
-It travels in the envelope of every question between nodes, so it is as safe from eavesdroppers as the network
-is. It keeps away those who can reach a port and cannot listen. It appears in no status, log, error or repr.
+It is part of the envelope of every request between nodes, so it is only as confidential as the network. It
+excludes clients that can reach a port but cannot eavesdrop. It appears in no status, log, error or repr.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class ClusterSecret:
-    """One secret, or two while it is changed: the first is sent, both are accepted."""
+    """One secret, or two during a rotation. Only the first is sent; both are accepted."""
 
     def __init__(self, accepted: Sequence[bytes]) -> None:
         assert accepted
@@ -21,18 +21,19 @@ class ClusterSecret:
     def sent(self) -> bytes:
         return self._accepted[0]
 
-    def accepts(self, given: bytes) -> bool:
-        """In a time that does not depend on how much of it is right."""
-        return sum(hmac.compare_digest(given, known) for known in self._accepted) > 0
+    def accepts(self, candidate: bytes) -> bool:
+        """Return True if `candidate` is accepted, in constant time."""
+        return sum(hmac.compare_digest(candidate, known) for known in self._accepted) > 0
 
     def proof_of(self, data: bytes) -> bytes:
-        """That who made `data` knows the secret, for whoever does, too: the secret does not travel."""
+        """Prove knowledge of the secret to another holder without transmitting it: a MAC of `data`."""
         return hmac.digest(self.sent, data, "sha256")
 
-    def accepts_proof(self, data: bytes, given: bytes) -> bool:
-        """Likewise of `data`, made with either secret."""
-        made = (hmac.digest(known, data, "sha256") for known in self._accepted)
-        return sum(hmac.compare_digest(given, one) for one in made) > 0
+    def accepts_proof(self, data: bytes, candidate: bytes) -> bool:
+        """Return True if `candidate` is a proof for `data` that was made with either secret. Takes constant
+        time."""
+        proofs = (hmac.digest(known, data, "sha256") for known in self._accepted)
+        return sum(hmac.compare_digest(candidate, expected) for expected in proofs) > 0
 
     def __repr__(self) -> str:
         return f"<ClusterSecret, {len(self._accepted)} accepted>"

@@ -1,4 +1,5 @@
-"""The status model as protobuf and back. Field names are the same on both sides, so one table serves both."""
+"""Converts the status model to and from protobuf. Both have the same field names, so one table describes both
+directions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
-_NESTED = ("members", "followers", "elections", "limits_hit", "damaged", "owner")
+_NESTED = ("members", "followers", "elections", "limits_hit", "damaged", "owner", "clocks")
 _PLAIN = tuple(f.name for f in fields(NodeStatus) if f.name not in _NESTED)
 _MEMBER = tuple(f.name for f in fields(MemberAddress))
 _FOLLOWER = tuple(f.name for f in fields(FollowerStatus))
@@ -25,6 +26,7 @@ def node_status_to_pb(status: NodeStatus) -> pb.NodeStatus:
         followers=[pb.FollowerStatus(**{n: getattr(f, n) for n in _FOLLOWER}) for f in status.followers],
         elections=[pb.ElectionEvent(**{n: getattr(e, n) for n in _ELECTION}) for e in status.elections],
         limits_hit=status.limits_hit,
+        clocks=status.clocks,
         damaged=[damaged_to_pb(d) for d in status.damaged],
         owner=json.dumps(status.owner) if status.owner else "",
     )
@@ -39,6 +41,7 @@ def node_status_from_pb(message: pb.NodeStatus) -> NodeStatus:
         followers=tuple(FollowerStatus(**{n: getattr(f, n) for n in _FOLLOWER}) for f in message.followers),
         elections=tuple(ElectionEvent(**{n: getattr(e, n) for n in _ELECTION}) for e in message.elections),
         limits_hit=dict(message.limits_hit),
+        clocks=dict(message.clocks),
         damaged=tuple(damaged_from_pb(d) for d in message.damaged),
         owner=_owner_from_pb(message.owner),
         **{name: getattr(message, name) for name in _PLAIN},
@@ -46,7 +49,8 @@ def node_status_from_pb(message: pb.NodeStatus) -> NodeStatus:
 
 
 def _owner_from_pb(text: str) -> dict[str, Any]:
-    """What is no JSON object says nothing: the rest of the status is still worth having."""
+    """Return {} if the value is not a JSON object, because the other fields of the status are still
+    useful."""
     try:
         owner = json.loads(text) if text else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Client messages: statuses and the answers to appends, as protobuf."""
+"""Conversion of statuses and of results of appends to protobuf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dledger.v1 import log_pb2 as pb
 
 
 class AppendResult(Protocol):
-    """A committed append; -1 for index and pos: stored, but its place is forgotten."""
+    """A committed append. index and pos are -1 if the entry is stored but its position is no longer known."""
 
     @property
     def index(self) -> int: ...

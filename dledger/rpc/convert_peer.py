@@ -1,7 +1,7 @@
-"""Peer messages: protobuf on the wire, core values inside. Everything off the wire is validated here.
+"""Conversion of peer messages between protobuf and the values of the core. Validates all received messages.
 
-A ValueError never leaves this module: what cannot be a message of the protocol is an InvalidRequest, with a
-number, so that a broken or foreign peer costs one answer and never the node.
+A ValueError never leaves this module. A message that violates the protocol raises InvalidRequest with a code,
+so that a faulty or foreign peer costs one response and never the node.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from dledger.core.cluster_clock import CountedTime
+from dledger.core.member_clocks import MAX_WALL_MS
 from dledger.core.messages import (
     Append,
     Commit,
@@ -43,25 +45,25 @@ from dledger.errors import Code, InvalidRequest
 from dledger.rpc.append_wire import ReceivedAppend
 from dledger.v1 import peer_pb2 as pb
 
-#: Bytes of whole batches; what was received stays where it is.
+#: Bytes of whole batches. Received bytes are never copied.
 Frames = bytes | memoryview
 
-# Only what the terms of a push are peeked from: size, index and term of a stored entry. The replica verifies
-# the whole batch later; the layout is that of dledger.store.format.batch.
+# The header fields that determine the terms of a push: size, index and term of a stored entry. The layout is
+# defined in dledger.store.format.batch. The replica verifies the whole batch later.
 _PEEK = struct.Struct(">4xiqq")
 
 
-def _within(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise InvalidRequest(f"{name} is {value}, not within {least}..{most}")
+def _within(name: str, value: int, minimum: int, maximum: int) -> int:
+    if not minimum <= value <= maximum:
+        raise InvalidRequest(f"{name} is {value}; expected {minimum} to {maximum}")
     return value
 
 
 def _term(value: int, name: str = "term", least: int = 0) -> int:
-    """How far a term may rise, and where its range ends, the core judges (dledger.core.term_allowance): so
-    that it is told in one way."""
+    """Check the lower bound of a term. The core checks the upper ones (dledger.core.term_allowance), so that
+    they are reported uniformly."""
     if value < least:
-        raise InvalidRequest(f"{name} is {value}, below {least}")
+        raise InvalidRequest(f"{name} is {value}; the minimum is {least}")
     return value
 
 
@@ -70,7 +72,7 @@ def _index(name: str, value: int, least: int = -1) -> int:
 
 
 def check_handshake(incarnation: int, stream_id: int) -> None:
-    """InvalidRequest if a peer cannot have counted so far."""
+    """Raise InvalidRequest if a peer cannot have reached this count."""
     _within("incarnation", incarnation, 0, MAX_INCARNATION)
     _within("stream_id", stream_id, 0, MAX_STREAM_ID)
 
@@ -87,11 +89,12 @@ def vote_request_to_pb(message: VoteRequest, envelope: pb.Envelope) -> pb.VoteRe
         pre_vote=message.pre_vote,
         transfer=message.transfer,
         round=message.round,
+        wall_ms=_wall_to_pb(message.wall_ms),
     )
 
 
 def vote_request_from_pb(request: pb.VoteRequest) -> VoteRequest:
-    """InvalidRequest if a number is out of its range."""
+    """Convert a message. Raises InvalidRequest if a number is out of range."""
     return VoteRequest(
         term=_term(request.term),
         candidate_id=request.envelope.local_id,
@@ -100,6 +103,7 @@ def vote_request_from_pb(request: pb.VoteRequest) -> VoteRequest:
         pre_vote=request.pre_vote,
         transfer=request.transfer,
         round=request.round,
+        wall_ms=_wall_from_pb(request.wall_ms),
     )
 
 
@@ -110,22 +114,26 @@ def vote_response_to_pb(message: VoteResponse, incarnation: int) -> pb.VoteRespo
         pre_vote=message.pre_vote,
         round=message.round,
         incarnation=incarnation,
+        wall_ms=_wall_to_pb(message.wall_ms),
+        cluster_time=_counted_to_pb(message.cluster_time),
     )
 
 
 def vote_response_from_pb(response: pb.VoteResponse, peer: str) -> VoteResponse:
-    """InvalidRequest if the peer refused the envelope or answered with something unknown."""
+    """Convert a response. Raises InvalidRequest if the peer refused the envelope or the result is unknown."""
     _raise_refusal(response.refusal, peer)
     try:
         result = VoteResult(response.vote_result)
     except ValueError:
-        raise InvalidRequest(f"vote_result {response.vote_result} of {peer} is unknown") from None
+        raise InvalidRequest(f"{peer} sent the unknown vote_result {response.vote_result}") from None
     return VoteResponse(
         term=_term(response.term),
         voter_id=peer,
         result=result,
         pre_vote=response.pre_vote,
         round=response.round,
+        wall_ms=_wall_from_pb(response.wall_ms),
+        cluster_time=_counted_from_pb(response),
     )
 
 
@@ -138,16 +146,20 @@ def heartbeat_to_pb(message: Heartbeat, envelope: pb.Envelope) -> pb.HeartbeatRe
         term=message.term,
         round=message.round,
         committed_index=message.committed_index,
+        wall_ms=_wall_to_pb(message.wall_ms),
+        cluster_time=_counted_to_pb(message.cluster_time),
     )
 
 
 def heartbeat_from_pb(request: pb.HeartbeatRequest) -> Heartbeat:
-    """InvalidRequest if a number is out of its range."""
+    """Convert a message. Raises InvalidRequest if a number is out of range."""
     return Heartbeat(
         term=_term(request.term),
         leader_id=request.envelope.local_id,
         round=_within("round", request.round, 0, MAX_STREAM_ID),
         committed_index=_index("committed_index", request.committed_index),
+        wall_ms=_wall_from_pb(request.wall_ms),
+        cluster_time=_counted_from_pb(request),
     )
 
 
@@ -161,11 +173,12 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
         no_room=not message.has_room,
         owner=_owner_to_pb(message.owner),
         stored_all=message.stored_all,
+        wall_ms=_wall_to_pb(message.wall_ms),
     )
 
 
 def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> HeartbeatResponse:
-    """InvalidRequest if the peer refused the envelope."""
+    """Convert a response. Raises InvalidRequest if the peer refused the envelope."""
     _raise_refusal(response.refusal, peer)
     return HeartbeatResponse(
         term=_term(response.term),
@@ -176,7 +189,36 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         has_room=not response.no_room,
         owner=_owner_from_pb(response.owner) if response.HasField("owner") else None,
         stored_all=response.stored_all,
+        wall_ms=_wall_from_pb(response.wall_ms),
     )
+
+
+def _wall_to_pb(wall_ms: int | None) -> int:
+    """Return a wall time for the wire: 0 if there is none, as in version 0.1.0, or if the time is
+    impossible."""
+    return wall_ms if wall_ms is not None and 0 < wall_ms <= MAX_WALL_MS else 0
+
+
+def _wall_from_pb(wall_ms: int) -> int | None:
+    return _within("wall_ms", wall_ms, 0, MAX_WALL_MS) or None
+
+
+def _counted_to_pb(counted: CountedTime | None) -> pb.CountedTime | None:
+    """Return None if receivers would refuse the time, because a log may contain stamps of a clock with an
+    impossible time."""
+    if counted is None or not 0 <= counted.stamp_ms <= counted.time_ms <= MAX_WALL_MS:
+        return None
+    return pb.CountedTime(**counted._asdict())
+
+
+def _counted_from_pb(message: pb.VoteResponse | pb.HeartbeatRequest) -> CountedTime | None:
+    """Convert a message. Raises InvalidRequest if a number is out of range."""
+    if not message.HasField("cluster_time"):
+        return None
+    counted = message.cluster_time
+    stamp_ms = _within("stamp_ms", counted.stamp_ms, 0, MAX_WALL_MS)
+    time_ms = _within("time_ms", counted.time_ms, stamp_ms, MAX_WALL_MS)
+    return CountedTime(stamp_ms, time_ms, _within("slew_ms", counted.slew_ms, -MAX_WALL_MS, MAX_WALL_MS))
 
 
 def _owner_to_pb(owner: OwnerFitness | None) -> pb.OwnerFitness | None:
@@ -195,7 +237,7 @@ def position_request_to_pb(message: PositionRequest, envelope: pb.Envelope) -> p
 
 
 def position_request_from_pb(request: pb.PositionRequest) -> PositionRequest:
-    """InvalidRequest if a number is out of its range."""
+    """Convert a message. Raises InvalidRequest if a number is out of range."""
     return PositionRequest(term=_term(request.term), node_id=request.envelope.local_id, round=request.round)
 
 
@@ -210,7 +252,7 @@ def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
 
 
 def position_response_from_pb(response: pb.PositionResponse, peer: str) -> PositionResponse:
-    """InvalidRequest if the peer refused."""
+    """Convert a response. Raises InvalidRequest if the peer refused."""
     _raise_refusal(response.refusal, peer)
     return PositionResponse(
         term=_term(response.term),
@@ -232,7 +274,7 @@ def take_leadership_to_pb(message: TakeLeadership, envelope: pb.Envelope) -> pb.
 
 
 def take_leadership_from_pb(request: pb.TakeLeadershipRequest) -> TakeLeadership:
-    """InvalidRequest if a number is out of its range."""
+    """Convert a message. Raises InvalidRequest if a number is out of range."""
     return TakeLeadership(
         term=_term(request.term),
         leader_id=request.envelope.local_id,
@@ -247,7 +289,7 @@ def take_leadership_response_to_pb(message: TakeLeadershipResponse) -> pb.TakeLe
 def take_leadership_response_from_pb(
     response: pb.TakeLeadershipResponse, peer: str
 ) -> TakeLeadershipResponse:
-    """InvalidRequest if the peer refused the envelope."""
+    """Convert a response. Raises InvalidRequest if the peer refused the envelope."""
     _raise_refusal(response.refusal, peer)
     return TakeLeadershipResponse(term=_term(response.term), node_id=peer, code=_code(response.code))
 
@@ -256,7 +298,7 @@ def take_leadership_response_from_pb(
 
 
 def push_to_pb(message: Compare | Truncate | Commit | Goodbye | InstallBase) -> pb.PushRequest:
-    """A message of a push stream; for an APPEND see dledger.rpc.append_wire."""
+    """Convert a message of a push stream. For an APPEND see dledger.rpc.append_wire."""
     request = pb.PushRequest(
         term=message.term, stream_id=message.stream_id, committed_index=message.committed_index
     )
@@ -286,14 +328,16 @@ def push_to_pb(message: Compare | Truncate | Commit | Goodbye | InstallBase) -> 
 def push_from_pb(
     received: pb.PushRequest | ReceivedAppend, leader_id: str
 ) -> tuple[PushMessage, Frames | None]:
-    """The message and, for an APPEND, its frames. InvalidRequest names what is wrong with it."""
+    """Return the message and, for an APPEND, its frames. Raises InvalidRequest, which names the fault."""
     request = received.request if isinstance(received, ReceivedAppend) else received
     kind = request.WhichOneof("push")
     if kind is None or (kind != "append" and kind not in _PUSH_READERS):
-        raise InvalidRequest("a push message of no kind that this version knows")
+        raise InvalidRequest("the push message has an unknown kind")
     term, stream_id, committed_index = request.term, request.stream_id, request.committed_index
     if term < 0 or stream_id < 0 or not -1 <= committed_index <= MAX_INDEX:
-        raise InvalidRequest(f"term {term}, stream_id {stream_id}, committed_index {committed_index}")
+        raise InvalidRequest(
+            f"invalid push message: term {term}, stream_id {stream_id}, committed_index {committed_index}"
+        )
     if kind == "append":
         frames = received.frames if isinstance(received, ReceivedAppend) else request.append.frames
         return _read_append(request, frames, leader_id), frames
@@ -307,8 +351,8 @@ def _read_append(request: pb.PushRequest, frames: Frames, leader_id: str) -> Pus
     is_range = -1 <= prev_index < first_index <= last_index <= MAX_INDEX and first_index == prev_index + 1
     if not is_range or not -1 <= prev_term <= request.term:
         raise InvalidRequest(
-            f"an Append of {first_index}..{last_index} after {prev_index} of term {prev_term} is no range"
-            " that follows"
+            f"the Append of {first_index}..{last_index} does not follow entry {prev_index} of term"
+            f" {prev_term}"
         )
     term = request.term
     runs = term_runs(frames, first_index, last_index, term)
@@ -359,12 +403,12 @@ def _read_goodbye(request: pb.PushRequest, leader_id: str) -> PushMessage:
 
 
 def _read_install_base(request: pb.PushRequest, leader_id: str) -> PushMessage:
-    found = request.install_base
+    message = request.install_base
     base = Base(
-        _index("index", found.index, 0),
-        _within("base_term", found.term, 0, request.term),
-        _within("pos", found.pos, 0, MAX_POS),
-        found.chain_crc,
+        _index("index", message.index, 0),
+        _within("base_term", message.term, 0, request.term),
+        _within("pos", message.pos, 0, MAX_POS),
+        message.chain_crc,
     )
     return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base)
 
@@ -379,31 +423,38 @@ _PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], PushMessage]] = {
 
 
 def term_runs(frames: Frames, first_index: int, last_index: int, leader_term: int) -> tuple[TermRun, ...]:
-    """The terms in `frames`, peeked from the entry headers. InvalidRequest if they cannot be such entries.
+    """Return the terms in `frames`, read from the entry headers. Raises InvalidRequest if the entries are
+    invalid.
 
-    Terms never fall along a log and never exceed the leader's, so a first entry of the leader's own term
-    settles it: in the steady state one header is looked at, not each.
+    Terms never decrease along a log and never exceed the leader's term. If the first entry has the leader's
+    term, all entries have, so in the steady state only one header is read.
     """
     if len(frames) < ENTRY_HEADER_SIZE:
-        raise InvalidRequest(f"an Append with {len(frames)} bytes of frames holds no entry")
+        raise InvalidRequest(f"the {len(frames)} bytes of frames in an Append contain no complete entry")
     size, index, term = _PEEK.unpack_from(frames, 0)
     if index != first_index or not 0 <= term <= leader_term or size < ENTRY_HEADER_SIZE:
-        raise InvalidRequest(f"frames begin with entry ({index}, {term}), not with {first_index}")
+        raise InvalidRequest(
+            f"the frames start with entry {index} of term {term}, expected entry {first_index} of term 0 "
+            f"to {leader_term}"
+        )
     runs = [TermRun(term, first_index)]
     at, expected, end = size, first_index + 1, len(frames)
     while term != leader_term and at < end:
         if at + ENTRY_HEADER_SIZE > end:
-            raise InvalidRequest(f"frames are cut at entry {expected}")
-        size, index, found = _PEEK.unpack_from(frames, at)
-        if index != expected or not term <= found <= leader_term or size < ENTRY_HEADER_SIZE:
-            raise InvalidRequest(f"frames hold entry ({index}, {found}) after ({expected - 1}, {term})")
-        if found != term:
-            term = found
+            raise InvalidRequest(f"the frames are truncated at entry {expected}")
+        size, index, entry_term = _PEEK.unpack_from(frames, at)
+        if index != expected or not term <= entry_term <= leader_term or size < ENTRY_HEADER_SIZE:
+            raise InvalidRequest(
+                f"the frames contain entry {index} of term {entry_term} after entry {expected - 1} of "
+                f"term {term}"
+            )
+        if entry_term != term:
+            term = entry_term
             runs.append(TermRun(term, index))
         at += size
         expected += 1
     if runs[-1].first_index > last_index:
-        raise InvalidRequest(f"frames reach beyond entry {last_index}")
+        raise InvalidRequest(f"the frames extend beyond entry {last_index}")
     return tuple(runs)
 
 
@@ -426,21 +477,24 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
 
 
 def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
-    """InvalidRequest if the answer is a refusal or makes no sense."""
+    """Convert a response. Raises InvalidRequest if it is a refusal or invalid."""
     if response.HasField("refusal"):
         _raise_refusal(response.refusal, peer)
     kind = _PUSH_TYPES.get(response.type)
     if kind is None:
-        raise InvalidRequest(f"an answer of {peer} to push type {response.type}, which is unknown")
+        raise InvalidRequest(f"{peer} answered with the unknown push type {response.type}")
     term, stream_id, index = response.term, response.stream_id, response.index
     begin, end = response.ledger_begin_index, response.ledger_end_index
     conflict_term, conflict_index = response.conflict_term, response.conflict_index
     if _term(term) < 0 or stream_id < 0:
-        raise InvalidRequest(f"an answer of {peer} with term {term} and stream_id {stream_id}")
+        raise InvalidRequest(
+            f"{peer} answered a push with invalid numbers: term {term}, stream_id {stream_id}"
+        )
     numbers = (index, begin, end, conflict_term, conflict_index)
     if min(numbers) < -1 or max(numbers) > MAX_INDEX:
         raise InvalidRequest(
-            f"an answer of {peer} with indexes {index}, {begin}, {end}, {conflict_term}, {conflict_index}"
+            f"{peer} answered a push with invalid indexes: {index}, {begin}, {end}, {conflict_term}, "
+            f"{conflict_index}"
         )
     return PushResponse(
         term,
@@ -465,10 +519,11 @@ _CODES = {int(code): code for code in Code}
 
 
 def _code(number: int) -> Code:
-    """Numbers of a newer version become UNKNOWN: never a success, never an exception."""
+    """Return the code of a number. Unknown numbers, from newer versions, become UNKNOWN and never a
+    success."""
     return _CODES.get(number, Code.UNKNOWN)
 
 
 def _raise_refusal(refusal: pb.Refusal, peer: str) -> None:
     if refusal.code:
-        raise InvalidRequest(f"{peer} refuses: {refusal.message}", code=_code(refusal.code))
+        raise InvalidRequest(f"{peer} refused the request: {refusal.message}", code=_code(refusal.code))

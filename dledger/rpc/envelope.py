@@ -1,4 +1,4 @@
-"""Who sends and who is meant: made for every peer message, checked before one is acted on."""
+"""Adds sender and recipient to every peer message, and checks them before a message is processed."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dledger.core.values import RULES_VERSION
 from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.v1 import peer_pb2 as pb
 
-#: 2: whoever gets the message compares the lists of members. A version that does not, refuses 2.
-PROTOCOL_VERSION = 2
-#: Sent where nodes may still run a version that does not know 2.
-_WITHOUT_MEMBERS = 1
+#: 3: messages carry the rules version. Release 0.1.0, which sends none, speaks 2 (or 1) and refuses 3.
+PROTOCOL_VERSION = 3
+_OF_0_1_0 = (1, 2)
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a node says of itself to its peers, and whom it expects to hear from."""
+class PeerIdentity:
+    """The identity that a node sends to its peers, and the peers that it accepts."""
 
     cluster_id: str
     group: str
     node_id: str
     members: Collection[str]
     incarnation: int
-    #: False: senders of an older version, which do not say whom they count as members, are believed.
-    compares_members: bool = True
-    #: None: whoever speaks for a member is believed, as far as no certificate is compared.
+    #: None: any sender in the name of a member is accepted, unless certificates are compared.
     secret: ClusterSecret | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -36,7 +34,7 @@ class Identity:
 
     def envelope(self, remote_id: str) -> pb.Envelope:
         return pb.Envelope(
-            version=PROTOCOL_VERSION if self.compares_members else _WITHOUT_MEMBERS,
+            version=PROTOCOL_VERSION,
             cluster_id=self.cluster_id,
             group=self.group,
             local_id=self.node_id,
@@ -44,57 +42,72 @@ class Identity:
             incarnation=self.incarnation,
             members=self.member_list,
             secret=b"" if self.secret is None else self.secret.sent,
+            rules_version=RULES_VERSION,
         )
 
     def check(self, envelope: pb.Envelope) -> str:
-        """The sender's node id. InvalidRequest says, with DLedger's number, why the message is not for us."""
-        if envelope.version not in (_WITHOUT_MEMBERS, PROTOCOL_VERSION):
-            raise InvalidRequest(
-                f"protocol version {envelope.version}; this node speaks {PROTOCOL_VERSION}",
-                code=Code.UNSUPPORTED_VERSION,
-            )
+        """Return the sender's node id. Raises InvalidRequest if the message has another version, cluster,
+        group or list of members, or no accepted secret, or if it is not from another member to this node."""
+        self._check_version(envelope)
         if self.secret is not None and not self.secret.accepts(envelope.secret):
             raise InvalidRequest(
                 f"{'not the' if envelope.secret else 'no'} secret of the cluster: cluster_secret_file must "
-                "hold the same on all nodes",
+                "contain the same secret on all nodes",
                 code=Code.SECRET_REFUSED,
             )
         if envelope.cluster_id != self.cluster_id:
             raise InvalidRequest(
-                f"cluster {envelope.cluster_id!r}; this node belongs to {self.cluster_id!r}",
+                f"the message is for cluster {envelope.cluster_id!r}; this node belongs to "
+                f"{self.cluster_id!r}",
                 code=Code.UNKNOWN_CLUSTER,
             )
         if envelope.group != self.group:
             raise InvalidRequest(
-                f"group {envelope.group!r}; this node serves {self.group!r}", code=Code.UNKNOWN_GROUP
+                f"the message is for group {envelope.group!r}; this node serves {self.group!r}",
+                code=Code.UNKNOWN_GROUP,
             )
         self._check_members(envelope)
         if envelope.local_id not in self.members or envelope.local_id == self.node_id:
             raise InvalidRequest(
-                f"sender {envelope.local_id!r} is no other member of {sorted(self.members)}",
+                f"sender {envelope.local_id!r} is not one of the other members; the members are "
+                f"{sorted(self.members)}",
                 code=Code.UNKNOWN_MEMBER,
             )
         if envelope.remote_id != self.node_id:
             raise InvalidRequest(
-                f"a message for {envelope.remote_id!r}; this node is {self.node_id!r}",
+                f"the message is for node {envelope.remote_id!r}; this node is {self.node_id!r}",
                 code=Code.UNEXPECTED_MEMBER,
             )
         return envelope.local_id
 
     def _check_members(self, envelope: pb.Envelope) -> None:
-        """Two lists of members can have majorities without a common node, and so two leaders."""
-        if list(envelope.members) == self.member_list or self.is_unlisted(envelope):
+        """Reject a different list of members: majorities of two lists need not share a node, so two leaders
+        could win."""
+        if list(envelope.members) == self.member_list:
             return
-        theirs = ", ".join(envelope.members) or "members that it does not name: its version is too old"
+        theirs = ", ".join(envelope.members) or "no members"
         raise InvalidRequest(
-            f"{envelope.local_id} counts {theirs}; {self.node_id} counts {', '.join(self.member_list)}: "
-            "`members` must name the same ids on all nodes",
+            f"the member lists differ: {envelope.local_id} has {theirs}; {self.node_id} has "
+            f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes",
             code=Code.MEMBERS_DIFFER,
         )
 
-    def is_unlisted(self, envelope: pb.Envelope) -> bool:
-        """Whether the sender does not name its members, and need not."""
-        return not envelope.members and envelope.version == _WITHOUT_MEMBERS and not self.compares_members
+    def _check_version(self, envelope: pb.Envelope) -> None:
+        """Reject other versions: nodes with different rules would derive different states from the same
+        log."""
+        if envelope.version == PROTOCOL_VERSION and envelope.rules_version == RULES_VERSION:
+            return
+        if envelope.version in _OF_0_1_0:
+            theirs = "runs release 0.1.0 (rules version 1)"
+        elif envelope.version == PROTOCOL_VERSION:
+            theirs = f"has rules version {envelope.rules_version}"
+        else:
+            theirs = f"speaks protocol version {envelope.version}"
+        raise InvalidRequest(
+            f"{envelope.local_id} {theirs}; {self.node_id} has rules version {RULES_VERSION} (protocol "
+            f"version {PROTOCOL_VERSION}): stop all nodes, install the same release, and start them again",
+            code=Code.UNSUPPORTED_VERSION,
+        )
 
 
 def refusal(error: DLedgerError) -> pb.Refusal:

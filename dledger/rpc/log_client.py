@@ -1,7 +1,8 @@
-"""A client's side of LogService and AdminService: one server, one channel, own types in and out.
+"""The client side of LogService and AdminService for one server. It uses one channel, and converts to and
+from types of this project.
 
-gRPC's failures come out as NetworkFailure, answers with a code as the error of that code. Nothing is retried
-here.
+gRPC failures are raised as NetworkFailure, and responses with an error code as the error of that code. This
+module retries nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import grpc
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, Overloaded, error_for
+from dledger.infra.transport.call_limit import TOO_MANY_CALLS
+from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
+from dledger.infra.transport.tls_failures import explain, explain_unreachable
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request, wire_ms
-from dledger.rpc.transport.call_limit import TOO_MANY_CALLS
-from dledger.rpc.transport.channels import CallCount, ChannelSecurity, open_channel
-from dledger.rpc.transport.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
@@ -31,18 +32,19 @@ _GOOD = (0, int(Code.SUCCESS))
 
 
 class NetworkFailure(DLedgerError):
-    """No answer: no connection, a broken stream, a deadline. Says nothing of what the server did."""
+    """Raised if no response arrived, because of a failed connection, a broken stream or a deadline. The
+    server may or may not have executed the request."""
 
     default_code = Code.NETWORK_ERROR
 
 
 class TlsFailure(NetworkFailure):
-    """No connection, because the two ends do not agree about TLS. The message says what to look at."""
+    """The connection failed because of TLS. The message names the likely cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendAnswer:
-    """The answer to one batch. `error` is None on success; the other fields count only then."""
+    """The response to one batch. `error` is None on success, and only then are the other fields valid."""
 
     request_id: int
     error: DLedgerError | None
@@ -55,7 +57,7 @@ class AppendAnswer:
 
 
 class ReadChunk(NamedTuple):
-    """One message of a read: whole entries as they are on disk, and where to go on."""
+    """One message of a read: whole entries in their stored encoding, and where to continue."""
 
     frames: bytes
     next_index: int
@@ -82,11 +84,12 @@ def _raise_bad(status: Any) -> None:
 def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurity | None) -> DLedgerError:
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(TOO_MANY_CALLS):
-        # Nothing looked at the call: with that number this is an answer, and a definite one.
+        # The call was not processed: this code is definite.
         return Overloaded(f"{address}: {details}", code=Code.TOO_MANY_CONNECTIONS)
     if (known := explain(address, error.details(), security)) is not None:
         return TlsFailure(f"{address}: {known.message}", code=known.code)
-    return NetworkFailure(f"{address}: {error.code().name}: {error.details()}")
+    problem = explain_unreachable(details) or f"{error.code().name}: {details}"
+    return NetworkFailure(f"{address}: {problem}")
 
 
 async def answer_of(
@@ -96,10 +99,10 @@ async def answer_of(
     *,
     security: ChannelSecurity | None = None,
 ) -> T:
-    """Await a gRPC operation. A call that was cancelled under the waiter is a failure, not a cancellation.
+    """Await a gRPC operation. Converts a cancelled call, as opposed to a cancelled task, to NetworkFailure.
 
-    gRPC raises CancelledError for both "this task is cancelled" and "somebody cancelled the call (or closed
-    the channel)"; only the first may pass as such.
+    gRPC raises CancelledError when this task is cancelled, but also when the call is cancelled or the channel
+    is closed. Only the first case is passed on as CancelledError.
     """
     try:
         return await call()
@@ -117,7 +120,8 @@ async def answer_of(
 
 
 async def end_call(call: Any) -> None:
-    """Cancel a call and wait for its last event: one that came after the loop is closed would make noise."""
+    """Cancel a call and wait for its last event. If the loop were closed before, gRPC would report that event
+    as an error."""
     call.cancel()
     await call.code()
 
@@ -134,12 +138,12 @@ class AppendStream:
     async def send(
         self, request_id: int, bodies: Sequence[bytes], mark: SessionMark | None, timeout_ms: int
     ) -> None:
-        """Hand one batch to gRPC; returns when flow control let it go. Raises NetworkFailure."""
+        """Pass one batch to gRPC. Returns when flow control permits it. Raises NetworkFailure."""
         request = encode_append_request(self._group, request_id, bodies, mark, timeout_ms)
         await answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
 
     async def receive(self) -> AppendAnswer:
-        """The next answer. Raises NetworkFailure when the stream ends, however it ends."""
+        """Return the next response. Raises NetworkFailure when the stream ends for any reason."""
         message = await answer_of(self.address, self._call.read, self._call.cancelled)
         if message is grpc.aio.EOF:
             raise NetworkFailure(f"{self.address}: the server ended the stream")
@@ -157,11 +161,11 @@ class AppendStream:
         )
 
     def cancel(self) -> None:
-        """End the call at once; whoever sends or receives gets NetworkFailure."""
+        """Cancel the call immediately; pending sends and receives fail with NetworkFailure."""
         self._call.cancel()
 
     async def close(self) -> None:
-        """End the call and wait until gRPC has let go of it."""
+        """End the call and wait until gRPC has released it."""
         ended, self._ended = self._ended, None
         try:
             await end_call(self._call)
@@ -171,7 +175,7 @@ class AppendStream:
 
 
 class LogClient:
-    """One server. Connects when first used; `close` ends every call with NetworkFailure."""
+    """A client of one server. Connects when first used; `close` ends every call with NetworkFailure."""
 
     def __init__(self, address: str, group: str, security: ChannelSecurity | None = None) -> None:
         self.address = address
@@ -188,9 +192,9 @@ class LogClient:
         self._admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def connect(self, timeout: float) -> None:
-        """Wait until the channel is connected, `timeout` seconds at most. Raises NetworkFailure.
+        """Wait until the channel is connected, at most `timeout` seconds. Raises NetworkFailure.
 
-        A failure before this returned is a definite one: nothing was sent.
+        This failure is definite: nothing was sent.
         """
         ready = grpc.ChannelConnectivity.READY
         broken = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
@@ -203,19 +207,20 @@ class LogClient:
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise NetworkFailure(f"{self.address}: not connected within {timeout:g} s") from None
+            raise NetworkFailure(f"{self.address}: could not connect within {timeout:g} s") from None
         except grpc.aio.UsageError as error:
             raise NetworkFailure(f"{self.address}: {error}") from None
 
     def open_append_stream(self) -> AppendStream:
         call = self._append_stream()
-        self._calls.begin()
-        return AppendStream(self.address, self._group, call, self._calls.end)
+        self._calls.acquire()
+        return AppendStream(self.address, self._group, call, self._calls.release)
 
     async def open_session(self, timeout: float) -> int:
-        """The id of a new session. Raises NetworkFailure (it may have been opened) and coded errors."""
+        """Open a session and return its id. Raises NetworkFailure, after which the session may be open, and
+        coded errors."""
         request = log_pb2.AppendRequest(group=self._group, open_session=True, timeout_ms=wire_ms(timeout))
-        answer = await self._ask(lambda: self._log.Append(request, timeout=timeout))
+        answer = await self._unary(lambda: self._log.Append(request, timeout=timeout))
         if answer.HasField("status"):
             _raise_bad(answer.status)
         return int(answer.index)
@@ -223,7 +228,8 @@ class LogClient:
     async def read(
         self, from_index: int, count: int, *, follow: bool, linearizable: bool, include_internal: bool
     ) -> AsyncGenerator[ReadChunk, None]:
-        """Chunks of committed entries, in order. `count` 0: no limit. Raises NetworkFailure, ReadFailed."""
+        """Read committed entries in chunks, in order. A `count` of 0 means no limit. Raises NetworkFailure
+        or ReadFailed."""
         modes = log_pb2.ReadMode
         call = self._log.ReadStream(
             log_pb2.ReadRequest(
@@ -246,43 +252,45 @@ class LogClient:
                 await end_call(call)
 
     async def read_index(self, timeout: float) -> int:
-        """The linearizable read point. Raises NetworkFailure and coded errors."""
+        """Return the linearizable read index. Raises NetworkFailure and coded errors."""
         request = log_pb2.ReadIndexRequest(group=self._group)
-        answer = await self._ask(lambda: self._log.ReadIndex(request, timeout=timeout))
+        answer = await self._unary(lambda: self._log.ReadIndex(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.read_index)
 
     async def get_status(self, timeout: float) -> NodeStatus:
-        """What the server says of itself. Raises NetworkFailure and coded errors."""
+        """Return the status of the server. Raises NetworkFailure and coded errors."""
         request = admin_pb2.GetStatusRequest(group=self._group)
-        answer = await self._ask(lambda: self._admin.GetStatus(request, timeout=timeout))
+        answer = await self._unary(lambda: self._admin.GetStatus(request, timeout=timeout))
         _raise_bad(answer.status)
         return node_status_from_pb(answer.node)
 
     async def transfer_leadership(self, to: str, timeout: float) -> tuple[int, str]:
-        """(term, node id) of the new leader. Raises NetworkFailure and coded errors."""
+        """Transfer leadership to node `to`. Returns (term, node id) of the new leader. Raises NetworkFailure
+        and coded errors."""
         request = admin_pb2.TransferLeadershipRequest(group=self._group, to=to)
-        answer = await self._ask(lambda: self._admin.TransferLeadership(request, timeout=timeout))
+        answer = await self._unary(lambda: self._admin.TransferLeadership(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.term), str(answer.leader_id)
 
     async def purge(self, before_index: int, before_age_ms: int, timeout: float) -> tuple[int, int]:
-        """(the index before which entries may go, the present begin). Raises as transfer_leadership."""
+        """Request a purge. Returns (the index before which entries are removed, the current start). Raises
+        like transfer_leadership."""
         request = admin_pb2.PurgeRequest(
             group=self._group, before_index=before_index, before_age_ms=before_age_ms
         )
-        answer = await self._ask(lambda: self._admin.Purge(request, timeout=timeout))
+        answer = await self._unary(lambda: self._admin.Purge(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.before_index), int(answer.ledger_begin_index)
 
     async def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
-        """Progress of a scrub of this server until it is done. Raises NetworkFailure and coded errors."""
+        """Scrub this server and report progress until it is done. Raises NetworkFailure and coded errors."""
         request = admin_pb2.ScrubRequest(group=self._group, bytes_per_second=bytes_per_second)
         async for message in self._stream(self._admin.Scrub(request)):
             yield scrub_from_pb(message)
 
     async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
-        """What follows, then all committed entries as frames. Raises NetworkFailure and coded errors."""
+        """Yield a header, then all committed entries as frames. Raises NetworkFailure and coded errors."""
         async for message in self._stream(self._admin.Backup(admin_pb2.BackupRequest(group=self._group))):
             yield backup_head_from_pb(message.head) if message.HasField("head") else bytes(message.frames)
 
@@ -300,13 +308,13 @@ class LogClient:
         await self._channel.close()
 
     async def retire(self) -> None:
-        """Close once no call is under way: another channel is used from now on."""
+        """Close once no call is pending. Used when another channel has replaced this one."""
         try:
             await self._calls.idle()
         finally:
             await self.close()
 
-    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _unary(self, call: Callable[[], Awaitable[T]]) -> T:
         with self._calls:
             return await self._answer(call)
 

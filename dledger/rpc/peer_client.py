@@ -1,4 +1,4 @@
-"""The client side to another member: short calls, and the push stream of a leader."""
+"""The client side of the connection to another member: unary calls, and the leader's push stream."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvalidRequest, error_for
+from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
+from dledger.infra.transport.outbox import Writing
+from dledger.infra.transport.tls_failures import explain
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import AppendEncoder, serialize_push
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_transport import Answer, PeerTlsFailure, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import PushSender
-from dledger.rpc.transport.channels import CallCount, ChannelSecurity, open_channel
-from dledger.rpc.transport.outbox import Writing
-from dledger.rpc.transport.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 
@@ -35,18 +35,18 @@ _PUSH_METHOD = "/dledger.v1.PeerService/Push"
 
 
 class PeerClient:
-    """One channel to one member, used for everything that this node asks of it. Implements
+    """One channel to one member, used for all requests of this node to it. Implements
     dledger.rpc.peer_transport.PeerTransport."""
 
     def __init__(
         self,
         peer: str,
         address: str,
-        identity: Identity,
+        identity: PeerIdentity,
         security: ChannelSecurity | None = None,
         encoder: AppendEncoder | None = None,
     ) -> None:
-        """`encoder`: one for all members."""
+        """`encoder`: shared by all members."""
         self.peer = peer
         self._encoder = encoder or AppendEncoder()
         self.address = address
@@ -60,21 +60,22 @@ class PeerClient:
         )
 
     def connect(self) -> None:
-        """Begin to connect, so that the first message need not wait for it."""
+        """Start connecting, so that the first message does not have to wait."""
         self._channel.get_state(try_to_connect=True)
 
-    async def ask(self, message: Question, timeout_s: float) -> Answer:
-        """PeerUnreachable without an answer, InvalidRequest if the peer refuses to talk to us."""
+    async def request(self, message: Question, timeout_s: float) -> Answer:
+        """Send a request and return the response. Raises PeerUnreachable if none arrives, InvalidRequest if
+        the peer rejects this node."""
         try:
             with self._calls:
-                return await self._ask(message, timeout_s)
+                return await self._send_request(message, timeout_s)
         except grpc.aio.AioRpcError as error:
             known = explain(self.address, error.details(), self._security)
             if known is not None and self._security is not None:
                 raise PeerTlsFailure(known.message) from None
             raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
 
-    async def _ask(self, message: Question, timeout_s: float) -> Answer:
+    async def _send_request(self, message: Question, timeout_s: float) -> Answer:
         stub, envelope = self._stub, self._identity.envelope(self.peer)
         match message:
             case VoteRequest():
@@ -88,15 +89,16 @@ class PeerClient:
                 taken = await stub.TakeLeadership(request, timeout=timeout_s)
                 return convert.take_leadership_response_from_pb(taken, self.peer)
             case PositionRequest():
-                asked = convert.position_request_to_pb(message, envelope)
-                found = await stub.Position(asked, timeout=timeout_s)
-                return convert.position_response_from_pb(found, self.peer)
+                position_request = convert.position_request_to_pb(message, envelope)
+                position = await stub.Position(position_request, timeout=timeout_s)
+                return convert.position_response_from_pb(position, self.peer)
 
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
     ) -> AsyncGenerator[FetchedFrames, None]:
-        """Durable entries of the peer, to repair ours, if they prove to be the same ones: they need not be
-        committed. PeerUnreachable, InvalidRequest if it has none."""
+        """Fetch durable entries from the peer to repair the entries of this node. They may be uncommitted,
+        because the repair proves that they are the same. Raises PeerUnreachable, and InvalidRequest if the
+        peer has none of the entries."""
         request = pb.FetchRequest(
             envelope=self._identity.envelope(self.peer),
             first_index=first_index,
@@ -117,7 +119,7 @@ class PeerClient:
                 call.cancel()
 
     def open_push(self, stream_id: int) -> PushSender:
-        # wait_for_ready: the stream opens in the moment in which the peer can be reached.
+        # wait_for_ready: the stream opens as soon as the peer is reachable.
         call = self._push(wait_for_ready=True)
         envelope = self._identity.envelope(self.peer)
         carrier = _GrpcPushCall(self.peer, stream_id, envelope, call, self._calls, self._encoder)
@@ -127,7 +129,7 @@ class PeerClient:
         await self._channel.close(0)
 
     async def retire(self) -> None:
-        """Close once no call is under way; a push stream that works goes on until it ends."""
+        """Close once no call is pending. A working push stream continues until it ends."""
         try:
             await self._calls.idle()
         finally:
@@ -163,7 +165,7 @@ class _GrpcPushCall:
         return convert.push_to_pb(message)
 
     async def open(self) -> int:
-        self._calls.begin()
+        self._calls.acquire()
         self._is_counted = True
         try:
             await self._call.write(pb.PushRequest(envelope=self._envelope, stream_id=self._stream_id))
@@ -171,7 +173,7 @@ class _GrpcPushCall:
         except self.broken as error:
             raise PeerUnreachable(f"{self._peer}: {error}") from None
         if answer is grpc.aio.EOF:
-            raise PeerUnreachable(f"{self._peer} ended the stream at once")
+            raise PeerUnreachable(f"{self._peer} ended the stream immediately")
         if answer.refusal.code:
             raise _refused(answer.refusal)
         convert.check_handshake(answer.incarnation, answer.stream_id)
@@ -199,9 +201,9 @@ class _GrpcPushCall:
         self._call.cancel()
         if self._is_counted:
             self._is_counted = False
-            self._calls.end()
+            self._calls.release()
 
 
 def _refused(refusal: pb.Refusal) -> InvalidRequest:
     error = error_for(refusal.code, refusal.message)
-    return InvalidRequest(f"the peer refuses: {refusal.message}", code=error.code)
+    return InvalidRequest(f"the peer refused: {refusal.message}", code=error.code)

@@ -1,4 +1,5 @@
-"""PeerService: what the other members send. Checks who speaks and who is meant, converts, hands over."""
+"""PeerService: checks sender and recipient of the other members' requests, converts them, and passes them to
+the node."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded
+from dledger.infra.transport.first_messages import FirstMessages
+from dledger.infra.transport.handlers import malformed
+from dledger.infra.transport.peer_names import PeerNames
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import refusal
-from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.peer_transport import check_fetch
 from dledger.rpc.ports import PeerPort
 from dledger.rpc.push_stream import PushReceiver
-from dledger.rpc.transport.call_limit import FirstMessages
-from dledger.rpc.transport.handlers import malformed
 from dledger.v1 import peer_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-_MAX_NOTED = 64
+_MAX_LOGGED = 64
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,52 +42,49 @@ def _as_refusal(error: DLedgerError | TimeoutError) -> pb.Refusal:
 
 
 class PeerService:
-    """Votes, heartbeats, pushes and hand-overs of leadership, as a server."""
+    """The server side of votes, heartbeats, pushes and transfers of leadership."""
 
     def __init__(
         self,
         port: PeerPort,
         names: PeerNames | None = None,
         limit_hit: Callable[[str], None] = lambda _: None,
+        first_messages: FirstMessages | None = None,
     ) -> None:
         self._port = port
         self._names = names
-        self._first_messages = FirstMessages(limit_hit)
-        self._unlisted: set[str] = set()  # warned of already
+        self._first_messages = first_messages or FirstMessages()
         self._limit_hit = limit_hit
-        self._strangers: set[str] = set()  # addresses that were logged
+        self._logged_hosts: set[str] = set()  # addresses of senders with a wrong secret
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
-        """The sender's node id, once envelope and certificate agree. InvalidRequest says why they do not."""
+        """Return the sender's node id if envelope and certificate agree, or raise InvalidRequest."""
         identity = self._port.identity
         try:
             peer = identity.check(envelope)
         except InvalidRequest as error:
-            self._note_stranger(error, context)
+            self._count_wrong_secret(error, context)
             raise
-        if identity.is_unlisted(envelope) and peer not in self._unlisted:
-            self._unlisted.add(peer)
-            _log.warning("%s runs a version that does not compare lists of members: upgrade it", peer)
         if self._names is not None:
             self._names.check(peer, context.auth_context())
         return peer
 
-    def _note_stranger(self, error: InvalidRequest, context: _Context) -> None:
-        """Somebody speaks as a member and does not know the secret: counted, and logged once an address."""
+    def _count_wrong_secret(self, error: InvalidRequest, context: _Context) -> None:
+        """Count messages with a wrong secret, and log each address once."""
         if error.code is not Code.SECRET_REFUSED:
             return
         self._limit_hit("cluster_secret")
         host = context.peer().rpartition(":")[0]
-        if host not in self._strangers and len(self._strangers) < _MAX_NOTED:
-            self._strangers.add(host)
-            _log.error("%s spoke as a member with %s", host, error.message)
+        if host not in self._logged_hosts and len(self._logged_hosts) < _MAX_LOGGED:
+            self._logged_hosts.add(host)
+            _log.error("%s sent a message as a member with %s", host, error.message)
 
     async def vote(self, request: pb.VoteRequest | None, context: _Context) -> pb.VoteResponse:
         try:
             if request is None:
                 raise malformed()
             peer = self._admit(request.envelope, context)
-            answer = await self._port.ask(peer, convert.vote_request_from_pb(request))
+            answer = await self._port.request(peer, convert.vote_request_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.VoteResponse(refusal=_as_refusal(error))
         assert isinstance(answer, VoteResponse)
@@ -97,7 +95,7 @@ class PeerService:
             if request is None:
                 raise malformed()
             peer = self._admit(request.envelope, context)
-            answer = await self._port.ask(peer, convert.heartbeat_from_pb(request))
+            answer = await self._port.request(peer, convert.heartbeat_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.HeartbeatResponse(refusal=_as_refusal(error))
         assert isinstance(answer, HeartbeatResponse)
@@ -110,7 +108,7 @@ class PeerService:
             if request is None:
                 raise malformed()
             peer = self._admit(request.envelope, context)
-            answer = await self._port.ask(peer, convert.take_leadership_from_pb(request))
+            answer = await self._port.request(peer, convert.take_leadership_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.TakeLeadershipResponse(refusal=_as_refusal(error))
         assert isinstance(answer, TakeLeadershipResponse)
@@ -121,7 +119,7 @@ class PeerService:
             if request is None:
                 raise malformed()
             peer = self._admit(request.envelope, context)
-            answer = await self._port.ask(peer, convert.position_request_from_pb(request))
+            answer = await self._port.request(peer, convert.position_request_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.PositionResponse(refusal=_as_refusal(error))
         assert isinstance(answer, PositionResponse)
@@ -133,17 +131,17 @@ class PeerService:
                 raise malformed()
             self._admit(request.envelope, context)
             check_fetch(request.first_index, request.last_index)
-            at = request.first_index
-            while at <= request.last_index:
+            next_index = request.first_index
+            while next_index <= request.last_index:
                 frames = await self._port.fetch(
-                    at, request.last_index, request.max_bytes, uncommitted=request.uncommitted
+                    next_index, request.last_index, request.max_bytes, uncommitted=request.uncommitted
                 )
                 await context.write(
                     pb.FetchResponse(
                         first_index=frames.first_index, last_index=frames.last_index, frames=frames.data
                     )
                 )
-                at = frames.last_index + 1
+                next_index = frames.last_index + 1
         except DLedgerError as error:
             await context.write(pb.FetchResponse(refusal=_as_refusal(error)))
 

@@ -1,4 +1,4 @@
-"""The way to one other member as a node uses it: gRPC (`peer_client`), or a network in virtual time."""
+"""The interface to one other member: gRPC (`peer_client`), or a network in virtual time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionRes
 
 
 def check_fetch(first_index: int, last_index: int) -> None:
-    """InvalidRequest if a member asks for no range of entries."""
+    """Raise InvalidRequest if a requested range of entries is invalid."""
     if not 0 <= first_index <= last_index:
-        raise InvalidRequest(f"a range {first_index}..{last_index}")
+        raise InvalidRequest(f"invalid range of entries {first_index}..{last_index}")
 
 
 class PeerUnreachable(Exception):
-    """No answer: no connection, a deadline, a broken stream. Says nothing of what the peer did."""
+    """Raised if no response arrived, because of a failed connection, a deadline or a broken stream. The peer
+    may or may not have executed the request."""
 
 
 class PeerTlsFailure(PeerUnreachable):
-    """No connection, because the two ends do not agree about TLS: no waiting helps, a person must."""
+    """The connection failed because of TLS. A retry does not help; an operator must act."""
 
 
 class PushStream(Protocol):
@@ -54,26 +55,28 @@ class PushStream(Protocol):
 
 
 class PeerTransport(Protocol):
-    """Everything that a node asks of one member goes through one of these."""
+    """All requests of a node to one member."""
 
     @property
     def address(self) -> str: ...
 
     def connect(self) -> None:
-        """Begin to connect, so that the first message need not wait for it."""
+        """Start connecting, so that the first message does not have to wait."""
 
-    async def ask(self, message: Question, timeout_s: float) -> Answer:
-        """PeerUnreachable without an answer, InvalidRequest if the peer refuses to talk to us."""
+    async def request(self, message: Question, timeout_s: float) -> Answer:
+        """Send a request and return the response. Raises PeerUnreachable if none arrives, InvalidRequest if
+        the peer rejects this node."""
 
     def fetch(
         self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
     ) -> AsyncGenerator[FetchedFrames, None]:
-        """Entries of the peer, to repair ours. PeerUnreachable, InvalidRequest if it has none."""
+        """Fetch entries of the peer for a repair. Raises PeerUnreachable, and InvalidRequest if the peer has
+        none of them."""
 
     def open_push(self, stream_id: int) -> PushStream:
-        """It opens in the moment in which the peer can be reached, once it is run."""
+        """Create a push stream. When it runs, it opens as soon as the peer is reachable."""
 
     async def close(self) -> None: ...
 
     async def retire(self) -> None:
-        """Close once no call is under way; a push stream that works goes on until it ends."""
+        """Close once no call is pending. A working push stream continues until it ends."""

@@ -1,4 +1,4 @@
-"""What the servicers need of a node. The node implements these; nothing here knows how."""
+"""The interfaces that the services require of a node, which implements them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from typing import NamedTuple, Protocol
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
 from dledger.errors import DLedgerError, InvalidRequest
+from dledger.infra.transport.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
-from dledger.rpc.envelope import Identity
-from dledger.rpc.transport.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
+from dledger.rpc.envelope import PeerIdentity
 from dledger.status.model import DamagedRange, NodeStatus
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What one node accepts from its clients. Past each: a numbered refusal."""
+    """Limits of a node for requests of its clients. Requests beyond a limit are refused with its code."""
 
     max_body_bytes: int = MAX_PAYLOAD_BYTES
-    max_batch_bytes: int = MAX_PAYLOAD_BYTES  # bodies and the 48-byte header of each
-    max_batch_entries: int = 4096
+    max_batch_bytes: int = MAX_PAYLOAD_BYTES  # bodies plus a 48-byte header each
+    max_batch_entries: int = 16_384
+    max_pending_bytes: int = 64 << 20  # of unanswered appends of clients
+    max_pending_appends: int = 65_536
     max_append_streams: int = 1024
     max_read_streams: int = 256
     max_unanswered_per_stream: int = 1024
-    max_calls: int = 16_384  # of clients, of all methods together
+    max_calls: int = 16_384  # of clients, for all methods together
     max_connections: int = MAX_CONNECTIONS  # of clients and members
-    append_timeout_ms: int = 5_000  # when the client names none
+    append_timeout_ms: int = 5_000  # default of requests without a timeout
     max_append_timeout_ms: int = 60_000
     read_chunk_bytes: int = 512 << 10
 
 
 class AppendToken(Protocol):
-    """Stands for one append until it is answered, once."""
+    """The handle of one append, which is completed exactly once."""
 
     def answer(self, outcome: AppendResult | DLedgerError) -> None: ...
 
 
 class Chunk(NamedTuple):
-    """Consecutive committed entries as bytes. Only if decoded: `entries` as (index, term, pos, magic, body),
-    and how many of them are of users."""
+    """Consecutive committed entries as bytes. If decoded, also `entries` as (index, term, pos, magic, body),
+    and the number of user entries among them."""
 
     last_index: int
     data: bytes
@@ -49,7 +51,7 @@ class Chunk(NamedTuple):
 
 
 class FetchedFrames(NamedTuple):
-    """Whole batches as they are stored: entries first_index to last_index."""
+    """Whole batches in their stored encoding: entries first_index to last_index."""
 
     first_index: int
     last_index: int
@@ -57,7 +59,7 @@ class FetchedFrames(NamedTuple):
 
 
 class LogPort(Protocol):
-    """A node as its clients see it. All methods are called on the event loop."""
+    """The client-facing interface of a node. All methods are called on the event loop."""
 
     @property
     def group(self) -> str: ...
@@ -67,11 +69,11 @@ class LogPort(Protocol):
 
     @property
     def begin_index(self) -> int:
-        """The first index that can be read; 0 for a log that has never had an entry."""
+        """The first readable index; 0 for a log that has never had an entry."""
 
     @property
     def readable_index(self) -> int:
-        """The last index that may be read here: committed, and stored on this node."""
+        """The last readable index: committed, and stored on this node."""
 
     def append(
         self,
@@ -81,28 +83,30 @@ class LogPort(Protocol):
         open_session: bool,
         timeout_ms: int,
     ) -> None:
-        """Answered through `token`, perhaps before this returns."""
+        """Append a batch. The result is passed to `token`, possibly before this returns."""
 
     def check_serving(self) -> None:
-        """ReadFailed (ILLEGAL_MEMBER_STATE) while this node has no state to serve."""
+        """Raise ReadFailed (ILLEGAL_MEMBER_STATE) while this node has no state to serve."""
 
     async def read_index(self) -> int:
-        """A linearizable read point, from the leader. ReadFailed or Overloaded if there is none to be had."""
+        """Return a linearizable read index from the leader. Raises ReadFailed or Overloaded if none is
+        available."""
 
     async def wait_readable(self, index: int, *, timeout_ms: int | None) -> None:
-        """Until readable_index >= index. ReadFailed when the time is over or the node stops."""
+        """Wait until readable_index >= index. Raises ReadFailed after the timeout, or when the node stops."""
 
     async def load(self, first_index: int, last_index: int, max_bytes: int, *, decode: bool) -> Chunk:
-        """Entries from first_index on, at least one and not above last_index. ReadFailed, StorageError."""
+        """Load entries from first_index to at most last_index, at least one. Raises ReadFailed or
+        StorageError."""
 
     def observe_append(self, seconds: float) -> None:
-        """How long a committed append took."""
+        """Record the duration of a committed append."""
 
     def limit_hit(self, name: str) -> None: ...
 
 
 class PushPeer(Protocol):
-    """The receiving end of a push stream, as the node uses it."""
+    """The receiving end of a push stream, as used by the node."""
 
     @property
     def peer(self) -> str: ...
@@ -112,31 +116,32 @@ class PushPeer(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Of the peer, as its handshake gave it."""
+        """The incarnation of the peer, from its handshake."""
 
     def respond(self, response: PushResponse) -> None: ...
 
     def refuse(self, error: InvalidRequest) -> None:
-        """What was received last is not believed: end this stream, and say why."""
+        """Reject the last received message and end this stream with an error."""
 
     def replace(self) -> None:
-        """End this stream at once: another stream of the same peer takes its place."""
+        """End this stream immediately, because another stream of the same peer replaces it."""
 
 
 class PeerPort(Protocol):
-    """A node as the other members see it. All methods are called on the event loop."""
+    """The peer-facing interface of a node. All methods are called on the event loop."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> PeerIdentity: ...
 
-    async def ask(self, peer: str, message: Message) -> Message:
-        """Hand over a question and wait for its answer. TimeoutError, DLedgerError."""
+    async def request(self, peer: str, message: Message) -> Message:
+        """Pass a request to the node and wait for its response. Raises TimeoutError or DLedgerError."""
 
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
     ) -> FetchedFrames:
-        """Whole batches from first_index on, at least one: committed, or `uncommitted` durable ones, which
-        may yet be taken back. ReadFailed, StorageError, Overloaded."""
+        """Fetch whole batches starting at first_index, at least one. They are committed or, with
+        `uncommitted`, only durable, so that they may still be truncated. Raises ReadFailed, StorageError or
+        Overloaded."""
 
     def push_opened(self, stream: PushPeer) -> None: ...
 
@@ -145,11 +150,11 @@ class PeerPort(Protocol):
     ) -> None: ...
 
     def push_ended(self, stream: PushPeer, *, said_goodbye: bool) -> None:
-        """The stream has ended. `said_goodbye`: its last message was a GOODBYE."""
+        """Handle the end of the stream. `said_goodbye`: the last message of the stream was a GOODBYE."""
 
 
 class ScrubProgress(NamedTuple):
-    """How far a scrub has come. `found`: damage since the last report."""
+    """Progress of a scrub. `found`: damage since the last report."""
 
     next_index: int
     ledger_end_index: int
@@ -159,7 +164,7 @@ class ScrubProgress(NamedTuple):
 
 
 class BackupHead(NamedTuple):
-    """What a backup holds: base.index + 1 to last_index of this node's log."""
+    """The header of a backup, which contains the entries base.index + 1 to last_index of this node's log."""
 
     cluster_id: str
     group: str
@@ -171,7 +176,7 @@ class BackupHead(NamedTuple):
 
 
 class AdminPort(Protocol):
-    """A node as its operator sees it."""
+    """The operator-facing interface of a node."""
 
     @property
     def group(self) -> str: ...
@@ -179,13 +184,16 @@ class AdminPort(Protocol):
     def node_status(self) -> NodeStatus: ...
 
     async def transfer(self, to: str | None) -> None:
-        """Returns when leadership was handed over; DLedgerError says why not."""
+        """Transfer leadership, and return once the transfer has succeeded. Raises DLedgerError with the
+        reason if it failed."""
 
     async def purge(self, before_index: int, before_age_ms: int) -> int:
-        """Let entries before an index, or older than an age, go. Returns the index; NotLeader."""
+        """Request the removal of entries before an index, or older than an age. Returns the index. Raises
+        NotLeader."""
 
     def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
-        """Verify all that this node stores, and repair it."""
+        """Verify all entries stored by this node, and repair damage."""
 
     def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
-        """What follows, then all committed entries as frames. ReadFailed while this node serves nothing."""
+        """Yield a header, then all committed entries as frames. Raises ReadFailed while this node serves no
+        state."""

@@ -1,4 +1,4 @@
-"""Both ends of a push stream, whatever carries it: gRPC between nodes, virtual time in the simulator."""
+"""Both ends of a push stream, independent of its transport: gRPC, or virtual time in the simulator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from dledger.core.messages import Commit, Goodbye, PushMessage, PushResponse
 from dledger.errors import InvalidRequest
+from dledger.infra.transport.outbox import Outbox, Writing
 from dledger.rpc.ports import PeerPort
-from dledger.rpc.transport.outbox import Outbox, Writing
 
 Payload = bytes | memoryview | None
 
@@ -20,38 +20,40 @@ class PushCall(Protocol):
 
     @property
     def broken(self) -> tuple[type[Exception], ...]:
-        """What `write` and `done_writing` raise once it has ended, which `read` is told of, too."""
+        """Exceptions of `write` and `done_writing` after the call has ended, which `read` reports as well."""
 
     def encode(self, message: PushMessage, payload: Payload) -> Any:
-        """What `write` takes: a new object for each message but an APPEND."""
+        """Encode a message for `write`. The result is a new object for each message other than an APPEND."""
 
     async def open(self) -> int:
-        """Shake hands: the incarnation of the peer. PeerUnreachable; InvalidRequest if the peer refuses."""
+        """Perform the handshake and return the incarnation of the peer. Raises PeerUnreachable, and
+        InvalidRequest if the peer refuses."""
 
     def write(self, item: Any) -> Writing: ...
 
     async def done_writing(self) -> None: ...
 
     async def read(self) -> PushResponse | None:
-        """None: the peer has ended the stream in order. PeerUnreachable if it broke."""
+        """Read a response. Returns None if the peer has ended the stream normally. Raises PeerUnreachable if
+        it broke."""
 
     def cancel(self) -> None:
-        """Nobody reads or writes any more. Repeatable."""
+        """Cancel the call. Idempotent."""
 
 
 class PushSender:
-    """The leader's end. Never opened again: a new stream is a new object."""
+    """The leader's end of a push stream. It is never reopened: a new stream is a new object."""
 
     def __init__(self, stream_id: int, call: PushCall) -> None:
         self.stream_id = stream_id
         self.is_up = False
         self._call = call
         self._outbox: Outbox[Any] = Outbox()
-        self._commit: object = None  # the last COMMIT that was put
+        self._commit: object = None  # the last queued COMMIT
 
     def put(self, message: PushMessage, payload: Payload) -> None:
-        """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
-        have no bytes, by keeping only the newest of those that follow each other."""
+        """Queue a message. The core limits queued messages by the bytes in flight. COMMITs, which have no
+        bytes, are limited by replacing a queued COMMIT that would directly precede another."""
         item = self._call.encode(message, payload)
         if isinstance(message, Commit):
             waiting, self._commit = self._commit, item
@@ -61,11 +63,12 @@ class PushSender:
         self._outbox.put(item)
 
     def finish(self) -> None:
-        """End the stream after what was put."""
+        """End the stream after the queued messages."""
         self._outbox.finish()
 
     async def run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
-        """Serve the stream until it ends. PeerUnreachable, or InvalidRequest if the peer refuses it."""
+        """Serve the stream until it ends. Raises PeerUnreachable, and InvalidRequest if the peer refuses
+        it."""
         call = self._call
         try:
             incarnation = await call.open()
@@ -90,19 +93,20 @@ class ReceivedPushes(Protocol):
     """The follower's side of the call that carries one push stream."""
 
     async def read(self) -> tuple[PushMessage, Payload] | None:
-        """None: the leader has ended the stream. InvalidRequest if it sent no message of this protocol."""
+        """Read a message. Returns None if the leader has ended the stream. Raises InvalidRequest if the bytes
+        are invalid."""
 
     async def write(self, response: PushResponse) -> None: ...
 
     async def refuse(self, error: InvalidRequest) -> None:
-        """Say why the stream ends."""
+        """Send the reason why this end closes the stream."""
 
 
 class PushReceiver:
     """One leader's push stream, from the follower's side. Implements dledger.rpc.ports.PushPeer."""
 
     def __init__(self, peer: str, stream_id: int, incarnation: int) -> None:
-        """`incarnation`: of the peer."""
+        """`incarnation`: the incarnation of the peer."""
         self.peer = peer
         self.stream_id = stream_id
         self.incarnation = incarnation
@@ -121,7 +125,7 @@ class PushReceiver:
     def replace(self) -> None:
         self._replaced = True
         if self._reader is not None:
-            self._reader.cancel()  # the peer may send nothing more: do not wait for its next message
+            self._reader.cancel()  # do not wait for the next message, which may never arrive
 
     async def serve(self, port: PeerPort, call: ReceivedPushes) -> None:
         writer = asyncio.ensure_future(self._outbox.run(call.write))
@@ -132,7 +136,7 @@ class PushReceiver:
             if not self._replaced:
                 await reader
         except InvalidRequest as error:
-            # What is broken is the stream, not the node: say so and let the leader open a new one.
+            # The stream is faulty, not the node: report it and let the leader open a new one.
             await call.refuse(error)
         finally:
             reader.cancel()
@@ -146,7 +150,9 @@ class PushReceiver:
                 return
             message, payload = received
             if message.stream_id != self.stream_id:
-                raise InvalidRequest(f"a message of stream {message.stream_id} on stream {self.stream_id}")
+                raise InvalidRequest(
+                    f"a message for stream {message.stream_id} arrived on stream {self.stream_id}"
+                )
             if isinstance(message, Goodbye):
                 self._said_goodbye = True
             port.push_received(self, message, payload)

@@ -1,4 +1,4 @@
-"""LogService.ReadStream and ReadIndex: committed entries, and how far a read has to wait."""
+"""LogService.ReadStream and ReadIndex: committed entries, and linearizable read indexes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded, ReadFailed
+from dledger.infra.quotas import Quota, client_of, peer_host
+from dledger.infra.transport.handlers import malformed
 from dledger.rpc.convert_log import status_of
 from dledger.rpc.ports import LogPort
-from dledger.rpc.transport.handlers import malformed
-from dledger.shares import SharedPlaces, client_of, peer_host
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _MAGIC_NORMAL = 1
-#: A linearizable read waits this long, at most, for this node to catch up with the read point.
+#: Maximum time that a linearizable read waits until this node has stored the read index.
 _CATCH_UP_MS = 5_000
 
 
 class ReadService:
-    """The reading half of LogService."""
+    """The read part of LogService."""
 
     def __init__(self, port: LogPort) -> None:
         self._port = port
-        self._places = SharedPlaces(
+        self._stream_quota = Quota(
             port.limits.max_read_streams,
             "read streams are open",
             "close some, or raise limits.max_read_streams",
@@ -33,7 +33,7 @@ class ReadService:
 
     @property
     def open_streams(self) -> int:
-        return self._places.taken
+        return self._stream_quota.used
 
     async def read_index(
         self, request: pb.ReadIndexRequest | None, context: _Context
@@ -57,16 +57,18 @@ class ReadService:
 
     async def _read_counted(self, request: pb.ReadRequest, context: _Context) -> None:
         client = client_of(peer_host(context.peer()))
-        if (refusal := self._places.refusal(client)) is not None:
+        if (refusal := self._stream_quota.refusal(client)) is not None:
             self._port.limit_hit("max_read_streams")
             raise Overloaded(refusal, code=Code.TOO_MANY_CONNECTIONS)
-        with self._places.taking(client):
+        with self._stream_quota.holding(client):
             await self._read(request, context)
 
     async def _read(self, request: pb.ReadRequest, context: _Context) -> None:
         port = self._port
         if request.from_index < -1 or request.count < 0:
-            raise InvalidRequest(f"from_index {request.from_index}, count {request.count}")
+            raise InvalidRequest(
+                f"invalid read request: from_index {request.from_index}, count {request.count}"
+            )
         port.check_serving()
         if request.mode == pb.READ_MODE_LINEARIZABLE:
             await port.wait_readable(await port.read_index(), timeout_ms=_CATCH_UP_MS)
@@ -76,40 +78,41 @@ class ReadService:
             raise InvalidRequest(f"read format {request.format} is unknown")
         at = request.from_index if request.from_index >= 0 else port.begin_index
         self._check_range(at)
-        left = request.count
+        remaining = request.count
         sent = False
         while True:
             while at <= port.readable_index:
                 try:
-                    at, users = await self._send_chunk(request, context, at, left)
+                    at, users = await self._send_chunk(request, context, at, remaining)
                 except ReadFailed:
                     if sent or request.from_index >= 0 or at >= port.begin_index:
                         raise
-                    at = port.begin_index  # what was the beginning is purged: it is elsewhere now
+                    at = port.begin_index  # the start of the log was purged: continue from the new start
                     continue
                 sent = True
-                if left:
-                    left -= users
-                    if left == 0:
+                if remaining:
+                    remaining -= users
+                    if remaining == 0:
                         return
             if not request.follow:
                 break
             await port.wait_readable(at, timeout_ms=None)
-        if not sent:  # so that the reader learns where the log stands
+        if not sent:  # so that the reader learns the bounds of the log
             await context.write(self._response(at))
 
     async def _send_chunk(
-        self, request: pb.ReadRequest, context: _Context, at: int, left: int
+        self, request: pb.ReadRequest, context: _Context, at: int, remaining: int
     ) -> tuple[int, int]:
-        """Send what fits into one message. Returns where to go on and how many user entries are in it."""
+        """Send one message with entries. Returns the index at which to continue, and the number of user
+        entries sent."""
         port = self._port
         last = port.readable_index
-        if left:  # at least one more entry than wanted may be internal: the loop comes back for the rest
-            last = min(last, at + left - 1)
+        if remaining:  # some entries may be internal: the loop continues with the remaining ones
+            last = min(last, at + remaining - 1)
         as_entries = request.format == pb.READ_FORMAT_ENTRIES
-        if at < port.begin_index:  # purged while we read
+        if at < port.begin_index:  # purged during the read
             self._check_range(at)
-        decode = as_entries or left > 0  # to count users' entries, they have to be told apart
+        decode = as_entries or remaining > 0  # required to count user entries
         chunk = await port.load(at, last, port.limits.read_chunk_bytes, decode=decode)
         response = self._response(chunk.last_index + 1)
         if as_entries:
@@ -121,7 +124,7 @@ class ReadService:
             )
         else:
             response.frames = chunk.data
-        # Awaiting the write is the flow control: a slow reader holds up nothing but itself.
+        # Awaiting the write is the flow control: a slow reader only delays itself.
         await context.write(response)
         return chunk.last_index + 1, chunk.user_entries
 
@@ -149,5 +152,6 @@ class ReadService:
     def _check_group(self, group: str) -> None:
         if group != self._port.group:
             raise InvalidRequest(
-                f"group {group!r}; this node serves {self._port.group!r}", code=Code.UNKNOWN_GROUP
+                f"the request is for group {group!r}; this node serves {self._port.group!r}",
+                code=Code.UNKNOWN_GROUP,
             )

@@ -1,6 +1,7 @@
-"""An append of a client as its bytes on the wire: a message object takes 1 µs for each body, this 0.05.
+"""Encoding of a client's append directly as bytes. This takes 0.05 µs per body, instead of 1 µs with a
+message object.
 
-The layout is that of `AppendRequest` in proto/dledger/v1/log.proto.
+The layout is defined by `AppendRequest` in proto/dledger/v1/log.proto.
 """
 
 from __future__ import annotations
@@ -8,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dledger.rpc.transport.wire import BYTES, VARINT, read_varint, tag, varint
+from dledger.infra.transport.wire import BYTES, VARINT, read_varint, tag, varint
 from dledger.v1 import log_pb2 as pb
 
 _BODY_TAG = tag(pb.AppendRequest, "bodies")
 _MAX_HEAD_FIELDS = 16
 
 
-_GREATEST_MS = (1 << 32) - 1  # of a field uint32: 49 days, and a server waits for less
+_GREATEST_MS = (1 << 32) - 1  # the maximum of a uint32 field: 49 days, far above the limit of servers
 
 
 def wire_ms(seconds: float) -> int:
-    """A time-out as it travels: at least one millisecond, at most what the field takes."""
+    """Convert a timeout for the wire: at least one millisecond, at most the maximum of the field."""
     return max(1, int(min(seconds * 1000, _GREATEST_MS)))
 
 
 class SessionMark(NamedTuple):
-    """What makes a batch unique: it is stored once per (session_id, seq)."""
+    """The identity of a batch: it is stored once per (session_id, seq)."""
 
     session_id: int
     seq: int
@@ -33,7 +34,7 @@ class SessionMark(NamedTuple):
 def encode_append_request(
     group: str, request_id: int, bodies: Sequence[bytes], mark: SessionMark | None, timeout_ms: int
 ) -> bytes:
-    """What AppendRequest(...) with these fields is serialised to, its bodies at the end."""
+    """Serialize AppendRequest(...) with these fields. The bodies are last."""
     request = pb.AppendRequest(group=group, request_id=request_id, timeout_ms=timeout_ms)
     if mark is not None:
         request.session.session_id = mark.session_id
@@ -47,7 +48,7 @@ def encode_append_request(
 
 
 def request_head(data: bytes) -> bytes | None:
-    """What comes before the first body, if that is only numbers and a few fields. None: it is not."""
+    """Return the bytes before the first body if these are only numbers and a few fields, or None."""
     at = 0
     for _ in range(_MAX_HEAD_FIELDS):
         if data.startswith(_BODY_TAG, at):
@@ -62,5 +63,5 @@ def request_head(data: bytes) -> bytes | None:
 
 
 def serialize_request(request: bytes) -> bytes:
-    """The serialiser of the stream of appends, which are put as their bytes."""
+    """Return a message of the append stream, which is already encoded, as its serialized form."""
     return request

@@ -1,4 +1,4 @@
-"""One gRPC server with everything a node offers: log, peers, admin, health and reflection."""
+"""The gRPC server of a node, with the services for the log, peers, administration, health and reflection."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from dledger.errors import ConfigError
+from dledger.infra.transport.call_limit import CallLimit, HandlerList
+from dledger.infra.transport.channels import new_server
+from dledger.infra.transport.first_messages import FirstMessages
+from dledger.infra.transport.handlers import both_stream, server_stream, service, small_requests, unary
+from dledger.infra.transport.host import GrpcService, bind
+from dledger.infra.transport.peer_names import AdminNames, PeerNames
 from dledger.rpc.admin_service import ADMIN_SERVICE, AdminService
 from dledger.rpc.append_service import AppendService, small_append_of
 from dledger.rpc.append_wire import parse_push
-from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
 from dledger.rpc.read_service import ReadService
-from dledger.rpc.transport.call_limit import CallLimit, HandlerList
-from dledger.rpc.transport.channels import new_server
-from dledger.rpc.transport.handlers import both_stream, server_stream, service, small_requests, unary
-from dledger.rpc.transport.host import GrpcService, bind
-from dledger.rpc.transport.unsent_requests import UnsentRequests
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 
 LOG_SERVICE = "dledger.v1.LogService"
 PEER_SERVICE = "dledger.v1.PeerService"
 _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
-_TAKEN = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
+_RESERVED_NAMES = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
 
 
 def check_services(services: Sequence[GrpcService]) -> None:
-    """ConfigError if two services have one name, or one has that of a service of the node's own."""
+    """Raise ConfigError if two services share a name, or one has the name of a service of the node itself."""
     names = [service.name for service in services]
     for name in names:
-        if not name or name in _TAKEN or names.count(name) > 1:
-            raise ConfigError(f"gRPC service {name!r}: the name is empty, or taken by another service")
+        if not name or name in _RESERVED_NAMES or names.count(name) > 1:
+            raise ConfigError(f"gRPC service {name!r}: the name is empty or already in use")
 
 
 def peer_handler(peers: PeerService) -> grpc.GenericRpcHandler:
-    """Of all calls of the other members."""
+    """Return the handler of all calls of the other members."""
     methods = {
         "Vote": unary(peers.vote, peer_pb2.VoteRequest),
         "Heartbeat": unary(peers.heartbeat, peer_pb2.HeartbeatRequest),
@@ -51,7 +51,7 @@ def peer_handler(peers: PeerService) -> grpc.GenericRpcHandler:
 
 
 class NodeGrpc:
-    """The gRPC face of a node. `address` is host:port, with the port that was really bound."""
+    """The gRPC server of a node. `address` is host:port, with the port that was actually bound."""
 
     def __init__(
         self,
@@ -64,24 +64,25 @@ class NodeGrpc:
         admin_names: AdminNames | None = None,
         others: Sequence[GrpcService] = (),
     ) -> None:
-        self.appends = AppendService(log)
+        # A separate limit for members: clients must not prevent a node from taking part in elections.
+        self.first_messages, self.first_messages_of_members = (
+            FirstMessages(lambda: log.limit_hit("first_messages")) for _ in range(2)
+        )
+        self.appends = AppendService(log, self.first_messages)
         self.reads = ReadService(log)
         self.address = ""
         self._serving = False
         self._others = tuple(others)
         self._credentials = credentials  # None: plain text
-        self._peers = PeerService(peers, peer_names, log.limit_hit)
+        self._peers = PeerService(peers, peer_names, log.limit_hit, self.first_messages_of_members)
         self._limits = log.limits
         self._calls = CallLimit(self._limits.max_calls, lambda: log.limit_hit("max_calls"))
-        # Those of members apart: clients must not cost a node its elections.
-        self._unsent, self._unsent_of_members = (
-            UnsentRequests(lambda: log.limit_hit("unsent_requests")) for _ in range(2)
-        )
         self._admin = AdminService(admin, admin_names)
         self._health = health.aio.HealthServicer()
 
     async def start(self, listen: str) -> None:
-        """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
+        """Bind and serve. Raises ConfigError PORT_IN_USE, which names the address, if the port is not
+        available."""
         self._server = new_server(self._limits.max_connections)
         self._add_services()
         self.address = await bind(self._server, listen, self._credentials)
@@ -91,7 +92,8 @@ class NodeGrpc:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds. Repeatable."""
+        """Refuse new calls, complete pending appends with Indeterminate, wait for other calls, and cancel the
+        remaining ones after `grace_s` seconds. Idempotent."""
         if not self._serving:
             return
         self._serving = False
@@ -125,6 +127,6 @@ class NodeGrpc:
         described = reflection.aio.ReflectionServicer(names)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_grpc)
         of_clients.add_generic_rpc_handlers(map(small_requests, of_grpc.handlers))
-        limited = self._unsent.over(*map(self._calls.over, of_clients.handlers))
-        of_members = self._unsent_of_members.over(peer_handler(self._peers))
+        limited = self.first_messages.over(*map(self._calls.over, of_clients.handlers))
+        of_members = self.first_messages_of_members.over(peer_handler(self._peers))
         self._server.add_generic_rpc_handlers((of_members, limited))

@@ -1,4 +1,4 @@
-"""One view of the whole cluster, put together from what each node says of itself."""
+"""A view of the whole cluster, assembled from the status of each node."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from dledger.status.encoding import node_status_to_json
 from dledger.status.model import ElectionEvent, MemberAddress, NodeStatus
 
-# What one node said, or why it said nothing.
-Answer = NodeStatus | str
+# The status of a node, or why it is not available.
+NodeAnswer = NodeStatus | str
 
 CACHE_SECONDS = 0.5
-ASK_SECONDS = 3.0
+QUERY_SECONDS = 3.0
 TERMS_SHOWN = 12
 
-# Causes that begin an election.
-_TRIGGERS = frozenset({"transfer", "stream-lost", "timeout", "start"})
+# Causes that start an election.
+_TRIGGERS = frozenset({"transfer", "stream-lost", "leader-silent", "timeout", "start"})
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The answers of all nodes at one moment. `unix_ms` is when they were asked."""
+    """The responses of all nodes to one round of queries. `unix_ms`: the time of the queries."""
 
     asked: NodeStatus
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, NodeAnswer]
     unix_ms: int
 
     @property
@@ -36,7 +36,8 @@ class ClusterView:
 
     @property
     def leader(self) -> NodeStatus | None:
-        """The node that says it leads, in the highest term: a deposed leader may not know yet."""
+        """The node that claims to lead in the highest term. A deposed leader may not know yet that it was
+        deposed."""
         return max((s for s in self.statuses if s.is_leader), key=lambda s: s.term, default=None)
 
     @property
@@ -44,7 +45,8 @@ class ClusterView:
         return max(s.term for s in self.statuses)
 
     def lag_of(self, node_id: str) -> tuple[int, int] | None:
-        """(entries, bytes) that a node is behind the leader, by the leader's word; None: nobody can say."""
+        """Return (entries, bytes) by which a node is behind the leader according to the leader, or None if
+        unknown."""
         leader = self.leader
         if leader is None:
             return None
@@ -81,7 +83,7 @@ class ClusterView:
         return [members[node_id] for node_id in sorted(members)]
 
     def _node_json(self, member: MemberAddress) -> dict[str, Any]:
-        answer = self.answers.get(member.node_id, "not asked")
+        answer = self.answers.get(member.node_id, "not queried")
         status = answer if isinstance(answer, NodeStatus) else None
         lag = self.lag_of(member.node_id)
         leader = self.leader
@@ -116,28 +118,28 @@ def _leader_json(leader: NodeStatus) -> dict[str, Any]:
 
 
 def elections_by_term(statuses: list[NodeStatus]) -> list[dict[str, Any]]:
-    """What all nodes saw, one item per term, the newest term first.
+    """Group the events of all nodes by term, the newest term first.
 
-    Nodes see the same election at different times and from different sides; side by side under its term
-    that is an explanation, as one flat list it is noise.
+    Nodes observe the same election at different times and in different roles. Events that are grouped by term
+    explain an election, which a flat list would not.
     """
     by_term: dict[int, list[tuple[str, ElectionEvent]]] = {}
     for status in statuses:
         for event in status.elections:
             by_term.setdefault(event.term, []).append((status.node_id, event))
     newest = sorted(by_term, reverse=True)[:TERMS_SHOWN]
-    return [_term_json(term, sorted(by_term[term], key=lambda seen: seen[1].unix_ms)) for term in newest]
+    return [_term_json(term, sorted(by_term[term], key=lambda item: item[1].unix_ms)) for term in newest]
 
 
-def _term_json(term: int, seen: list[tuple[str, ElectionEvent]]) -> dict[str, Any]:
-    won = next((item for item in seen if item[1].cause == "won"), None)
-    lost_by = next((node_id for node_id, event in seen if event.cause == "quorum-lost"), "")
-    leader_id = won[0] if won else next((e.leader_id for _, e in seen if e.leader_id), lost_by)
-    trigger = _trigger(seen, won)
+def _term_json(term: int, events: list[tuple[str, ElectionEvent]]) -> dict[str, Any]:
+    won = next((item for item in events if item[1].cause == "won"), None)
+    lost_by = next((node_id for node_id, event in events if event.cause == "quorum-lost"), "")
+    leader_id = won[0] if won else next((e.leader_id for _, e in events if e.leader_id), lost_by)
+    trigger = _trigger(events, won)
     return {
         "term": term,
         "leader_id": leader_id,
-        "unix_ms": (won or seen[0])[1].unix_ms,
+        "unix_ms": (won or events[0])[1].unix_ms,
         "cause": "" if trigger is None else trigger[1].cause,
         "cause_node_id": "" if trigger is None else trigger[0],
         "lost_by": lost_by,
@@ -149,64 +151,67 @@ def _term_json(term: int, seen: list[tuple[str, ElectionEvent]]) -> dict[str, An
                 "leader_id": e.leader_id,
                 "cause": e.cause,
             }
-            for node_id, e in seen
+            for node_id, e in events
         ],
     }
 
 
 def _trigger(
-    seen: list[tuple[str, ElectionEvent]], won: tuple[str, ElectionEvent] | None
+    events: list[tuple[str, ElectionEvent]], won: tuple[str, ElectionEvent] | None
 ) -> tuple[str, ElectionEvent] | None:
-    """Why the term began: the winner's last reason before it won.
+    """Return the event that started the term: the last trigger of the winner before it won.
 
-    Only the winner's, because clocks of two nodes do not compare, and another node's time-out in this term
-    may be about the end of the term. Where no winner answers, the first reason of any node must do.
+    Only events of the winner are used, because the clocks of two nodes are not comparable, and because a
+    timeout of another node in this term may belong to the end of the term. If the winner did not respond, the
+    first trigger of any node is used.
     """
     if won is None:
-        return next((item for item in seen if item[1].cause in _TRIGGERS), None)
+        return next((item for item in events if item[1].cause in _TRIGGERS), None)
     own = [
-        e for node_id, e in seen if node_id == won[0] and e.cause in _TRIGGERS and e.unix_ms <= won[1].unix_ms
+        e
+        for node_id, e in events
+        if node_id == won[0] and e.cause in _TRIGGERS and e.unix_ms <= won[1].unix_ms
     ]
     return (won[0], own[-1]) if own else None
 
 
 class ClusterCache:
-    """Asks the cluster at most once per CACHE_SECONDS however many callers want to know.
+    """Queries the cluster at most once per CACHE_SECONDS, regardless of the number of callers.
 
-    The question runs as a task of its own: a caller that goes away does not cancel it for the others.
+    The query runs as a separate task, so that a caller that disconnects does not cancel it for the others.
     """
 
     def __init__(
         self,
         node_status: Callable[[], NodeStatus],
-        cluster_status: Callable[[], Awaitable[dict[str, Answer]]],
+        cluster_status: Callable[[], Awaitable[dict[str, NodeAnswer]]],
     ) -> None:
         self._node_status = node_status
         self._cluster_status = cluster_status
-        self._asking: asyncio.Task[ClusterView] | None = None
+        self._query: asyncio.Task[ClusterView] | None = None
         self._view: ClusterView | None = None
         self._fresh_until = 0.0
 
     async def view(self) -> ClusterView:
-        """The latest view. TimeoutError when the source does not keep its own deadline."""
+        """Return the latest view. Raises TimeoutError if the source exceeds its own deadline."""
         if self._view is not None and asyncio.get_running_loop().time() < self._fresh_until:
             return self._view
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-            # All who asked may have gone: then nobody else looks at how it ended.
-            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._asking)
+        if self._query is None or self._query.done():
+            self._query = asyncio.create_task(self._query_nodes())
+            # If all callers are gone, retrieve the exception, so that it is not reported as lost.
+            self._query.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._query)
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._query is not None:
+            self._query.cancel()
+            await asyncio.gather(self._query, return_exceptions=True)
 
-    async def _ask(self) -> ClusterView:
+    async def _query_nodes(self) -> ClusterView:
         unix_ms = time.time_ns() // 1_000_000
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(QUERY_SECONDS):
             answers = dict(await self._cluster_status())
-        # What a node knows of itself is always newer than what came by way of others.
+        # A node's own status is always newer than its status received through others.
         own = self._node_status()
         answers[own.node_id] = own
         self._view = ClusterView(own, answers, unix_ms)

@@ -1,4 +1,5 @@
-"""NodeStatus as JSON and back. Field names are those of the proto, so that all forms show the same facts."""
+"""Converts NodeStatus to and from JSON. The field names are the same as in the proto, so all formats have the
+same fields."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ _T = TypeVar("_T", MemberAddress, FollowerStatus, ElectionEvent, DamagedRange, N
 
 
 def node_status_to_json(status: NodeStatus) -> dict[str, Any]:
-    """Plain values only: what json.dumps takes."""
+    """Return plain values that json.dumps accepts."""
     return asdict(status)
 
 
 def node_status_from_json(data: Mapping[str, Any]) -> NodeStatus:
-    """The inverse of node_status_to_json. ValueError when a field is missing, or is none of its kind.
+    """Parse the output of node_status_to_json. Raises ValueError if a field is missing or has the wrong type.
 
-    Fields that a newer node may send are ignored.
+    Ignores fields of newer versions.
     """
     try:
         return _status(dict(data))
     except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"no status of a node: {error}") from None
+        raise ValueError(f"the data is not a node status: {error}") from None
 
 
 def _status(values: dict[str, Any]) -> NodeStatus:
@@ -32,7 +33,8 @@ def _status(values: dict[str, Any]) -> NodeStatus:
     values["followers"] = tuple(_build(FollowerStatus, item) for item in values.get("followers", ()))
     values["elections"] = tuple(_build(ElectionEvent, item) for item in values.get("elections", ()))
     values["damaged"] = tuple(_build(DamagedRange, item) for item in values.get("damaged", ()))
-    values["limits_hit"] = {str(name): int(hits) for name, hits in values.get("limits_hit", {}).items()}
+    for name in ("limits_hit", "clocks"):
+        values[name] = {str(key): int(value) for key, value in values.get(name, {}).items()}
     return _build(NodeStatus, values)
 
 
@@ -42,5 +44,5 @@ def _build(cls: type[_T], data: Mapping[str, Any]) -> _T:
         f.name for f in known if f.name not in data and f.default is MISSING and f.default_factory is MISSING
     ]
     if missing:
-        raise ValueError(f"{cls.__name__}: missing {', '.join(missing)}")
+        raise ValueError(f"{cls.__name__}: missing fields: {', '.join(missing)}")
     return cls(**{f.name: data[f.name] for f in known if f.name in data})

@@ -1,26 +1,26 @@
-"""The HTTP face of the status: JSON, probes for load balancers, Prometheus metrics and the live page.
+"""The status over HTTP: JSON, probes for load balancers, Prometheus metrics and the live page.
 
 =============  =========================================================================================
-path           answer
+path           response
 =============  =========================================================================================
 /              the live page
-/status        200, what this node knows, field names as in proto/dledger/v1/admin.proto
-/cluster       200, all nodes, each asked by this one; at most 0.5 s old, `unix_ms` says when
-/leader        200 if this node believes that it leads, else 503. The body names the leader it knows
+/status        200, the status of this node, field names as in proto/dledger/v1/admin.proto
+/cluster       200, the status of all nodes, queried by this one; at most 0.5 s old, see `unix_ms`
+/leader        200 if this node believes that it leads, else 503. The body names the known leader
 /replica       200 if this node is a follower that knows its leader, else 503. `?lag=N` (entries) and
-               `?lag_bytes=N` bound how far it may be behind, by the leader's word: 503 if it is further
-               behind, or if the leader does not say
+               `?lag_bytes=N` limit its lag as known to the leader: 503 if it is further behind, or if
+               the leader does not respond
 /health        200 if the node is healthy and knows a leader, else 503 with the reason
 /livez         200 whenever the event loop runs
 /metrics       200, Prometheus text
 =============  =========================================================================================
 
-`/leader` says what the node *believes*: no lease is used, so a leader that was just cut off says 200 until
-its check-quorum makes it step down. Route by it, but do not build a lock on it: an append is what decides.
+`/leader` reports what the node *believes*. No lease is used, so a partitioned leader responds with 200 until
+check-quorum makes it step down. Use it for routing and not as a lock: only an append proves leadership.
 
-A Host header that is none of this server's names is answered 421 (`dledger.status.hosts`).
+The response to a Host header with a foreign name is 421 (`dledger.infra.http.server`).
 
-HEAD gives the same answer without a body, and so does OPTIONS, which HAProxy likes to use for probes.
+HEAD returns the same response without a body, and so does OPTIONS, which HAProxy uses for probes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-from dledger.status import probes
-from dledger.status.cluster import Answer, ClusterCache
-from dledger.status.connections import ConnectionLimits
-from dledger.status.encoding import node_status_to_json
-from dledger.status.model import NodeStatus
-from dledger.status.web import (
+from dledger.infra.http.connections import HttpConnectionLimits
+from dledger.infra.http.server import (
     HttpServer,
     WebHandler,
     json_answer,
@@ -45,6 +41,10 @@ from dledger.status.web import (
     serve_web,
     static,
 )
+from dledger.status import probes
+from dledger.status.cluster import ClusterCache, NodeAnswer
+from dledger.status.encoding import node_status_to_json
+from dledger.status.model import NodeStatus
 
 PATHS = ("/", "/status", "/cluster", "/leader", "/replica", "/health", "/livez", "/metrics")
 PROBES = ("/leader", "/replica", "/health", "/livez")
@@ -60,18 +60,18 @@ _PAGE_FILES = {
 
 
 class StatusSource(Protocol):
-    """What the server needs of a node."""
+    """The interface of a node to the status server."""
 
     def node_status(self) -> NodeStatus:
-        """What the node knows of itself; never waits."""
+        """Return the node's own status without waiting."""
         ...
 
-    async def cluster_status(self) -> dict[str, Answer]:
-        """node_id -> what that node says, or why it says nothing. Keeps a short deadline of its own."""
+    async def cluster_status(self) -> dict[str, NodeAnswer]:
+        """Return the status of each node by id, or why it is unavailable. Has its own short deadline."""
         ...
 
     def metrics_text(self) -> bytes:
-        """Prometheus text, as StatusExporter.text() writes it."""
+        """Return Prometheus text, as written by StatusExporter.text()."""
         ...
 
 
@@ -81,14 +81,16 @@ async def start_http(
     tls: ssl.SSLContext | None = None,
     *,
     allowed_hosts: Collection[str] = (),
-    limits: ConnectionLimits | None = None,
+    limits: HttpConnectionLimits | None = None,
 ) -> HttpServer:
-    """Serve `source` on `listen` (host:port, [v6]:port, or :port for all interfaces; port 0: any free one).
+    """Serve `source` on `listen`: host:port, [v6]:port, or :port for all interfaces. Port 0 selects a free
+    port.
 
-    Requests may name the server as `serve_web` says.
-    With `tls` it is HTTPS; a certificate loaded into that context later is used from the next connection on.
+    Host headers are checked as in `serve_web`. With `tls` it serves HTTPS; new connections use the
+    certificate that was last loaded into that context.
 
-    ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
+    Raises ConfigError with PORT_IN_USE if another process uses the port, CONFIG_INVALID if the address is
+    invalid.
     """
     cache = ClusterCache(source.node_status, source.cluster_status)
     return await serve_web(
@@ -131,12 +133,12 @@ class _Endpoints:
         try:
             view = await self._cache.view()
         except TimeoutError:
-            return json_answer(request, 504, {"error": "the nodes were not asked in time"})
+            return json_answer(request, 504, {"error": "the nodes did not answer in time"})
         return json_answer(request, 200, view.to_json())
 
     async def leader(self, request: web.Request) -> web.StreamResponse:
         status = self._source.node_status()
-        return _probe(request, status, probes.leader_verdict(status))
+        return _probe(request, status, probes.probe_leader(status))
 
     async def replica(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -144,14 +146,14 @@ class _Endpoints:
         except ValueError as error:
             return json_answer(request, 400, {"error": str(error)})
         status = self._source.node_status()
-        verdict = probes.replica_verdict(status)
-        if verdict.ok and bound.given:
-            verdict = probes.lag_verdict(await self._lag(status), bound)
+        verdict = probes.probe_replica(status)
+        if verdict.ok and bound.is_limited:
+            verdict = probes.probe_lag(await self._lag(status), bound)
         return _probe(request, status, verdict)
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         status = self._source.node_status()
-        return _probe(request, status, probes.health_verdict(status))
+        return _probe(request, status, probes.probe_health(status))
 
     async def livez(self, request: web.Request) -> web.StreamResponse:
         return json_answer(request, 200, {"ok": True})
@@ -163,13 +165,14 @@ class _Endpoints:
         try:
             view = await self._cache.view()
         except TimeoutError:
-            return "the leader did not say in time how far this node is behind"
+            return "the leader did not report the lag of this node in time"
         leader = view.leader
-        # A deposed leader's word is worth nothing: it knows neither the new log nor this node's place in it.
+        # The response of a deposed leader is useless: it knows neither the new log nor this node's position
+        # in it.
         if leader is None or leader.term < status.term:
-            return "the leader does not answer, so the lag is not known"
+            return "the leader does not answer, so the lag is unknown"
         lag = view.lag_of(status.node_id)
-        return "the leader does not know yet how far this node is behind" if lag is None else lag
+        return "the leader does not know the lag of this node yet" if lag is None else lag
 
 
 def _count(request: web.Request, name: str) -> int | None:
@@ -181,7 +184,7 @@ def _count(request: web.Request, name: str) -> int | None:
     return int(text)
 
 
-def _probe(request: web.Request, status: NodeStatus, verdict: probes.Verdict) -> web.Response:
+def _probe(request: web.Request, status: NodeStatus, verdict: probes.ProbeResult) -> web.Response:
     leader_http = next((m.http_address for m in status.members if m.node_id == status.leader_id), "")
     body = {
         "ok": verdict.ok,

@@ -1,4 +1,4 @@
-"""The status as Prometheus metrics: built from NodeStatus at each scrape, no global state."""
+"""The status as Prometheus metrics: generated from NodeStatus at each scrape, without global state."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from prometheus_client.registry import Collector
 
 from dledger.status.model import NodeStatus
 
-# The text format every Prometheus reads; names and labels here need nothing of the newer ones.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# The classic text format, which every Prometheus version reads. The metrics need no newer features.
 
 ROLES = ("UNKNOWN", "CANDIDATE", "FOLLOWER", "LEADER")
 
 
-class Histogram(Protocol):
-    """Observations sorted into buckets.
+class HistogramCounts(Protocol):
+    """Observations counted in buckets.
 
-    `buckets` are the upper bounds in ascending order, without +Inf. `counts` holds one number per bucket, not
-    cumulative, and a last one for what was above all bounds.
+    `buckets` are the upper bounds in ascending order, without +Inf. `counts` has one non-cumulative number
+    per bucket, and a last one for observations above all bounds.
     """
 
     @property
@@ -40,12 +39,12 @@ class Histogram(Protocol):
 
 
 class NodeMetricsSource(Protocol):
-    """What a node counts itself, beyond what NodeStatus tells."""
+    """Counters of a node beyond NodeStatus."""
 
     @property
-    def append_latency(self) -> Histogram: ...
+    def append_latency(self) -> HistogramCounts: ...
     @property
-    def fsync_latency(self) -> Histogram: ...
+    def fsync_latency(self) -> HistogramCounts: ...
     @property
     def elections_by_cause(self) -> Mapping[str, int]: ...
     @property
@@ -59,27 +58,31 @@ class NodeMetricsSource(Protocol):
 # name, help text, value. The order is the order of the output.
 _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
     ("dledger_term", "Current term of the node.", lambda s: s.term),
-    ("dledger_role_epoch", "Grows at every change of role, also over restarts.", lambda s: s.role_epoch),
-    ("dledger_incarnation", "How often this node has been started on its data.", lambda s: s.incarnation),
+    (
+        "dledger_role_epoch",
+        "Increases with every change of role, also across restarts.",
+        lambda s: s.role_epoch,
+    ),
+    ("dledger_incarnation", "Number of starts of this node on its data.", lambda s: s.incarnation),
     ("dledger_has_leader", "1 if this node knows a leader, else 0.", lambda s: bool(s.leader_id)),
-    ("dledger_healthy", "1 if the node says it is ok, else 0.", lambda s: s.health == "ok"),
+    ("dledger_healthy", "1 if the node reports to be healthy, else 0.", lambda s: s.health == "ok"),
     (
         "dledger_leader_since_timestamp_seconds",
-        "Unix time since which this node knows its present leader; 0: none known.",
+        "Unix time since which this node knows its current leader, or 0 if it knows none.",
         lambda s: s.leader_since_unix_ms / 1000,
     ),
     (
         "dledger_ledger_begin_index",
-        "First index stored here; -1: the ledger is empty.",
+        "First index stored on this node; -1: the ledger is empty.",
         lambda s: s.ledger_begin_index,
     ),
     (
         "dledger_ledger_end_index",
-        "Last index stored here; -1: the ledger is empty.",
+        "Last index stored on this node; -1: the ledger is empty.",
         lambda s: s.ledger_end_index,
     ),
-    ("dledger_ledger_end_term", "Term of the last entry stored here.", lambda s: s.ledger_end_term),
-    ("dledger_durable_index", "Highest index covered by an fsync here.", lambda s: s.durable_index),
+    ("dledger_ledger_end_term", "Term of the last stored entry.", lambda s: s.ledger_end_term),
+    ("dledger_durable_index", "Highest index that an fsync covers.", lambda s: s.durable_index),
     (
         "dledger_verified_index",
         "Highest index known to equal the log of the current leader.",
@@ -101,16 +104,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
         "Byte position up to which the ledger is committed.",
         lambda s: s.committed_pos,
     ),
-    ("dledger_pending_bytes", "Bytes appended here and not yet committed.", lambda s: s.pending_bytes),
+    ("dledger_pending_bytes", "Bytes appended and not yet committed.", lambda s: s.pending_bytes),
     ("dledger_disk_used_bytes", "Bytes on disk used by this node's data.", lambda s: s.disk_used_bytes),
     ("dledger_disk_free_bytes", "Bytes free on the disk of the data.", lambda s: s.disk_free_bytes),
     ("dledger_damaged_ranges", "Ranges of entries that cannot be read now.", lambda s: len(s.damaged)),
     ("dledger_damages_found", "Damaged ranges found since the start.", lambda s: s.scrub_found),
     ("dledger_damages_repaired", "Damaged ranges repaired since the start.", lambda s: s.repaired),
-    ("dledger_scrubbed_index", "How far the scrub has come.", lambda s: s.scrubbed_index),
+    ("dledger_scrubbed_index", "Index that the scrub has reached.", lambda s: s.scrubbed_index),
     (
         "dledger_rejoining",
-        "1 while the node does not count: it lost its log, or its end.",
+        "1 while the node does not vote: it lost its log or the end of it.",
         lambda s: bool(s.rejoining),
     ),
     (
@@ -119,16 +122,26 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
         lambda s: bool(s.rebuilding),
     ),
     ("dledger_needs_image", "1 while the node waits for a state image.", lambda s: s.needs_image),
-    ("dledger_disk_full", "1 while there is no room beyond the reserve.", lambda s: s.no_room),
-    ("dledger_reserved_bytes", "Bytes that can be appended for sure.", lambda s: s.reserved_bytes),
+    ("dledger_disk_full", "1 while there is no disk space beyond the reserve.", lambda s: s.no_room),
+    ("dledger_reserved_bytes", "Bytes that can certainly be appended.", lambda s: s.reserved_bytes),
     (
         "dledger_clock_offset_seconds",
-        "How far the wall clock is ahead of cluster time.",
+        "Difference of the wall clock to cluster time; positive: ahead.",
         lambda s: s.clock_offset_ms / 1000,
     ),
     (
+        "dledger_clock_spread_seconds",
+        "Difference between the earliest and the latest known wall clock of the members.",
+        lambda s: s.clock_spread_ms / 1000,
+    ),
+    (
+        "dledger_age_purge_pause_seconds",
+        "Remaining pause of purging by age after a large step of cluster time.",
+        lambda s: s.age_purge_pause_ms / 1000,
+    ),
+    (
         "dledger_newest_image_index",
-        "Index of the newest committed state image; -1: none.",
+        "Index of the newest committed state image, or -1 if there is none.",
         lambda s: s.newest_image,
     ),
     ("dledger_sessions", "Append sessions in the log.", lambda s: s.sessions),
@@ -137,7 +150,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
 
 
 class StatusExporter:
-    """Writes a node's metrics as text. One per node; it keeps a registry of its own."""
+    """Writes a node's metrics as text, from a private registry. Create one per node."""
 
     def __init__(
         self,
@@ -145,17 +158,17 @@ class StatusExporter:
         metrics: NodeMetricsSource,
         more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`more`: metrics of others, which must not raise and have names of their own."""
+        """`more`: metrics of other components, which must not raise and must have distinct names."""
         self._registry = CollectorRegistry()
         self._registry.register(_NodeCollector(status, metrics))
-        self._registry.register(_OtherCollector(more))
+        self._registry.register(_ExtraCollector(more))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
     def families(self) -> Iterable[Metric]:
-        """The same as values: name, type, meaning, labels, samples."""
+        """Return the metrics as values: name, type, help text, labels, samples."""
         return self._registry.collect()
 
 
@@ -165,7 +178,8 @@ class _NodeCollector(Collector):
         self._metrics = metrics
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: else the registry would collect at registration, when the node is not up yet."""
+        """Return no metrics. Otherwise the registry would collect them at registration, before the node is
+        running."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -176,29 +190,29 @@ class _NodeCollector(Collector):
             yield GaugeMetricFamily(name, text, value=float(value(status)))
         yield GaugeMetricFamily(
             "dledger_keeps_cpus_awake",
-            "1 if this node keeps CPUs awake while it has work; 0 if it may not, or is not to.",
+            "1 if this node keeps CPUs awake while it has work; 0 if it cannot, or is not configured to.",
             value=float(self._metrics.keeps_cpus_awake()),
         )
         yield GaugeMetricFamily(
             "dledger_loop_lag_seconds",
-            "How late the event loop was at most, in the last minute or two.",
+            "Longest lag of the event loop during the last one to two minutes.",
             value=self._metrics.loop_lag_s(),
         )
         yield CounterMetricFamily(
             "dledger_loop_stalls",
-            "Times that the event loop was late by 0.1 s or more.",
+            "Number of event loop lags of 0.1 s or more.",
             value=self._metrics.loop_stalls(),
         )
         yield from _followers(status)
         yield _counter(
             "dledger_elections",
-            "Changes of role, term or leader that this node saw, by cause.",
+            "Changes of role, term or leader seen by this node, by cause.",
             "cause",
             self._metrics.elections_by_cause,
         )
         yield _counter(
             "dledger_limits_hit",
-            "How often a limit made this node refuse or delay something.",
+            "Requests refused or delayed by a limit of this node, by limit.",
             "limit",
             status.limits_hit,
         )
@@ -214,7 +228,7 @@ class _NodeCollector(Collector):
         )
 
 
-class _OtherCollector(Collector):
+class _ExtraCollector(Collector):
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
 
@@ -233,7 +247,7 @@ def _info(status: NodeStatus) -> InfoMetricFamily:
         "version": status.version,
         "flush_mode": status.flush_mode,
     }
-    return InfoMetricFamily("dledger_node", "Who this node is.", value=labels)
+    return InfoMetricFamily("dledger_node", "Identity of this node.", value=labels)
 
 
 def _role(status: NodeStatus) -> GaugeMetricFamily:
@@ -248,12 +262,12 @@ def _role(status: NodeStatus) -> GaugeMetricFamily:
 def _followers(status: NodeStatus) -> Iterable[Metric]:
     entries = GaugeMetricFamily(
         "dledger_follower_lag_entries",
-        "Entries by which a follower is behind. Only the leader knows.",
+        "Entries that a follower is behind. Reported by the leader only.",
         labels=["follower"],
     )
     size = GaugeMetricFamily(
         "dledger_follower_lag_bytes",
-        "Bytes by which a follower is behind. Only the leader knows.",
+        "Bytes that a follower is behind. Reported by the leader only.",
         labels=["follower"],
     )
     inflight = GaugeMetricFamily(
@@ -288,7 +302,7 @@ def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Cou
     return family
 
 
-def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
+def _histogram(name: str, text: str, histogram: HistogramCounts) -> HistogramMetricFamily:
     bounds = [str(float(bound)) for bound in histogram.buckets] + ["+Inf"]
     cumulative = [float(total) for total in accumulate(histogram.counts)]
     buckets = list(zip(bounds, cumulative, strict=True))

@@ -1,21 +1,24 @@
-"""The facts that every form of the status API shows (gRPC, HTTP/JSON, metrics, page): one model for all."""
+"""The model behind all forms of the status API (gRPC, HTTP/JSON, metrics, page)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+#: `NodeStatus.health` of a node that cannot lead, because its disk has no room for another data file.
+DISK_FULL_HEALTH = "the disk is full"
+
 
 @dataclass(frozen=True, slots=True)
 class MemberAddress:
     node_id: str
     address: str  # gRPC, host:port
-    http_address: str = ""  # status page and metrics; empty: not known
+    http_address: str = ""  # status page and metrics; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerStatus:
-    """What the leader knows of one follower."""
+    """The leader's view of one follower."""
 
     node_id: str
     connected: bool
@@ -25,13 +28,13 @@ class FollowerStatus:
     lag_bytes: int
     inflight_bytes: int
     last_contact_ms: int  # since its last answer; -1: never
-    owner_lag_bytes: int = -1  # what the program that owns it has still to work off; -1: it has not said
-    owner_unfit: bool = False  # that program had better not lead
+    owner_lag_bytes: int = -1  # backlog of the program that owns it; -1: not reported
+    owner_unfit: bool = False  # the program that owns it asks not to be elected
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionEvent:
-    """A change of role, term or leader as this node saw it. unix_ms is wall clock, for people."""
+    """A change of role, term or leader seen by this node. unix_ms is wall-clock time, for display."""
 
     unix_ms: int
     term: int
@@ -42,7 +45,7 @@ class ElectionEvent:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Durable entries that cannot be read any more: where the fault is, and what it is."""
+    """Durable entries that can no longer be read, with the location and reason of the first fault."""
 
     first_index: int
     last_index: int
@@ -53,7 +56,7 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """Field names and meanings are those of NodeStatus in proto/dledger/v1/admin.proto."""
+    """The status of a node. The fields correspond to NodeStatus in proto/dledger/v1/admin.proto."""
 
     cluster_id: str
     group: str
@@ -107,8 +110,12 @@ class NodeStatus:
     repairing_index: int = -1
     writing_image: bool = False
     tls: str = "off"
-    owner: dict[str, Any] = field(default_factory=dict)  # what the program that owns the node says of itself
+    owner: dict[str, Any] = field(default_factory=dict)  # status of the program that owns the node
     rebuilding: str = ""  # what the rebuild of the sessions waits for after a start
+    clocks: dict[str, int] = field(default_factory=dict)  # by member: ms ahead of cluster time
+    clock_spread_ms: int = 0
+    age_purge_step_ms: int = 0
+    age_purge_pause_ms: int = 0
 
     @property
     def is_leader(self) -> bool:

@@ -1,8 +1,8 @@
-"""Yes or no for load balancers: may traffic of this kind go to this node?
+"""Probes with which load balancers decide whether this node should receive a kind of traffic.
 
-Every answer is what *this node believes*. No lease is used anywhere, so a leader that was just cut off
-answers "leader" until check-quorum tells it otherwise, and for a moment two nodes may both say so. That is
-harmless for safety: an append on a deposed leader is never acknowledged. It only costs the client a retry.
+Every result is the belief of *this node*. No lease is used, so a partitioned leader reports "leader" until
+check-quorum makes it step down, and for a moment two nodes may both claim to lead. That is safe, because a
+deposed leader never acknowledges an append. The client only has to retry.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 
 from dledger.status.model import NodeStatus
 
-# What is known of a node's lag: (entries, bytes), or why it is not known.
+# A node's lag as (entries, bytes), or why it is unknown.
 Lag = tuple[int, int] | str
 
 
 @dataclass(frozen=True, slots=True)
 class LagBound:
-    """The most that a replica may be behind; None: no bound."""
+    """The maximum lag of a replica; None: no limit."""
 
     entries: int | None = None
     bytes: int | None = None
 
     @property
-    def given(self) -> bool:
+    def is_limited(self) -> bool:
         return self.entries is not None or self.bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeResult:
     ok: bool
     reason: str
 
@@ -37,37 +37,37 @@ class Verdict:
         return 200 if self.ok else 503
 
 
-def leader_verdict(status: NodeStatus) -> Verdict:
+def probe_leader(status: NodeStatus) -> ProbeResult:
     if status.is_leader:
-        return Verdict(True, f"leader in term {status.term}")
+        return ProbeResult(True, f"leader in term {status.term}")
     if status.leader_id:
-        return Verdict(False, f"role is {status.role}; the leader is {status.leader_id}")
-    return Verdict(False, f"role is {status.role}; no leader is known")
+        return ProbeResult(False, f"role is {status.role}; the leader is {status.leader_id}")
+    return ProbeResult(False, f"role is {status.role}; no leader is known")
 
 
-def replica_verdict(status: NodeStatus) -> Verdict:
-    """A follower that knows its leader. Its lag is judged apart, by lag_verdict."""
+def probe_replica(status: NodeStatus) -> ProbeResult:
+    """Check that the node is a follower that knows its leader. `probe_lag` checks its lag."""
     if status.role != "FOLLOWER":
-        return Verdict(False, f"role is {status.role}")
+        return ProbeResult(False, f"role is {status.role}")
     if not status.leader_id:
-        return Verdict(False, "no leader is known")
-    return Verdict(True, f"follower of {status.leader_id} in term {status.term}")
+        return ProbeResult(False, "no leader is known")
+    return ProbeResult(True, f"follower of {status.leader_id} in term {status.term}")
 
 
-def lag_verdict(lag: Lag, bound: LagBound) -> Verdict:
+def probe_lag(lag: Lag, bound: LagBound) -> ProbeResult:
     if isinstance(lag, str):
-        return Verdict(False, lag)
+        return ProbeResult(False, lag)
     entries, size = lag
     if bound.entries is not None and entries > bound.entries:
-        return Verdict(False, f"{entries} entries behind, more than {bound.entries}")
+        return ProbeResult(False, f"{entries} entries behind, more than {bound.entries}")
     if bound.bytes is not None and size > bound.bytes:
-        return Verdict(False, f"{size} bytes behind, more than {bound.bytes}")
-    return Verdict(True, f"{entries} entries and {size} bytes behind")
+        return ProbeResult(False, f"{size} bytes behind, more than {bound.bytes}")
+    return ProbeResult(True, f"{entries} entries and {size} bytes behind")
 
 
-def health_verdict(status: NodeStatus) -> Verdict:
+def probe_health(status: NodeStatus) -> ProbeResult:
     if status.health != "ok":
-        return Verdict(False, status.health)
+        return ProbeResult(False, status.health)
     if not status.leader_id:
-        return Verdict(False, "no leader is known")
-    return Verdict(True, "ok")
+        return ProbeResult(False, "no leader is known")
+    return ProbeResult(True, "ok")

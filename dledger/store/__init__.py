@@ -1,1 +1,1 @@
-"""Entries on disk: segments, index, identity, term and vote, checkpoint, recovery."""
+"""Storage of one node: data files, index, identity, hard state, checkpoint and recovery."""

@@ -1,4 +1,4 @@
-"""What a log store offers to the node, and the values it speaks in."""
+"""The interface of a log store, and its value types."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dledger.store.identity import Identity
 
 
 class EntryHeader(NamedTuple):
-    """Where an entry is and what its header says."""
+    """The fields of an entry's header, with the entry's position."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
     pos: int
     size: int  # bytes, with the header
-    channel: int  # entries of its batch that follow it
+    channel: int  # number of entries that follow it in its batch
     chain_crc: int
     magic: int
 
@@ -33,7 +33,7 @@ class EntryHeader(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """Encoded entries, verified: consecutive, none left out, and without blanks."""
+    """Verified, encoded entries with consecutive indexes and no blanks between them."""
 
     first_index: int
     last_index: int
@@ -41,7 +41,7 @@ class Frames(NamedTuple):
 
 
 class BatchHead(NamedTuple):
-    """A batch whose first entry is INTERNAL, and the body of that entry."""
+    """A batch whose first entry is INTERNAL, with the body of that entry."""
 
     first_index: int
     last_index: int
@@ -51,7 +51,7 @@ class BatchHead(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Whole batches that were durable and cannot be read. What comes before and after them is certain."""
+    """Whole batches that were durable and can no longer be read. The entries on both sides are verified."""
 
     first_index: int
     last_index: int
@@ -61,59 +61,66 @@ class Damage(NamedTuple):
 
 
 class ScrubStep(NamedTuple):
-    """What one step of a scrub has looked at."""
+    """The result of one step of a scrub."""
 
-    next_index: int  # where to go on; the begin of the log again after its end
+    next_index: int  # where to continue; the start of the log after the scrub has reached its end
     bytes_read: int
-    damage: Damage | None  # found, not registered: hand its first_index to `note_damage`
+    damage: Damage | None  # found but not registered: pass its first_index to `note_damage`
 
 
 class ReservedEnd(NamedTuple):
-    """A log that ends at or before this position *and* at or before this index needs no more space."""
+    """A bound on the reserved space: a log fits if it ends at or before this position *and* at or before this
+    index."""
 
     pos: int
     index: int  # type: ignore[assignment]  # hides tuple.index
 
 
 class RepairWork(Protocol):
-    """A damaged range that is being replaced by a peer's entries, in pieces of a size that others can bear.
+    """A damaged range that is being replaced by a peer's entries, in steps small enough not to block other
+    work.
 
-    `begin_repair` gives one; then `feed` until `is_fed`, `copy` until it says False, `index_some` until it
-    says False, and `finish`; `abandon` at the end in any case. After an error it is to be abandoned: nothing
-    has changed then. StorageError DATA_DAMAGED: the entries do not fit, or the log has changed meanwhile;
-    DISK_FULL; others: the process has to stop.
+    `begin_repair` returns one. Call `feed` until `is_fed`, `copy` until it returns False, `index_some` until
+    it returns False, and then `finish`. Call `abandon` at the end in any case. After an error the repair must
+    be abandoned and has changed nothing. Raises StorageError with DATA_DAMAGED if the entries do not fit or
+    the log has changed since `begin_repair`, and with DISK_FULL if there is no space. After any other code
+    the process must stop.
     """
 
     @property
     def next_index(self) -> int:
-        """The first entry that is still missing."""
+        """The index of the first entry that is still missing."""
 
     @property
     def is_fed(self) -> bool:
-        """All of the range has come, and chains from the good entry before it to the good one after it."""
+        """True if the fed entries cover the range and form a chain from the good entry before it to the good
+        entry after it."""
 
     def feed(self, frames: Frames) -> None:
-        """Whole batches from `next_index` on; what goes beyond the range is left out. Any thread.
+        """Add whole batches that start at `next_index`. Entries beyond the range are ignored. May be called
+        on any thread.
 
-        `next_index` goes back to the first entry if they show that good batches of this disk, which were
-        taken between those that came, are of another history.
+        Moves `next_index` back to the first entry if the batches show that good batches on this disk, which
+        the repair had kept, belong to a different history.
         """
 
     def copy(self, max_bytes: int) -> bool:
-        """Once it is fed: do some of what is left to be done beside the log. False: nothing. Any thread."""
+        """Copy the next part of the fed range, without blocking the log. Returns False if nothing remains to
+        be copied. May be called on any thread."""
 
     def index_some(self, max_bytes: int) -> bool:
-        """Write some of the index records. False: that was all. On the writing thread."""
+        """Write some of the index records. Returns False if all are written. Call it on the writing
+        thread."""
 
     def finish(self) -> None:
-        """What was damaged can be read from now on, and is durable. On the writing thread."""
+        """Install the repaired range, durably, and make it readable. Call it on the writing thread."""
 
     def abandon(self) -> None:
-        """Let go of what was made for it."""
+        """Release the resources of the repair."""
 
 
 class EntryDamaged(StorageError):
-    """An entry cannot be read, or not for certain. `index` is what to hand to `note_damage`."""
+    """An entry cannot be read or verified. Pass `index` to `note_damage`."""
 
     default_code = Code.DATA_DAMAGED
 
@@ -123,17 +130,17 @@ class EntryDamaged(StorageError):
 
 
 class LogStore(Protocol):
-    """The durable log of one node, with its term, vote, checkpoint and session table.
+    """The durable log of one node, with its hard state, checkpoint and session table.
 
-    Everything that writes is called from one thread at a time; reads, `scrub`, `prepare` and the properties
-    may come from any thread meanwhile. After a StorageError from something that writes, only `close` may
-    still be called: the process is to stop. The exceptions, after which nothing has changed: DISK_FULL from
+    Only one thread at a time may call the methods that write. Reads, `scrub`, `prepare` and the properties
+    may run on any thread at the same time. After a StorageError from a method that writes, only `close` may
+    be called: the process must stop. The following errors are exceptions and change nothing: DISK_FULL from
     `append`, `save_checkpoint`, `purge_to`, `note_damage` and `repair`; DATA_DAMAGED from `repair`,
     `note_damage` and `truncate_after`, which read before they write.
     """
 
-    #: Called, by whoever writes, when a part of something that is made durable in several steps is so, or a
-    #: file of many has been removed.
+    #: Progress callback of long operations. The writing thread calls it after each durable step and after
+    #: each removed file.
     on_synced: Callable[[], None]
 
     @property
@@ -148,19 +155,20 @@ class LogStore(Protocol):
 
     @property
     def begin_index(self) -> int:
-        """The first index of the log: base.index + 1, also when the log is empty."""
+        """The first index of the log, which is base.index + 1 even if the log is empty."""
 
     @property
     def end_index(self) -> int:
-        """The last index written; base.index (-1 if nothing was ever purged) when the log is empty."""
+        """The last index written. If the log is empty, this is base.index, or -1 if nothing was ever
+        purged."""
 
     @property
     def tail(self) -> Tail:
-        """The end of what is written."""
+        """The end of the written log."""
 
     @property
     def durable_index(self) -> int:
-        """The last index that an fdatasync has covered; base.index if none."""
+        """The last index that an fdatasync has covered, or base.index if there is none."""
 
     @property
     def hard_state(self) -> HardState: ...
@@ -171,158 +179,180 @@ class LogStore(Protocol):
 
     @property
     def committed_checkpoint(self) -> int:
-        """The committed_index of the last checkpoint, never above the durable index; -1 if there is none."""
+        """The committed_index of the last checkpoint, never above the durable index; -1 if there is no
+        checkpoint."""
 
     @property
     def generation(self) -> int:
-        """Grows with each truncation: a completion of an earlier generation says nothing."""
+        """Increases with each truncation. Results of operations from an earlier generation must be
+        ignored."""
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """What is known to be damaged, in order. Reads that touch it raise DATA_DAMAGED."""
+        """The known damaged ranges, in order. A read that includes a damaged entry raises DATA_DAMAGED."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether there is room for more: in prepared files, or for new ones without touching the reserve."""
+    def has_room_after(self, tail: Tail) -> bool:
+        """Return True if a log that ends at `tail` has room for more entries, in prepared files or in new
+        ones that do not use the reserve. `tail` may be after the written end, to account for queued
+        batches."""
 
     @property
     def reserved_end(self) -> ReservedEnd:
-        """Up to where space is allocated. Positions count: what a batch skips at a border is used up too."""
+        """The end of the allocated space. It is a position because the gaps that batches leave before file
+        borders use up space as well."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that can be appended for sure: to the file of the tail, and to the prepared ones after it.
+        """Number of bytes that can certainly be appended to the last file and to the prepared files after it.
 
-        A batch that does not fit into what is left of a file takes that with it: who appends several batches
-        at once, or while others are queued, goes by `reserved_end`.
+        A batch that does not fit into the rest of a file wastes that rest. To append several batches at once,
+        or while others are queued, compare with `reserved_end` instead.
         """
 
     @property
     def likely_bytes(self) -> int:
-        """As reserved_bytes, if entries go on at least half as large as they have been."""
+        """Like `reserved_bytes`, but assumes that future entries are at least half as large as past ones."""
 
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
-        """Allocate files until likely_bytes is at least `ahead_bytes`. Any thread, one at a time.
+        """Allocate files until likely_bytes is at least `ahead_bytes`. May be called on any thread, by one at
+        a time.
 
-        False, with no file half made, if the disk is full or would be filled beyond its reserve.
-        StorageError: the disk is failing, the process has to stop.
+        Returns False, and leaves no partial file, if the disk is full or only the reserve would remain.
+        Raises StorageError if the disk is failing; the process must then stop.
         """
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Write batches that follow the tail and each other (asserted). Durable only after `sync`.
+        """Write batches that follow the tail and each other (asserted). They are durable only after `sync`.
 
-        StorageError DISK_FULL: there is no room for another data file; nothing was changed. DISK_ERROR: a
-        write failed; the store is of no further use.
+        Raises StorageError with DISK_FULL if there is no room for another data file, in which case nothing is
+        changed, and with DISK_ERROR if a write failed, after which the store is unusable.
         """
 
     def sync(self) -> int:
-        """Make all that was written durable, then index it. Returns the durable index.
+        """Make all written entries durable, then index them. Returns the durable index.
 
-        StorageError FSYNC_FAILED: what is on the disk is unknown now; the process has to stop. DISK_ERROR: a
-        file was removed under the store, or its index could not be written.
+        Raises StorageError with FSYNC_FAILED if an fsync failed, after which the content of the disk is
+        unknown and the process must stop, and with DISK_ERROR if a file was removed while in use or if the
+        index could not be written.
         """
 
     def drop_cached(self, begin_pos: int, end_pos: int) -> None:
-        """What is durable between these positions will hardly be read soon: it may leave the page cache."""
+        """Drop durable data between these positions from the page cache. It is unlikely to be read soon."""
 
     def truncate_after(self, index: int, tail: Tail | None = None) -> None:
-        """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted).
+        """Remove, durably, all entries after `index`, which ends a batch and is not below the base
+        (asserted).
 
-        StorageError DATA_DAMAGED, with nothing changed, if `index` lies within a damage; unless `tail`, the
-        end there as another member has it, says what the log ends with then.
+        Raises StorageError DATA_DAMAGED, with nothing changed, if `index` lies within a damaged range. Pass
+        `tail`, the end at `index` according to another member, to truncate there anyway.
         """
 
     def borders(self) -> list[Base]:
-        """Where the log may be purged: the last entry before each data file but the first, in order."""
+        """The points where the log may be purged: the last entry before each data file except the first, in
+        order."""
+
+    def written_ms(self, base: Base) -> int:
+        """The wall-clock time of the last write to the file that ends at `base`, one of `borders()`. Returns
+        0 if it is unknown. Raises OSError."""
 
     def purge_to(self, base: Base) -> None:
-        """Remove, durably, all up to `base`, one of `borders()` (asserted). Nothing if it is gone already.
+        """Remove, durably, all entries up to `base`, one of `borders()` (asserted). No-op if they are already
+        purged.
 
-        A crash leads to the old begin or to the new one.
+        After a crash the log starts either at the old or at the new base.
         """
 
     def reset_to(self, base: Base) -> None:
-        """Forget the whole log, durably, and begin after `base`: where a data file begins (asserted).
+        """Discard the whole log, durably, and start after `base`, where a data file starts (asserted).
 
-        A crash leads to the old log or to the empty one. Starts a new generation.
+        After a crash the log is either the old one or empty. Starts a new generation.
         """
 
     def note_damage(self, index: int) -> Damage | None:
-        """A read of `index` raised EntryDamaged: find out what is damaged there, and remember it durably.
+        """Locate the damage after a read of `index` raised EntryDamaged, and record it durably.
 
-        None if nothing is, or only an index record was, which is then written again.
+        Returns None if there is none, or if only an index record was damaged, which is then rewritten.
         """
 
     def repair(self, frames: Frames) -> None:
-        """Replace a damaged range, durably, by a peer's entries: they begin with it, and may go beyond it.
+        """Replace a damaged range, durably, with a peer's entries, which start with the range and may exceed
+        it.
 
-        StorageError DATA_DAMAGED, with nothing changed, unless they chain from the good entry before the
-        range to the good entry after it, or if `first_index` is not that of a damage.
+        Raises StorageError DATA_DAMAGED, with nothing changed, if they do not chain from the good entry
+        before the range to the good entry after it, or if no damaged range starts at `first_index`.
         """
 
     def begin_repair(self, damage: Damage) -> RepairWork:
-        """The same in pieces, one repair at a time. StorageError DATA_DAMAGED unless the damage is known."""
+        """Start a repair in steps, one at a time. Raises StorageError DATA_DAMAGED if the damage is not
+        known."""
 
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
-        """Verify a part of the log, in the background. Changes nothing; any thread."""
+        """Verify a part of the log, in the background. Changes nothing. May be called on any thread."""
 
     def entry(self, index: int) -> EntryHeader:
-        """The header of an entry, by its index. ReadFailed if it is out of range, EntryDamaged if damaged."""
+        """Return the header of an entry by its index. Raises ReadFailed if it is out of range, EntryDamaged
+        if it is damaged."""
 
     def tail_at(self, index: int) -> Tail:
-        """The end of the log as if `index` (or base.index) were its last entry. Errors as `entry`.
+        """Return the end of the log as if `index` (or base.index) were its last entry. Raises the errors of
+        `entry`.
 
-        The chain of its header is verified. Certain also for the last entry of a damage.
+        Verifies the chain_crc of the header. Works for the last entry of a damaged range as well.
         """
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
-        """Verified entries from `first_index` on: at least one, then up to `last_index` and `max_bytes`.
+        """Return verified entries from `first_index` up to `last_index` and `max_bytes`, but always at
+        least one.
 
-        With `whole_batches` it is at least one batch and ends with one; `first_index` must begin one, and
-        entries after `last_index` are returned if its batch goes on. May return less than asked. ReadFailed
-        if `first_index` is out of range; EntryDamaged names the index, the file and the offset.
+        With `whole_batches`, returns at least one batch and ends with a complete one. `first_index` must then
+        start a batch, and the batch that contains `last_index` is returned completely. May return fewer
+        entries than requested. Raises ReadFailed if `first_index` is out of range, and EntryDamaged (with
+        index, file and offset) if an entry is damaged.
         """
 
     def read_bodies(self, spans: Sequence[tuple[int, int]], end_pos: int) -> list[bytes]:
-        """The bodies of entries of users, each given by its position and the size of its body, in any order.
+        """Return the bodies of user entries, each given by its position and body size, in any order.
 
-        Verified by header and body_crc; not by the chain, which needs the entry before. ReadFailed unless all
-        lie between the begin of the log and `end_pos`, which is at most that of the tail; EntryDamaged as
-        `read`; InvalidRequest if no such entry begins there.
+        Verifies header and body_crc, but not the chain, which would need the preceding entry. Raises
+        ReadFailed unless all lie between the start of the log and `end_pos`, which is at most the position of
+        the tail; EntryDamaged as in `read`; InvalidRequest if no such entry starts at a position.
         """
 
     def index_at_pos(self, pos: int) -> int:
-        """The index of the entry that begins at a position. Errors as `read_bodies`."""
+        """Return the index of the entry that starts at a position. Raises the errors of `read_bodies`."""
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
-        """All batches that begin at or after `from_index` with an INTERNAL entry."""
+        """Iterate over all batches at or after `from_index` whose first entry is INTERNAL."""
 
     def save_hard_state(self, state: HardState) -> None:
-        """Durable on return. StorageError is fatal: the vote is then in doubt."""
+        """Store term and vote durably. Any StorageError is fatal, because the stored vote is then unknown."""
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
-        """Note how far the log is known to be good and committed; with it, the session table at an index.
+        """Store how far the log is verified and committed and, optionally, the session table at an index.
 
-        A committed_index above the durable index is stored as that. The index of `sessions` must not be
-        above committed_index: a table that may be undone must not be stored. StorageError DISK_FULL: the
-        earlier checkpoint stays; the store can be used on.
+        A committed_index above the durable index is stored as the durable index. The index of `sessions` must
+        not exceed committed_index: a session table must never include entries that can be truncated. Raises
+        StorageError DISK_FULL if there is no space. The earlier checkpoint then remains, and the store
+        remains usable.
         """
 
     def load_sessions(self) -> tuple[int, bytes] | None:
-        """The index and bytes of the last stored session table, None if there is none that is intact."""
+        """Return the index and bytes of the last stored session table, or None if there is no intact
+        table."""
 
     def free_bytes(self) -> int:
-        """Bytes still free on the file system of the log. Any thread."""
+        """Return the free bytes of the file system that holds the log. May be called on any thread."""
 
     def could_take(self, end_pos: int, end_index: int) -> bool:
-        """Could the log grow to there, on what is prepared and what is free, most of the reserve included?"""
+        """Return True if prepared files and free space, including most of the reserve, suffice for a log that
+        ends at this position."""
 
     def close(self) -> None:
-        """Make everything durable, write a checkpoint, release the files and the lock."""
+        """Make everything durable, write a checkpoint, and release the files and the lock."""
 
 
 def check_range(first_index: int, begin_index: int, end_index: int) -> None:
-    """ReadFailed unless `first_index` is one of the log's."""
+    """Raise ReadFailed unless the log contains `first_index`."""
     if first_index > end_index:
         raise ReadFailed(f"index {first_index} is not in {_range(begin_index, end_index)}")
     if first_index < begin_index:

@@ -1,4 +1,4 @@
-"""Bodies by position: which reads fetch many of them, and what each read gives. Pure."""
+"""Reads bodies by position: groups many spans into few reads and cuts the results. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.store.format.batch import MAGIC_NORMAL
 
-# Of the header, what can be checked without the entry before: all but index, term and channel.
+# The header fields that can be verified without the preceding entry: all but index, term and channel.
 _unpack = struct.Struct(">ii16xq4xIIi").unpack_from
 
 #: The position of an entry, and the size of its body.
 Span = tuple[int, int]
 
-MAX_READ_BYTES = 1 << 20  # of one read, unless a single body is larger
-MAX_GAP_BYTES = 8 << 10  # to read over so much costs less than another read
+MAX_READ_BYTES = 1 << 20  # limit of one read, unless a single body is larger
+MAX_GAP_BYTES = 8 << 10  # reading over a gap of this size costs less than a second read
 
 
 class SpanRun(NamedTuple):
-    """Spans that one read fetches: their numbers in the request, by position."""
+    """Spans fetched by one read: their numbers in the request, ordered by position."""
 
     pos: int
     size: int
@@ -31,7 +31,8 @@ class SpanRun(NamedTuple):
 
 
 def span_runs(spans: Sequence[Span], begin_pos: int, end_pos: int, file_size: int) -> list[SpanRun]:
-    """Reads that fetch all spans, each within one file. ReadFailed unless all lie between the positions."""
+    """Group spans into reads, each within one file. Raises ReadFailed unless all lie between the two
+    positions."""
     runs: list[SpanRun] = []
     start = end = border = -1
     numbers: list[int] = []
@@ -53,11 +54,11 @@ def span_runs(spans: Sequence[Span], begin_pos: int, end_pos: int, file_size: in
     return runs
 
 
-def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], found: list[bytes]) -> list[int]:
-    """Put the bodies of a run into `found`, each at its number. Returns the numbers of those that are not as
-    they should be, or cut."""
+def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], bodies: list[bytes]) -> list[int]:
+    """Store the bodies of a run in `bodies`, each at its number. Returns the numbers of the bodies that are
+    truncated or do not verify."""
     start, length = run.pos, len(data)
-    left = []
+    failed = []
     for number in run.numbers:
         pos, size = spans[number]
         at = pos - start
@@ -74,22 +75,22 @@ def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], found: list[byt
                 and magic == MAGIC_NORMAL
                 and chain_crc
             ):
-                found[number] = body
+                bodies[number] = body
                 continue
-        left.append(number)
-    return left
+        failed.append(number)
+    return failed
 
 
 def check_pos(pos: int, begin_pos: int, end_pos: int) -> None:
-    """ReadFailed, or InvalidRequest, unless an entry can begin there."""
+    """Raise ReadFailed or InvalidRequest if no entry can start at `pos`."""
     if not max(begin_pos, 0) <= pos < end_pos:
         raise _out_of_range(pos, 0, begin_pos, end_pos)
 
 
 def no_entry_at(pos: int, size: int = -1) -> InvalidRequest:
-    """What is asked for is none of the log's entries, or has another size."""
-    what = "no entry of a user" if size < 0 else f"no entry of a user with {size} bytes"
-    return InvalidRequest(f"{what} begins at position {pos}")
+    """Return the error for a position at which no user entry of the requested size starts."""
+    what = "no user entry" if size < 0 else f"no user entry of {size} bytes"
+    return InvalidRequest(f"{what} starts at position {pos}")
 
 
 def _out_of_range(pos: int, size: int, begin_pos: int, end_pos: int) -> ReadFailed | InvalidRequest:
@@ -97,6 +98,6 @@ def _out_of_range(pos: int, size: int, begin_pos: int, end_pos: int) -> ReadFail
         return InvalidRequest(f"a body of {size} bytes at position {pos}")
     if pos < begin_pos:
         return ReadFailed(
-            f"position {pos} was purged: the log begins at {begin_pos}", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN
+            f"position {pos} was purged: the log starts at {begin_pos}", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN
         )
-    return ReadFailed(f"{size} bytes at position {pos}: the log can be read up to {end_pos}")
+    return ReadFailed(f"{size} bytes at position {pos}: the readable log ends at {end_pos}")

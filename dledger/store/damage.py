@@ -1,9 +1,11 @@
-"""Damaged ranges of a log: where one begins, where the log is certain again, and their list.
+"""Locates damaged ranges of a log and the points after which the log is verified again, and stores the list
+of ranges.
 
-Rule 10 of docs/guarantees.md.
+See rule 10 of docs/guarantees.md.
 
-Only certain things bound a range: the end of a good batch before it (`before`), and the end of its last batch
-(`after`), whose chain_crc a good batch that follows has proved, or the checkpoint or the running store knew.
+A range is bounded by verified ends: the end of the good batch before it (`before`), and the end of its last
+batch (`after`). The chain_crc of `after` is proved by the following good batch, or known from the checkpoint
+or the running store.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import StorageError
+from dledger.infra.files.disk import Disk, read_file, replace_file
 from dledger.store.api import Damage
-from dledger.store.disk import Disk, read_file, replace_file
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     BLANK_SIZE,
@@ -37,7 +39,7 @@ from dledger.store.state_files import NOT_AS_WRITTEN, tail_of
 
 
 class KnownDamage(NamedTuple):
-    """A damage, and what its replacement has to follow and to end as."""
+    """A damaged range with the log ends that its replacement must start from and arrive at."""
 
     damage: Damage
     before: Tail
@@ -48,13 +50,13 @@ class KnownDamage(NamedTuple):
 
 
 def make_damage(data: FileSequence, before: Tail, after: Tail, pos: int, reason: str) -> KnownDamage:
-    """All between two certain ends is damaged; the first fault is at `pos`."""
+    """Return the damage between two verified ends. The first fault is at `pos`."""
     file, offset = str(data.path_of(pos)), pos % data.file_size
     return KnownDamage(Damage(before.index + 1, after.index, file, offset, reason), before, after)
 
 
 def merge(damages: Sequence[KnownDamage]) -> tuple[KnownDamage, ...]:
-    """In order, those that overlap made one."""
+    """Sort the damages and join those that overlap."""
     merged: list[KnownDamage] = []
     for known in sorted(damages, key=lambda k: k.damage.first_index):
         last = merged[-1] if merged else None
@@ -67,15 +69,11 @@ def merge(damages: Sequence[KnownDamage]) -> tuple[KnownDamage, ...]:
 
 
 def clip(damages: Sequence[KnownDamage], base: Base, end: Tail) -> tuple[KnownDamage, ...]:
-    """What is left of them in a log from `base` to `end`, which cut none but at its own borders."""
+    """Return the parts of `damages` that lie in a log from `base` to `end`."""
     clipped = []
-    for known in damages:
-        damage, before, after = known
-        if damage.last_index <= base.index or damage.first_index > end.index:
+    for damage, before, after in clip_to_base(damages, base):
+        if damage.first_index > end.index:
             continue
-        if before.index < base.index:
-            before = tail_of(base)
-            damage = damage._replace(first_index=base.index + 1)
         if after.index > end.index:
             after = end
             damage = damage._replace(last_index=end.index)
@@ -83,8 +81,25 @@ def clip(damages: Sequence[KnownDamage], base: Base, end: Tail) -> tuple[KnownDa
     return tuple(clipped)
 
 
+def clip_to_base(damages: Sequence[KnownDamage], base: Base) -> tuple[KnownDamage, ...]:
+    """Return the parts of `damages` after `base`.
+
+    A damage that starts immediately after `base` also changes. The entry before it ends in a file that the
+    purge removes, so a repair must start at the position of the base, where the next file starts.
+    """
+    clipped = []
+    for damage, before, after in damages:
+        if damage.last_index <= base.index:
+            continue
+        if before.index <= base.index:
+            before = tail_of(base)
+            damage = damage._replace(first_index=base.index + 1)
+        clipped.append(KnownDamage(damage, before, after))
+    return tuple(clipped)
+
+
 def write_damages(disk: Disk, path: Path, damages: Sequence[KnownDamage]) -> None:
-    """Durable on return."""
+    """Store the list of damages durably."""
     values: dict[str, str | int] = {"count": len(damages)}
     for number, (damage, before, after) in enumerate(damages):
         numbers = (damage.first_index, *before, after.term, after.pos, after.chain_crc, damage.offset)
@@ -95,12 +110,13 @@ def write_damages(disk: Disk, path: Path, damages: Sequence[KnownDamage]) -> Non
 
 
 def _one_line(text: str) -> str:
-    """What people read may have anything in it; a line of properties may not."""
+    """Return `text` as a valid value of a properties line, which may not contain line breaks."""
     return " ".join(text.replace("\\", "/").split())
 
 
 def read_damages(disk: Disk, path: Path) -> tuple[KnownDamage, ...]:
-    """Empty if the list is missing or broken: reads and the scrub then find them again."""
+    """Return the stored list. Returns an empty list if it is missing or invalid; then reads and the scrub
+    find the damages again."""
     try:
         content = read_file(disk, path)
     except FileNotFoundError:
@@ -122,7 +138,8 @@ def _listed(values: Mapping[str, str], number: int) -> KnownDamage:
 
 
 def is_gone(data: FileSequence, known: KnownDamage) -> bool:
-    """Whether the range can be read after all: it was repaired, and only the list not yet written."""
+    """Return True if the range is readable, because it was repaired and a crash prevented the update of the
+    list."""
     scanner = LogScanner(data, known.before)
     for batch in scanner.batches():
         if batch.last_index >= known.after.index:
@@ -132,10 +149,10 @@ def is_gone(data: FileSequence, known: KnownDamage) -> bool:
 
 @dataclass(slots=True)
 class Resumption:
-    """Where a log is certain again after a damage."""
+    """The point where a log is verified again after a damage."""
 
     after: Tail  # the end of the last batch of the damage
-    terms: list[tuple[int, int]] = field(default_factory=list)  # (index, term), as far as they are known
+    terms: list[tuple[int, int]] = field(default_factory=list)  # (index, term), where known
 
 
 def resume(
@@ -146,20 +163,21 @@ def resume(
     *,
     end: Tail | None = None,
 ) -> Resumption | None:
-    """Find where the log goes on after a damage that begins at `tail`. None if it does not: the end is lost.
+    """Find where the log continues after a damage that starts at `tail`. Returns None if the end of the log
+    is lost.
 
-    Goes from entry to entry, by headers and by index records, until a batch has ended for certain and the
-    next one is good. A header is certain only with its chain from a predecessor; so a damage whose last
-    header is lost takes the batch behind it along. `anchors`: ends of batches that are certain anyhow; `end`:
-    the end of the log, if that is.
+    Proceeds from entry to entry, by headers and index records, until the end of a batch is verified and the
+    next batch is good. A header is only verified by the chain from its predecessor, so a damage that destroys
+    its last header includes the following batch. `anchors`: ends of batches that are known from other
+    sources; `end`: the end of the log, if it is known.
     """
-    found = Resumption(tail)
+    resumption = Resumption(tail)
     known = {anchor.index: anchor for anchor in anchors if anchor.index > tail.index}
     at, pos = tail.index + 1, tail.pos
     previous: int | None = tail.chain_crc
     while end is None or at <= end.index:
-        term = found.terms[-1][1] if found.terms else tail.term
-        header, record = _look(data, index, at, pos)
+        term = resumption.terms[-1][1] if resumption.terms else tail.term
+        header, record = _find_header_and_record(data, index, at, pos)
         valid = header is not None and previous is not None and chain_of(header, previous) == header.chain_crc
         if not valid and previous is not None:
             healed = _heal(
@@ -168,12 +186,12 @@ def resume(
             header, valid = healed or header, healed is not None
         certain = known.get(at)
         if header is not None:
-            found.terms.append((at, header.term))
+            resumption.terms.append((at, header.term))
             pos, previous = header.pos + header.size, header.chain_crc
             if valid and header.channel == 0:
                 certain = Tail(at, header.term, pos, header.chain_crc)
         elif record is not None:
-            found.terms.append((at, record.term))
+            resumption.terms.append((at, record.term))
             pos, previous = record.pos + record.size, None
         elif certain is None:
             jump = _jump(data, at, pos, term)
@@ -182,30 +200,30 @@ def resume(
             at, pos, previous = jump.index, jump.pos, None
             continue
         if certain is not None:
-            if not found.terms or found.terms[-1][0] != at:
-                found.terms.append((at, certain.term))
+            if not resumption.terms or resumption.terms[-1][0] != at:
+                resumption.terms.append((at, certain.term))
             pos, previous = certain.pos, certain.chain_crc
             if next(LogScanner(data, certain).batches(), None) is not None:
-                found.after = certain
-                return found
+                resumption.after = certain
+                return resumption
         at += 1
     if end is None:
         return None
-    found.after = end
-    return found
+    resumption.after = end
+    return resumption
 
 
 def _heal(
     data: FileSequence, at: int, pos: int, previous: int, hint: Header | IndexRecord | None, term: int
 ) -> Header | None:
-    """The header that entry `at` had, if the one behind it proves that: it continues its chain.
+    """Reconstruct the header of entry `at` if its chain_crc is proved by the following entry.
 
-    That settles where its batch ends, even if it was the last: no other header has the same chain_crc. Its
-    size is known from where the next entry begins; the few values that the other fields may have are tried.
+    The proof also determines where the batch ends, because no other header has the same chain_crc. The size
+    follows from the start of the next entry. For the other fields, the few possible values are tried.
     """
     if hint is not None:
         pos = hint.pos
-        following = look_at(data, at + 1, pos + hint.size)
+        following = find_header(data, at + 1, pos + hint.size)
         sizes = hint.size
     else:
         next_pos = find_entry(data, pos + 1, at)
@@ -226,27 +244,27 @@ def _heal(
     return None
 
 
-def look_at(data: FileSequence, at: int, pos: int) -> Header | None:
-    """The header of entry `at`, which begins at `pos` or at the next border."""
+def find_header(data: FileSequence, at: int, pos: int) -> Header | None:
+    """Return the header of entry `at`, which starts at `pos` or at the next border."""
     border = data.start_of(pos) + data.file_size
     return header_at(data, at, pos) or header_at(data, at, border)
 
 
-def _look(
+def _find_header_and_record(
     data: FileSequence, index: FileSequence, at: int, pos: int
 ) -> tuple[Header | None, IndexRecord | None]:
-    """The header of entry `at`, which begins at `pos` or at the next border, and its index record."""
+    """Return the header of entry `at`, which starts at `pos` or at the next border, and its index record."""
     border = data.start_of(pos) + data.file_size
     record = record_of(index, at)
     if record is not None and record.pos not in (pos, border):
         record = None
     if record is not None:
         return header_at(data, at, record.pos), record
-    return look_at(data, at, pos), None
+    return find_header(data, at, pos), None
 
 
 def record_of(index: FileSequence, at: int) -> IndexRecord | None:
-    """The index record of an entry, None if there is none that is plausible."""
+    """Return the index record of an entry, or None if there is no plausible record."""
     stored = index.read(at * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
     if len(stored) < INDEX_RECORD_SIZE:
         return None
@@ -255,7 +273,7 @@ def record_of(index: FileSequence, at: int) -> IndexRecord | None:
 
 
 def header_at(data: FileSequence, at: int, pos: int) -> Header | None:
-    """The header of entry `at` at this position, None if what is there contradicts itself."""
+    """Return the header of entry `at` at this position, or None if the bytes there are inconsistent."""
     begin = data.read(pos, ENTRY_HEADER_SIZE)
     if len(begin) < ENTRY_HEADER_SIZE:
         return None
@@ -274,19 +292,20 @@ def header_at(data: FileSequence, at: int, pos: int) -> Header | None:
 
 
 def _jump(data: FileSequence, at: int, pos: int, term: int) -> Header | None:
-    """The next entry that agrees with itself, when neither header nor index say where to go on.
+    """Find the next consistent entry when neither header nor index record locates it.
 
-    Of the entries before it nothing is known, and so not their terms, unless both sides have the same.
+    The terms of the skipped entries are unknown unless both neighbors have the same term.
     """
-    found = find_entry(data, pos + 1, at)
-    if found is None:
+    entry_pos = find_entry(data, pos + 1, at)
+    if entry_pos is None:
         return None
-    header = unpack_header(data.read(found, ENTRY_HEADER_SIZE))
+    header = unpack_header(data.read(entry_pos, ENTRY_HEADER_SIZE))
     return header if header.term == term else None
 
 
 def good_end_before(data: FileSequence, index: FileSequence, base: Base, at: int) -> Tail:
-    """The nearest certain end of a batch before entry `at`: its header chains from its predecessor's."""
+    """Return the nearest verified end of a batch before entry `at`: its header chains from its
+    predecessor's."""
     at -= 1
     while at > base.index:
         header = _indexed_header(data, index, at)
@@ -305,46 +324,46 @@ def _indexed_header(data: FileSequence, index: FileSequence, at: int) -> Header 
     return header if header is not None and header.size == (record and record.size) else None
 
 
-class Location(NamedTuple):
-    """What is wrong around an entry: a damage, or only index records of batches that are good."""
+class DamageLocation(NamedTuple):
+    """The fault at an entry: either a damage, or merely missing index records of good batches."""
 
     damage: KnownDamage | None
     batches: list[Batch]
 
 
-def locate(data: FileSequence, index: FileSequence, base: Base, end: Tail, at: int) -> Location:
-    """What is wrong with entry `at` of a log that goes from `base` to `end` for certain."""
+def locate(data: FileSequence, index: FileSequence, base: Base, end: Tail, at: int) -> DamageLocation:
+    """Find the fault at entry `at` of a log whose bounds `base` and `end` are verified."""
     before = good_end_before(data, index, base, at)
     scanner = LogScanner(data, before)
     batches = []
     for batch in scanner.batches():
         batches.append(batch)
         if batch.last_index >= at:
-            return Location(None, batches)
+            return DamageLocation(None, batches)
     before = scanner.tail
     fault = scanner.fault
-    found = resume(data, index, before, end=end)
-    if found is None or found.after.index <= before.index:
-        raise StorageError(f"entry {at}: the log has changed meanwhile")
+    resumption = resume(data, index, before, end=end)
+    if resumption is None or resumption.after.index <= before.index:
+        raise StorageError(f"the log changed during the search for damage at entry {at}")
     pos = fault.pos if fault is not None else before.pos
     reason = fault.what if fault is not None else "nothing is there"
-    return Location(make_damage(data, before, found.after, pos, reason), batches)
+    return DamageLocation(make_damage(data, before, resumption.after, pos, reason), batches)
 
 
 def last_known(
     data: FileSequence, index: FileSequence, tail: Tail, anchors: Sequence[Tail]
 ) -> tuple[int, int]:
-    """(term, index) of the last entry that the log after `tail` is known to have had."""
+    """Return (term, index) of the last entry that the log after `tail` is known to have contained."""
     ends = [(tail.index, tail.term), *((anchor.index, anchor.term) for anchor in anchors)]
     record = _last_record(index)
     if record is not None:
         ends.append((record.index, record.term))
-    # Entries may have lost their records with the power. Of such a one only what the next one's chain proves
-    # is believed: a floor that no log ever had would bar the node for ever.
+    # Entries may have lost their index records in a power failure. Such an entry counts only if the chain of
+    # the next one proves it: a floor that no log ever reached would bar the node forever.
     pos = find_entry(data, tail.pos, max(ends)[0])
     while pos is not None:
         header = header_at(data, unpack_header(data.read(pos, ENTRY_HEADER_SIZE)).index, pos)
-        following = look_at(data, header.index + 1, pos + header.size) if header is not None else None
+        following = find_header(data, header.index + 1, pos + header.size) if header is not None else None
         chain = header.chain_crc if header is not None else 0
         if following is not None and chain_of(following, chain) == following.chain_crc:
             ends.append((following.index, following.term))

@@ -1,26 +1,27 @@
-"""The log store on disk: appending, group commit, truncation and reading by index."""
+"""The log store on disk: append, group commit, truncation and reads by index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.infra.files.disk import Buffer, Disk, OsDisk
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.bodies import Span
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
-from dledger.store.disk import Buffer, Disk, OsDisk
-from dledger.store.files import FileSequence, SyncError
+from dledger.store.failure import StoreFailure
+from dledger.store.files import FileSequence, SyncError, add_run
 from dledger.store.format.batch import Batch, encode_blank, place
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.identity import Identity, load_identity, settle_members
-from dledger.store.opening import Opening, finish_reset, leave_marker, take_lock
+from dledger.store.opening import StoreOpener, acquire_lock, finish_reset, leave_marker
 from dledger.store.reading import LogReader
-from dledger.store.recovery import Recovered, clip_runs
+from dledger.store.recovery import RecoveredLog, clip_runs
 from dledger.store.repair import Repair, scrub_step
-from dledger.store.space import FULL, Space, default_reserve, full_error, spend_reserve
+from dledger.store.space import FULL, DiskSpace, default_reserve, spend_reserve
 from dledger.store.state_files import (
     Checkpoint,
     StoredBase,
@@ -33,11 +34,11 @@ from dledger.store.state_files import (
 )
 
 _COPY_BYTES = 4 << 20
-_AUTO_CHECKPOINT_BYTES = 256 << 20  # written since the last checkpoint: bounds what a restart has to verify
+_AUTO_CHECKPOINT_BYTES = 256 << 20  # between checkpoints; bounds the verification work of a restart
 
 
 class DiskLogStore:
-    """`LogStore` in a directory. Made by `open`."""
+    """`LogStore` in a directory. Created by `open`."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class DiskLogStore:
         hard_state: HardState,
         data: FileSequence,
         index: FileSequence,
-        recovered: Recovered,
+        recovered: RecoveredLog,
         checkpoint: Checkpoint | None,
-        space: Space,
+        space: DiskSpace,
     ) -> None:
         self.identity = identity
         self.data_file_size = identity.data_file_size
-        self.repairs = tuple(recovered.repairs)  # what opening had to repair, for the operator's log
+        self.repairs = tuple(recovered.repairs)  # repairs made while opening, to be logged
         self._disk = disk
         self._paths = paths
         self._lock_handle = lock
@@ -71,7 +72,7 @@ class DiskLogStore:
         self._committed = min(max(committed, self._base.index), self._tail.index)
         self._checkpoint_tail = checkpoint.tail if checkpoint is not None else None
         self._generation = 0
-        self._failed: str | None = None
+        self._failure = StoreFailure(disk, paths)
         self.on_synced: Callable[[], None] = lambda: None
         self._closed = False
         self._reader = LogReader(data, index, self._base, self._tail.index, self._damages)
@@ -88,11 +89,11 @@ class DiskLogStore:
         members: tuple[str, ...] | None = None,
         disk_reserve_bytes: int | None = None,
     ) -> DiskLogStore:
-        """Lock the directory, check whose it is, recover the log: all that it holds is durable on return.
+        """Lock the directory, check its identity and recover the log. All its entries are durable on return.
 
-        `disk_reserve_bytes` stay free for what must go on when the disk is full; by default, room for another
-        data file and its index. StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED,
-        STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
+        `disk_reserve_bytes` are kept free for writes that are required even if the disk is full; the default
+        is the size of a data file and its index. Raises StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY,
+        DIRECTORY_LOCKED, STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
         """
         disk = disk or OsDisk()
         paths = NodePaths(Path(directory))
@@ -123,11 +124,11 @@ class DiskLogStore:
         size = identity.data_file_size
         data = FileSequence(disk, paths.data, size)
         index = FileSequence(disk, paths.index_files, index_file_size(size))
-        space = Space(disk, paths, data, index, disk_reserve_bytes)
+        space = DiskSpace(disk, paths, data, index, disk_reserve_bytes)
         lock = -1
         try:
-            lock = take_lock(disk, paths)
-            opening = Opening(disk, paths, data, index)
+            lock = acquire_lock(disk, paths)
+            opening = StoreOpener(disk, paths, data, index)
             if members is not None:
                 identity = settle_members(disk, paths, identity, members, opening.hard_state)
             checkpoint, recovered = opening.run()
@@ -146,7 +147,7 @@ class DiskLogStore:
         store._check()
         return store
 
-    # -- what it is
+    # -- properties
 
     @property
     def base(self) -> Base:
@@ -188,7 +189,7 @@ class DiskLogStore:
     def damages(self) -> tuple[Damage, ...]:
         return tuple(known.damage for known in self._damages)
 
-    # -- room
+    # -- space
 
     def free_bytes(self) -> int:
         return self._space.free_bytes()
@@ -196,9 +197,8 @@ class DiskLogStore:
     def could_take(self, end_pos: int, end_index: int) -> bool:
         return self._space.could_take(end_pos, end_index)
 
-    @property
-    def has_room(self) -> bool:
-        return self._space.has_room(self._tail)
+    def has_room_after(self, tail: Tail) -> bool:
+        return self._space.has_room_after(tail)
 
     @property
     def reserved_end(self) -> ReservedEnd:
@@ -213,14 +213,13 @@ class DiskLogStore:
         return self._space.reserved_bytes(self._tail)
 
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
-        self._require_usable()
+        self._failure.require_none()
         try:
             return self._space.prepare(ahead_bytes, lambda: self._tail, use_reserve=use_reserve)
         except OSError as error:
-            # It may have been an fsync: what the page cache holds is not to be believed any more.
-            self._leave_marker()
-            self._failed = f"prepare: {error}"
-            raise StorageError(f"prepare: {error}") from error
+            # The error may come from an fsync, after which the page cache can no longer be trusted.
+            self._failure.leave_marker()
+            raise self._failure.set(f"prepare: {error}") from error
 
     def _check(self) -> None:
         assert self._base.index <= self._durable.index <= self._tail.index
@@ -229,7 +228,7 @@ class DiskLogStore:
     # -- writing
 
     def append(self, batches: Sequence[Batch]) -> None:
-        self._require_usable()
+        self._failure.require_none()
         size = self.data_file_size
         runs: list[tuple[int, list[Buffer], int]] = []  # position, buffers, bytes: each within one file
         index, term, pos = self._tail.index, self._tail.term, self._tail.pos
@@ -239,8 +238,8 @@ class DiskLogStore:
             assert batch.end_pos - batch.pos == len(batch.data)
             if batch.pos != pos:
                 assert batch.pos == place(pos, batch.size, size), f"batch at {batch.pos} after {pos}"
-                _add(runs, pos, encode_blank(batch.pos - pos), size)
-            _add(runs, batch.pos, batch.data, size)
+                add_run(runs, pos, encode_blank(batch.pos - pos), size)
+            add_run(runs, batch.pos, batch.data, size)
             index, term, pos = batch.last_index, batch.term, batch.end_pos
         if not runs:
             return
@@ -250,7 +249,7 @@ class DiskLogStore:
             for start, buffers, length in runs:
                 self._data.write(start, buffers, size=length)
         except (StorageError, OSError) as error:
-            raise self._failure("append", error) from error
+            raise self._failure.after("append", error) from error
         for batch in batches:
             if not self._term_runs or self._term_runs[-1].term != batch.term:
                 self._term_runs.append(TermRun(batch.term, batch.first_index))
@@ -258,7 +257,7 @@ class DiskLogStore:
         self._tail = tail
 
     def _reserve(self, runs: list[tuple[int, list[Buffer], int]], tail: Tail) -> None:
-        """Create the files that are needed before anything is written: a full disk changes nothing."""
+        """Create the required files before anything is written, so that a full disk changes nothing."""
         first, last = (self._tail.index + 1) * INDEX_RECORD_SIZE, tail.index * INDEX_RECORD_SIZE
         if self._data.has_range(runs[0][0], tail.pos - 1) and self._index.has_range(first, last):
             return
@@ -271,12 +270,13 @@ class DiskLogStore:
                     self._index.ensure(pos)
         except OSError as error:
             if error.errno in FULL:
-                raise StorageError(f"no room for another file: {error}", code=Code.DISK_FULL) from error
-            self._failed = f"append: {error}"
-            raise StorageError(f"append: {error}") from error
+                raise StorageError(
+                    f"the disk has no space for another file: {error}", code=Code.DISK_FULL
+                ) from error
+            raise self._failure.set(f"append: {error}") from error
 
     def sync(self) -> int:
-        self._require_usable()
+        self._failure.require_none()
         tail = self._tail
         if self._durable == tail:
             return tail.index
@@ -284,7 +284,7 @@ class DiskLogStore:
             self._data.sync()
             self._write_records(*self._reader.pending_records())
         except (StorageError, OSError) as error:
-            raise self._failure("sync", error) from error
+            raise self._failure.after("sync", error) from error
         self._durable = tail
         self._reader.clear_pending()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
@@ -309,7 +309,8 @@ class DiskLogStore:
             begin_pos = border
 
     def _check_directory(self) -> None:
-        """A directory that was removed or moved, and perhaps made again, is not the one that is locked."""
+        """Detect that the directory was removed, moved or recreated and is therefore no longer the locked
+        one."""
         if not self._disk.is_at(self._lock_handle, self._paths.lock):
             raise StorageError(f"{self._paths.root} was removed or replaced while in use")
 
@@ -317,7 +318,7 @@ class DiskLogStore:
         try:
             self.save_checkpoint(self._committed, None)
         except StorageError as error:
-            # It only spares the next start some work; the entries themselves are safe.
+            # A checkpoint only shortens the next start; the entries themselves are safe.
             if error.code is not Code.DISK_FULL:
                 raise
 
@@ -336,7 +337,7 @@ class DiskLogStore:
             if tail is None:
                 raise
             end_is_damaged = True
-        with self._space.files_lock, self._writing("truncate"):
+        with self._space.files_lock, self._failure.of_writing("truncate"):
             self._generation += 1
             self._reader.cut(index, self._generation)
             self._tail = tail
@@ -344,26 +345,29 @@ class DiskLogStore:
             self._committed = min(self._committed, self._durable.index)
             self._term_runs = [run for run in self._term_runs if run.first_index <= index]
             if end_is_damaged or (self._checkpoint_tail is not None and self._checkpoint_tail.index > index):
-                # A checkpoint above the end of the log would be evidence of damage. If the end is damaged,
-                # a start has to know how far the log had reached.
+                # The next start would take a checkpoint above the end of the log for damage. If the end is
+                # damaged, however, that start must know how far the log had reached.
                 self._write_checkpoint(self._base)
-            # The index first: what has no index record may vanish at any point without being missed.
+            # The index first: entries without index records may disappear at any point without being missed.
             self._index.cut((index + 1) * INDEX_RECORD_SIZE)
             self._data.cut(tail.pos)
             self._reader.release_removed()
             self._set_damages(clip(self._damages, self._base, tail))
         self._check()
 
-    # -- the begin
+    # -- purge and reset
 
     def borders(self) -> list[Base]:
         borders = []
         for start in self._data.starts:
             if self._base.pos < start < self._tail.pos:
-                # Damaged around there, no border can be proved; purged meanwhile, there is none any more.
+                # Next to a damage no border can be proved, and a concurrent purge may have removed it.
                 with suppress(EntryDamaged, ReadFailed):
                     borders.append(self._border(start))
         return borders
+
+    def written_ms(self, base: Base) -> int:
+        return self._disk.modified_ms(self._data.path_of(base.pos - 1))
 
     def _border(self, start: int) -> Base:
         first = self._reader.first_index_at(start)
@@ -375,30 +379,46 @@ class DiskLogStore:
             return
         size = self.data_file_size
         assert base.pos % size == 0 and base.index < self._tail.index, f"{base} is no border"
-        with suppress(EntryDamaged):  # damaged: then the caller knows better than this copy
+        with suppress(EntryDamaged):  # unreadable: the caller's base is more reliable than the copy on disk
             assert self._border(base.pos) == base, f"{base} is no border: {self._border(base.pos)} is"
         if self._durable.index < base.index:
             self.sync()
         runs = clip_runs(self._term_runs, base, self._tail)
-        with self._space.files_lock, self._changing_nothing_if_full("a purge"), self._writing("purge"):
-            # What is removed must not be missed: so the new begin is durable first, in two places.
-            self._write_checkpoint(base)
-            self._save(lambda: write_base(self._disk, self._paths.base, StoredBase(base)))
-            self._base = base
-            self._term_runs = runs
-            self._committed = max(self._committed, base.index)
-            damages = clip(self._damages, base, self._tail)
-            self._reader.change(base, damages)
-            # Many large files take a file system seconds: slow, and not stuck.
-            self._index.remove_below((base.index + 1) * INDEX_RECORD_SIZE, self.on_synced)
-            self._data.remove_below(base.pos, self.on_synced)
-            self._set_damages(damages)
-            self._reader.release_removed()
+        damages = clip(self._damages, base, self._tail)
+        with self._space.files_lock:
+            # Record the new start durably first, in two places: a start treats unexplained missing files as
+            # damage.
+            with self._failure.none_if_full("a purge"), self._failure.of_writing("purge"):
+                self._write_checkpoint(base)
+                self._save(lambda: write_base(self._disk, self._paths.base, StoredBase(base)))
+            with self._failure.of_writing("purge"):
+                self._base = base
+                self._term_runs = runs
+                self._committed = max(self._committed, base.index)
+                is_listed = damages == self._damages
+                self._damages = damages
+                self._reader.change(base, damages)
+                # Removing many large files takes a file system seconds; report progress so that it does not
+                # look stuck.
+                self._index.remove_below((base.index + 1) * INDEX_RECORD_SIZE, self.on_synced)
+                self._data.remove_below(base.pos, self.on_synced)
+                self._reader.release_removed()
+                if not is_listed:
+                    self._list_damages_if_room()
         self._check()
+
+    def _list_damages_if_room(self) -> None:
+        """Write the list of damages after a purge. If the disk is full, the stored list is merely out of
+        date, and the next start clips it to the base."""
+        try:
+            self._save(lambda: write_damages(self._disk, self._paths.damage, self._damages))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     def reset_to(self, base: Base) -> None:
         assert base.pos % self.data_file_size == 0, f"{base} does not end where a data file begins"
-        with self._space.files_lock, self._writing("reset"):
+        with self._space.files_lock, self._failure.of_writing("reset"):
             self._check_directory()
             resetting = StoredBase(base, resetting=True)
             self._save(lambda: write_base(self._disk, self._paths.base, resetting))
@@ -416,33 +436,35 @@ class DiskLogStore:
     # -- damage
 
     def note_damage(self, index: int) -> Damage | None:
-        self._require_usable()
+        self._failure.require_none()
         index = max(self.begin_index, min(index, self.end_index))
         known = next((known for known in self._damages if known.covers(index)), None)
         if known is not None or self.end_index < self.begin_index:
             return known.damage if known is not None else None
-        # Only what was synced has index records, by which it is searched.
+        # Only synced entries have index records, which the search relies on.
         self.sync()
-        found = self._reader.guarded(lambda: locate(self._data, self._index, self._base, self._tail, index))
-        with self._changing_nothing_if_full("the list of damages"), self._writing("note damage"):
-            for batch in found.batches:
+        location = self._reader.guarded(
+            lambda: locate(self._data, self._index, self._base, self._tail, index)
+        )
+        with self._failure.none_if_full("the list of damages"), self._failure.of_writing("note damage"):
+            for batch in location.batches:
                 self._write_records(batch.first_index, index_records(batch.data))
-            if found.damage is None:
+            if location.damage is None:
                 return None
-            self._set_damages(merge([*self._damages, found.damage]))
-        return next(known.damage for known in self._damages if known.covers(found.damage.damage.first_index))
+            self._set_damages(merge([*self._damages, location.damage]))
+        return next(
+            known.damage for known in self._damages if known.covers(location.damage.damage.first_index)
+        )
 
     def repair(self, frames: Frames) -> None:
         known = next((k for k in self._damages if k.damage.first_index == frames.first_index), None)
         if known is None:
-            raise StorageError(f"no damage begins at entry {frames.first_index}", code=Code.DATA_DAMAGED)
+            raise StorageError(f"no damage starts at entry {frames.first_index}", code=Code.DATA_DAMAGED)
         repair = self.begin_repair(known.damage)
         try:
             repair.feed(frames)
             if not repair.is_fed:
-                text = (
-                    f"entries {frames.first_index}..{frames.last_index} do not reach to the end of the damage"
-                )
+                text = f"entries {frames.first_index}..{frames.last_index} do not reach the end of the damage"
                 raise StorageError(text, code=Code.DATA_DAMAGED)
             while repair.copy(_COPY_BYTES):
                 pass
@@ -451,15 +473,17 @@ class DiskLogStore:
             repair.abandon()
 
     def begin_repair(self, damage: Damage) -> Repair:
-        self._require_usable()
+        self._failure.require_none()
         known = next((known for known in self._damages if known.damage == damage), None)
         if known is None:
-            raise StorageError(f"{damage} is not known (any more)", code=Code.DATA_DAMAGED)
+            raise StorageError(f"{damage} was repaired or removed in the meantime", code=Code.DATA_DAMAGED)
         generation = self._generation
 
         def check(repair: Repair) -> None:
             if generation != self._generation or repair.known not in self._damages:
-                raise StorageError("the log has changed around the damage", code=Code.DATA_DAMAGED)
+                raise StorageError(
+                    "the log changed near the damage during the repair", code=Code.DATA_DAMAGED
+                )
 
         return Repair(
             self._disk,
@@ -471,25 +495,22 @@ class DiskLogStore:
             check=check,
             write_records=self._write_repaired_records,
             install=self._install_repair,
-            failed=self._repair_failed,
+            failed=self._failure.set,
         )
 
     def _write_repaired_records(self, first_index: int, records: bytes) -> None:
-        with self._writing("repair"):
+        with self._failure.of_writing("repair"):
             self._write_records(first_index, records)
 
     def _install_repair(self, repair: Repair) -> None:
         self.sync()
-        with self._changing_nothing_if_full("a repair"), self._writing("repair"):
-            # Before the files: what is good in them has records by which a start knows that it was durable.
+        with self._failure.none_if_full("a repair"), self._failure.of_writing("repair"):
+            # Before the files: index records prove to the next start that the good entries were durable.
             self._index.sync()
             repair.install_files()
             self._reader.change(self._base, self._damages)
             self._set_damages(tuple(other for other in self._damages if other != repair.known))
             self._reader.release_removed()
-
-    def _repair_failed(self, reason: str) -> None:
-        self._failed = reason
 
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
         return scrub_step(
@@ -503,7 +524,8 @@ class DiskLogStore:
         )
 
     def _set_damages(self, damages: tuple[KnownDamage, ...]) -> None:
-        """The stored list first: what reads know is not forgotten by a crash."""
+        """Store the list before reads use it, because a damage that reads have reported must still be known
+        after a crash."""
         if damages != self._damages:
             self._save(lambda: write_damages(self._disk, self._paths.damage, damages))
         self._damages = damages
@@ -515,7 +537,7 @@ class DiskLogStore:
         old = self._hard_state
         assert (state.incarnation, state.term) >= (old.incarnation, old.term), f"{state} after {old}"
         assert state.term >= old.term, f"{state} after {old}"
-        with self._writing("hard state"):
+        with self._failure.of_writing("hard state"):
             self._check_directory()
             self._save(lambda: write_hard_state(self._disk, self._paths.hard_state, state))
         self._hard_state = state
@@ -523,9 +545,10 @@ class DiskLogStore:
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"
         if sessions is not None and sessions[0] > self._durable.index:
-            self.sync()  # ASYNC_FLUSH: a table must not outlive the entries that it was made of
-        # On a full disk the files that are there stay as they are: nothing is lost but time.
-        with self._changing_nothing_if_full("a checkpoint"), self._writing("checkpoint"):
+            # ASYNC_FLUSH: a session table must not be durable before the entries it is derived from
+            self.sync()
+        # On a full disk the existing files remain: only the next start takes longer.
+        with self._failure.none_if_full("a checkpoint"), self._failure.of_writing("checkpoint"):
             self._check_directory()
             self._committed = max(self._committed, min(committed_index, self._durable.index))
             self._write_checkpoint(self._base)
@@ -534,7 +557,7 @@ class DiskLogStore:
                 self.on_synced()
 
     def _write_checkpoint(self, base: Base) -> None:
-        """The index records that it counts on are made durable before it."""
+        """Make the index records durable, then write a checkpoint, which relies on them."""
         self._index.sync()
         self.on_synced()
         tail = self._durable
@@ -545,17 +568,17 @@ class DiskLogStore:
 
     def load_sessions(self) -> tuple[int, bytes] | None:
         try:
-            found = read_sessions(self._disk, self._paths.sessions)
+            table = read_sessions(self._disk, self._paths.sessions)
         except OSError as error:
             raise StorageError(f"cannot read {self._paths.sessions}: {error}") from error
-        return found if found is not None and found[0] <= self._tail.index else None
+        return table if table is not None and table[0] <= self._tail.index else None
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            if self._failed is None:
+            if self._failure.reason is None:
                 self.sync()
                 self._checkpoint_if_room()
         finally:
@@ -585,59 +608,7 @@ class DiskLogStore:
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         return self._reader.iter_heads(from_index)
 
-    # -- failure
-
-    def _require_usable(self) -> None:
-        if self._failed is not None:
-            raise StorageError(f"the store has failed before: {self._failed}")
-
     def _save(self, write: Callable[[], None]) -> None:
-        """Write a small file, from the reserve if need be."""
+        """Write a small file, using the reserve if necessary."""
         self._space.writing(write)
         self.on_synced()
-
-    @contextmanager
-    def _changing_nothing_if_full(self, what: str) -> Iterator[None]:
-        """Around `_writing`, for what has changed nothing yet when it finds no room: the store can go on."""
-        try:
-            yield
-        except StorageError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or isinstance(cause, SyncError) or cause.errno not in FULL:
-                raise
-            self._failed = None
-            raise full_error(what, cause) from cause
-
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """What fails in here leaves memory and disk apart: nothing may be written afterwards."""
-        self._require_usable()
-        try:
-            yield
-        except (StorageError, OSError) as error:
-            raise self._failure(what, error) from error
-
-    def _failure(self, what: str, error: StorageError | OSError) -> StorageError:
-        """From now on this store takes nothing. Returns what to say of it."""
-        self._failed = f"{what}: {error}"
-        if isinstance(error, StorageError):
-            return error
-        if isinstance(error, SyncError):
-            self._leave_marker()
-            return StorageError(f"{what}: fdatasync failed: {error}", code=Code.FSYNC_FAILED)
-        code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
-        return StorageError(f"{what}: {error}", code=code)
-
-    def _leave_marker(self) -> None:
-        leave_marker(self._disk, self._paths)
-
-
-def _add(runs: list[tuple[int, list[Buffer], int]], pos: int, data: Buffer, file_size: int) -> None:
-    """Add what is to be written at `pos`, to the last run if it follows that within the same file."""
-    if runs:
-        start, buffers, length = runs[-1]
-        if start + length == pos and pos % file_size:
-            buffers.append(data)
-            runs[-1] = (start, buffers, length + len(data))
-            return
-    runs.append((pos, [data], len(data)))

@@ -1,4 +1,4 @@
-"""A stream of bytes cut into preallocated files of equal size: the data of the log, and its index."""
+"""A stream of bytes split into preallocated files of equal size: the data of the log, and its index."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from dledger.errors import Code, StorageError
-from dledger.store.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
+from dledger.infra.files.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
 from dledger.store.format.layout import file_name, start_of
 
-TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
-_ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero
+TEMPORARY = ".tmp"  # suffix of a file that will replace another one
+_ZERO_PROBE = 1 << 20  # bytes per read while searching for a nonzero byte
 _ZEROS = bytes(_ZERO_PROBE)
 
 
 class SyncError(OSError):
-    """An fsync of a file of the log failed: what the page cache holds of it is not to be believed."""
+    """An fsync of a log file failed: its pages in the page cache can no longer be trusted."""
 
 
 class FileSequence:
     """The files of one directory, consecutive, each of `file_size` bytes and named by its first position.
 
-    Errors of the disk are OSError here. Only one thread may change anything; `read` may run meanwhile, and
-    what adds a file may run beside writes and syncs, but not beside anything else that adds or removes one.
-    Files that were removed stay open until `close_removed`, which must be called while no read runs.
+    Disk errors are raised as OSError. Only one thread may modify the files. `read` may run at the same time,
+    and methods that add a file may run during writes and syncs, but not while another one adds or removes a
+    file. Removed files stay open until `close_removed`, which must not be called during a read.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_size: int, *, write: bool = True) -> None:
@@ -33,17 +33,18 @@ class FileSequence:
         self._disk = disk
         self._write = write
         self._handles: dict[int, int] = {}  # first position -> handle
-        self._paths: dict[int, Path] = {}  # of files that were asked for; making one takes its time
-        self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
+        self._paths: dict[int, Path] = {}  # a cache, because building a path is slow
+        self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file may have nonzero bytes
         self._dirty: set[int] = set()
         self._removed: list[int] = []
-        self._unreadable: set[int] = set()  # positions of pages that reads found lost
-        self._sparse: set[int] = set()  # files whose space could not be reserved
+        self._unreadable: set[int] = set()  # positions of pages that failed to read
+        self._sparse: set[int] = set()  # files without reserved space
 
     # -- the set of files
 
     def load(self) -> None:
-        """Open the files that are there. StorageError FOREIGN_DIRECTORY if anything else is."""
+        """Open the existing files. Raises StorageError FOREIGN_DIRECTORY if the directory contains anything
+        else."""
         for name in self._disk.listdir(self.directory):
             start = start_of(name)
             unfinished = start_of(name.removesuffix(TEMPORARY))
@@ -53,11 +54,13 @@ class FileSequence:
                 continue
             if start is None or start % self.file_size:
                 raise StorageError(
-                    f"{self.directory / name} is no file of this log", code=Code.FOREIGN_DIRECTORY
+                    f"{self.directory / name} is not a file of this log: its name must be a multiple of "
+                    f"the file size {self.file_size}",
+                    code=Code.FOREIGN_DIRECTORY,
                 )
             handle = self._handles[start] = self._disk.open(self.directory / name, write=self._write)
-            # Before anything is read: pages that were read count as data from then on, even if they are
-            # part of a hole, and looking for data in a reserved file would mean to read all of it.
+            # Query this before any read. Pages in the page cache count as data, even pages of a hole. After a
+            # read, a search for data in a reserved file would therefore read the whole file.
             self._ranges[start] = self._disk.data_ranges(handle)
 
     @property
@@ -71,7 +74,7 @@ class FileSequence:
         return max(self._handles) + self.file_size if self._handles else 0
 
     def path_of(self, pos: int) -> Path:
-        """The file that holds this position."""
+        """Return the path of the file that holds this position."""
         start = self.start_of(pos)
         path = self._paths.get(start)
         if path is None:
@@ -79,32 +82,33 @@ class FileSequence:
         return path
 
     def start_of(self, pos: int) -> int:
-        """The first position of the file that holds this position."""
+        """Return the first position of the file that holds this position."""
         return pos - pos % self.file_size
 
     def where(self, pos: int) -> str:
-        """File and offset of a position, for messages."""
+        """Return the file and offset of a position, for messages."""
         return f"file {self.path_of(pos)}, offset {pos % self.file_size}"
 
     def length(self, start: int) -> int:
-        """Bytes of the file that begins at `start`; less than file_size after some crashes."""
+        """Return the size of the file that starts at `start`; less than file_size after some crashes."""
         return self._disk.size(self._handles[start])
 
     def ensure(self, pos: int) -> None:
-        """Make sure that the file which holds this position exists, its space reserved and its name durable.
+        """Create the file that holds this position if it does not exist, with reserved space and a durable
+        name.
 
-        ENOSPC leaves nothing behind.
+        If this fails with ENOSPC, no file remains.
         """
         start = self.start_of(pos)
         if start not in self._handles:
             self._create(start)
 
     def has(self, pos: int) -> bool:
-        """Whether the file that holds this position exists."""
+        """Return True if the file that holds this position exists."""
         return self.start_of(pos) in self._handles
 
     def has_range(self, first_pos: int, last_pos: int) -> bool:
-        """Whether all files from the one that holds first_pos to the one that holds last_pos exist."""
+        """Return True if all files from the file of first_pos to the file of last_pos exist."""
         size, handles = self.file_size, self._handles
         first, last = first_pos - first_pos % size, last_pos - last_pos % size
         if first == last:
@@ -112,9 +116,9 @@ class FileSequence:
         return all(start in handles for start in range(first, last + 1, size))
 
     def ensure_next(self, first_pos: int) -> None:
-        """Like `ensure`, for the file after the last one, or for that of `first_pos` if there is none.
+        """Create the file after the last one, or the file of `first_pos` if there is none. See `ensure`.
 
-        If there is one whose space could not be reserved, that is done instead.
+        If a file exists without reserved space, reserves its space instead.
         """
         if self._sparse:
             start = min(self._sparse)
@@ -131,7 +135,7 @@ class FileSequence:
             self._disk.fdatasync(handle)
             self._disk.sync_directory(self.directory)
         except OSError:
-            # The first error is the one to report, also if the disk does not even remove a file any more.
+            # Report the first error, even if the disk also fails to remove the file.
             self._disk.close(handle)
             with suppress(OSError):
                 self._disk.unlink(path)
@@ -139,26 +143,26 @@ class FileSequence:
         self._handles[start] = handle
 
     def extend(self, start: int) -> None:
-        """Give a file that a crash left short its full size again; the new part reads as zeros."""
+        """Restore the full size of a file that a crash left short. The new part reads as zeros."""
         handle = self._handles[start]
         try:
             self._disk.allocate(handle, 0, self.file_size)
         except OSError:
-            # The space was given away meanwhile. A sparse file is no less correct; only a later write may
-            # then find the disk full, which appending has to cope with anyhow.
+            # The space has been used up since. A sparse file is still correct, but a later write may find the
+            # disk full, which `append` handles anyway.
             self._disk.truncate(handle, self.file_size)
             self._sparse.add(start)
         self._dirty.add(start)
 
     @property
     def reserved_end(self) -> int:
-        """The position up to which all space is reserved, 0 if there are no files."""
+        """The position up to which all space is reserved; 0 if there are no files."""
         return min(self._sparse) if self._sparse else self.end
 
     # -- contents
 
     def read(self, pos: int, size: int) -> bytes:
-        """Up to `size` bytes from `pos` on, not beyond the end of the file that holds it."""
+        """Read up to `size` bytes starting at `pos`, within the file that contains that position."""
         start = self.start_of(pos)
         handle = self._handles.get(start)
         if handle is None:
@@ -175,12 +179,12 @@ class FileSequence:
             return read_around(self._disk, handle, size, offset, lambda at: lost.add(start + at))
 
     def is_unreadable_after(self, pos: int) -> bool:
-        """Whether a read met a place from `pos` on that the disk cannot give back any more."""
+        """Return True if a read found an unreadable page at or after `pos`."""
         return any(at + PAGE > pos for at in self._unreadable)
 
     def _give_up_page(self, start: int, begin: int, end: int) -> None:
-        """A page that cannot be read cannot be written in part either: what it had is lost, so write all of
-        it, surely wrong, before some of it is written anew."""
+        """Overwrite unreadable pages before a partial write. The disk cannot write a part of such a page, and
+        its content is lost; the new content is certainly invalid."""
         for at in sorted(self._unreadable):
             if start + begin - PAGE < at < start + end:
                 length = min(PAGE, start + self.file_size - at)
@@ -190,7 +194,7 @@ class FileSequence:
     def write(self, pos: int, buffers: Sequence[Buffer], *, size: int) -> None:
         """Write `size` bytes at `pos`, all within one file, which must exist."""
         start = self.start_of(pos)
-        assert pos + size <= start + self.file_size, f"{size} bytes at {pos} reach over the end of a file"
+        assert pos + size <= start + self.file_size, f"{size} bytes at {pos} cross the end of a file"
         self._dirty.add(start)
         if self._unreadable:
             self._give_up_page(start, pos - start, pos - start + size)
@@ -198,7 +202,7 @@ class FileSequence:
         assert written == size, f"{written} bytes written, {size} announced"
 
     def sync(self) -> None:
-        """Make all that was written durable. StorageError if a file was removed under us."""
+        """Make all written bytes durable. Raises StorageError if a file was removed while in use."""
         dirty = sorted(self._dirty) if len(self._dirty) > 1 else list(self._dirty)
         for start in dirty:
             handle = self._handles[start]
@@ -208,11 +212,12 @@ class FileSequence:
             self._dirty.discard(start)
 
     def mark_unsynced(self, pos: int) -> None:
-        """What another process wrote from `pos` on may be in the page cache only: the next sync covers it."""
+        """Include the file at `pos` and all later files in the next sync, because another process may have
+        left bytes that are only in the page cache."""
         self._dirty.update(start for start in self._handles if start + self.file_size > pos)
 
     def sync_file(self, start: int) -> None:
-        """Make the file that begins at `start` durable, whoever wrote to it."""
+        """Make the file that starts at `start` durable, including writes by other processes."""
         self._sync_handle(self._handles[start])
         self._dirty.discard(start)
 
@@ -227,28 +232,28 @@ class FileSequence:
         self._disk.sync_directory(self.directory)
 
     def drop_cache(self) -> None:
-        """Read from the disk again, not from what the system remembers."""
+        """Drop the page cache, so that reads come from the disk."""
         for handle in list(self._handles.values()):
             self._disk.drop_cache(handle)
 
     def drop_cache_of(self, pos: int, end: int) -> None:
-        """The same for what lies between two positions of one file, and is durable up to `end`."""
+        """Drop the page cache between two positions of one file, which is durable up to `end`."""
         start = self.start_of(pos)
         handle = self._handles.get(start)
         begin = pos - start - (pos - start) % PAGE
-        # The page that `end` is in may be written to: dropping it would have it written out at once.
+        # Writes may go to the page of `end`: dropping it would force an immediate write-back.
         until = end - start - (end - start) % PAGE
         if handle is not None and until > begin:
-            with suppress(OSError):  # not every file system takes advice
+            with suppress(OSError):  # not every file system supports the advice
                 self._disk.drop_cache(handle, begin, until - begin)
 
     def next_data(self, pos: int) -> int | None:
-        """The first position from `pos` on, in any file, where there was a byte other than zero at `load`."""
+        """Return the first position at or after `pos`, in any file, whose byte was nonzero at `load`."""
         for start in self.starts:
             if start + self.file_size > pos:
-                found = self._next_data_in(start, max(pos - start, 0))
-                if found is not None:
-                    return start + found
+                distance = self._next_data_in(start, max(pos - start, 0))
+                if distance is not None:
+                    return start + distance
         return None
 
     def _next_data_in(self, start: int, offset: int) -> int | None:
@@ -265,10 +270,11 @@ class FileSequence:
         return None
 
     def cut(self, pos: int) -> None:
-        """Remove, durably, everything from `pos` on: later files first, then the rest of its own file.
+        """Durably remove everything at and after `pos`: first later files, then the rest of the file at
+        `pos`.
 
-        The rest then reads as zeros: no old byte can pass for good. Each name is removed durably before the
-        next, so that a crash leaves no gap between files.
+        The rest then reads as zeros, so that no old byte can be mistaken for data. Each name is removed
+        durably before the next, so that a crash leaves no gap between files.
         """
         keep_last = self.start_of(pos - 1) if pos else 0
         for start in reversed(self.starts):
@@ -284,8 +290,8 @@ class FileSequence:
             self.sync_file(keep_last)
 
     def remove_below(self, pos: int, on_removed: Callable[[], None] = lambda: None) -> bool:
-        """Remove, durably, all files that end at or before `pos`. False if there is none. `on_removed` is
-        called after each."""
+        """Remove, durably, all files that end at or before `pos`. Returns False if there are none. Calls
+        `on_removed` after each file."""
         below = [start for start in self.starts if start + self.file_size <= pos]
         for start in below:
             self._remove(start)
@@ -309,13 +315,15 @@ class FileSequence:
         self._paths.pop(start, None)
 
     def _forget_lost(self, start: int) -> None:
-        """In place, and by a copy: a reader may add to them meanwhile."""
+        """Forget unreadable pages. Changes the set in place and iterates over a copy, because a reader may
+        add to the set at the same time."""
         self._unreadable -= {at for at in sorted(self._unreadable) if self.start_of(at) == start}
 
     def begin_copy(self, start: int) -> int:
-        """A handle of a new, empty file that may take the place of the one that begins at `start`.
+        """Create an empty file that may later replace the one at `start`, and return its handle.
 
-        Any thread; one copy of a file at a time. ENOSPC leaves nothing behind.
+        May be called on any thread, for one copy of a file at a time. If this fails with ENOSPC, no file
+        remains.
         """
         handle = self._disk.open(self._temporary(start), create=True)
         try:
@@ -328,14 +336,14 @@ class FileSequence:
         return handle
 
     def drop_copy(self, start: int, handle: int) -> None:
-        """What `begin_copy` made is not wanted any more."""
+        """Remove the file that `begin_copy` created."""
         self._disk.close(handle)
         self._disk.unlink(self._temporary(start))
 
     def install_copy(self, start: int, handle: int) -> None:
-        """Replace the file that begins at `start` by its copy, which is complete and durable.
+        """Replace the file that starts at `start` with its copy, which is complete and durable.
 
-        The name has the old file or the new one, whole, at any time; so have readers.
+        At any time the name, and every reader, sees either the old or the new file, in full.
         """
         self._disk.rename(self._temporary(start), self.path_of(start))
         self._ranges.pop(start, None)
@@ -351,13 +359,27 @@ class FileSequence:
         return path.with_name(path.name + TEMPORARY)
 
     def close_removed(self) -> None:
-        """Give up the handles of files that `cut` removed."""
+        """Close the handles of removed and replaced files."""
         while self._removed:
             self._disk.close(self._removed.pop())
 
     def close(self) -> None:
-        """Give up all handles, without making anything durable."""
+        """Close all handles. Makes nothing durable."""
         self.close_removed()
         for handle in list(self._handles.values()):
             self._disk.close(handle)
         self._handles.clear()
+
+
+def add_run(runs: list[tuple[int, list[Buffer], int]], pos: int, data: Buffer, file_size: int) -> None:
+    """Add a write of `data` at `pos` to `runs`, merged with the last run if adjacent within one file.
+
+    A run is a position, a list of buffers, and their total size in bytes.
+    """
+    if runs:
+        start, buffers, length = runs[-1]
+        if start + length == pos and pos % file_size:
+            buffers.append(data)
+            runs[-1] = (start, buffers, length + len(data))
+            return
+    runs.append((pos, [data], len(data)))

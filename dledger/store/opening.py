@@ -1,4 +1,4 @@
-"""What stands around a store's recovery: the lock, the state files, a reset that a crash had cut short."""
+"""Opens a store: locks it, reads the state files, recovers the log, and completes an interrupted reset."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from dledger.core.values import Base
 from dledger.errors import Code, StorageError
+from dledger.infra.files.disk import Disk, read_around, write_all
 from dledger.store.damage import read_damages, write_damages
-from dledger.store.disk import Disk, read_around, write_all
 from dledger.store.files import FileSequence
 from dledger.store.format.layout import NodePaths
-from dledger.store.recovery import Recovered, choose_base, recover
+from dledger.store.recovery import RecoveredLog, choose_base, recover
 from dledger.store.state_files import (
     Checkpoint,
     StoredBase,
@@ -26,8 +26,8 @@ from dledger.store.state_files import (
 )
 
 
-class Opening:
-    """Reading the state files and recovering the log, with the lock taken."""
+class StoreOpener:
+    """Reads the state files and recovers the log while holding the lock."""
 
     def __init__(self, disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence) -> None:
         self._disk = disk
@@ -36,7 +36,7 @@ class Opening:
         self._index = index
         self.hard_state = read_hard_state(disk, paths.hard_state)
 
-    def run(self) -> tuple[Checkpoint | None, Recovered]:
+    def run(self) -> tuple[Checkpoint | None, RecoveredLog]:
         disk, paths = self._disk, self._paths
         self._data.load()
         self._index.load()
@@ -59,11 +59,12 @@ class Opening:
         recovered.repairs[:0] = repairs
         self._data.close_removed()
         self._index.close_removed()
-        # A lost end has put another checkpoint in its place.
+        # Losing the end of the log has replaced the checkpoint.
         return read_checkpoint(disk, paths.checkpoint), recovered
 
     def _lost_end(self, base: Base, term: int, index: int, reason: str) -> None:
-        """Before what is left of the end is cut: the node has acknowledged, and voted by, what it forgets."""
+        """Record the loss of the log's end before the rest is cut, because the node may have acknowledged,
+        and voted with, the entries that it is about to remove."""
         state = self.hard_state
         floor = max((state.floor_term, state.floor_index), (term, index))
         state = replace(state, rejoining=True, floor_term=floor[0], floor_index=floor[1])
@@ -73,7 +74,7 @@ class Opening:
 
 
 def finish_reset(disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence, base: Base) -> None:
-    """Once it is durable that the log is to begin after `base`: remove all there is. May be done again."""
+    """Remove all files after the record of the reset to `base` is durable. Idempotent."""
     index.remove_all()
     data.remove_all()
     for path in (paths.checkpoint, paths.sessions, paths.damage):
@@ -85,15 +86,16 @@ def finish_reset(disk: Disk, paths: NodePaths, data: FileSequence, index: FileSe
 
 
 def leave_marker(disk: Disk, paths: NodePaths) -> None:
-    """Tell the next start not to believe the page cache. The disk fails: this may not work, either."""
+    """Create a marker that makes the next start bypass the page cache. Errors are ignored, because the disk
+    is failing anyway."""
     with suppress(OSError):
         disk.close(disk.open(paths.marker, create=True))
 
 
-def take_lock(disk: Disk, paths: NodePaths) -> int:
+def acquire_lock(disk: Disk, paths: NodePaths) -> int:
     handle = disk.open(paths.lock, create=True)
     if disk.lock(handle):
-        with suppress(OSError):  # only a courtesy to whoever finds it locked; the disk may be full
+        with suppress(OSError):  # only informs the next process that finds the lock; the disk may be full
             disk.truncate(handle, 0)
             write_all(disk, handle, [f"{os.getpid()}\n".encode()], 0)
         return handle
@@ -106,7 +108,7 @@ def take_lock(disk: Disk, paths: NodePaths) -> int:
 
 
 def _distrust_cache(disk: Disk, paths: NodePaths, *sequences: FileSequence) -> None:
-    """After a failed fsync the page cache may hold what the disk does not: read from the disk again."""
+    """Drop the page cache after a failed fsync, because it may contain data that is not on the disk."""
     if disk.exists(paths.marker):
         for files in sequences:
             files.drop_cache()

@@ -1,4 +1,4 @@
-"""Reading entries by index, verified, from any thread, while another thread appends."""
+"""Reads verified entries by index, on any thread, while another thread appends."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from dledger.store.format.batch import (
     Batch,
     DamagedBatch,
     Header,
-    Run,
+    VerifiedRun,
     chain_of,
     unpack_header,
     verify_run,
 )
 from dledger.store.format.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
 
-_HEADS_CHUNK = 4096  # index records looked at together when searching for internal entries
-_LOWS = bytes((MAGIC_NORMAL, MAGIC_INTERNAL))  # the magics of entries, of which one byte says all
+_HEADS_CHUNK = 4096  # index records per step when searching for internal entries
+_LOWS = bytes((MAGIC_NORMAL, MAGIC_INTERNAL))  # the magics of entries, identified by their last byte
 
 T = TypeVar("T")
 
 
-class _Overtaken(Exception):
-    """The files changed under a read that failed, and the log did not: try again."""
+class _FilesChanged(Exception):
+    """Raised if the files changed during a failed read but the log did not. The read must be retried."""
 
 
 class LogReader:
-    """Finds entries through the index, or through `add`ed records that are not in the index files yet.
+    """Finds entries through the index, or through `add`ed records that are not yet in the index files.
 
-    The lock protects what the writing thread changes, and is held for moments only.
+    The lock protects the state that the writing thread changes, and is held only briefly.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class LogReader:
         self._end_index = end_index
         self._generation = 0
         self._damages = damages
-        self._changes = 0  # grows when files are removed or replaced, and the log stays as it is
+        self._changes = 0  # increases when files are removed or replaced while the log stays the same
         self._readers = 0
-        # Batches that are written, but not in the index files yet: those come after an fdatasync.
+        # Written batches that are not in the index files yet. Records are written after an fdatasync.
         self._pending_firsts: list[int] = []
         self._pending: list[Batch] = []
 
-    # -- by the writing thread
+    # -- called by the writing thread
 
     def add(self, batches: Sequence[Batch], end_index: int) -> None:
-        """Batches were written."""
+        """Add written batches."""
         with self._lock:
             for batch in batches:
                 self._pending_firsts.append(batch.first_index)
@@ -75,20 +75,20 @@ class LogReader:
             self._end_index = end_index
 
     def pending_records(self) -> tuple[int, bytes]:
-        """The first index and all records that are not in the index files yet."""
+        """Return the first index and all records that are not yet in the index files."""
         assert self._pending, "nothing to index"
         return self._pending_firsts[0], b"".join([_records_of(batch) for batch in self._pending])
 
     def clear_pending(self) -> None:
-        """All pending records are in the index files now."""
+        """Drop the pending records, which are in the index files now."""
         with self._lock:
             for batch in self._pending:
-                batch.records = b""  # whoever keeps the batch has no use for them
+                batch.records = b""  # the batch may live on without them
             self._pending_firsts.clear()
             self._pending.clear()
 
     def cut(self, index: int, generation: int) -> None:
-        """The log ends at `index` from now on, which ends a batch."""
+        """Set the end of the log to `index`, which ends a batch."""
         with self._lock:
             self._end_index = index
             self._generation = generation
@@ -97,7 +97,7 @@ class LogReader:
                 self._pending.pop()
 
     def reset(self, base: Base, generation: int) -> None:
-        """The log is empty, and begins after `base`."""
+        """Make the log empty, starting after `base`."""
         with self._lock:
             self._base = base
             self._end_index = base.index
@@ -107,20 +107,20 @@ class LogReader:
             self._pending.clear()
 
     def change(self, base: Base, damages: tuple[KnownDamage, ...]) -> None:
-        """The log begins after `base`, these damages are known, and files were or will be replaced."""
+        """Set the base and the known damages, and count a change, because files were or will be replaced."""
         with self._lock:
             self._base = base
             self._damages = damages
             self._changes += 1
 
     def release_removed(self) -> None:
-        """Close files that were removed, unless somebody reads: then the last reader does."""
+        """Close removed files unless a read is active. The last reader closes them then."""
         with self._lock:
             if not self._readers:
                 self._data.close_removed()
                 self._index.close_removed()
 
-    # -- by any thread
+    # -- called by any thread
 
     @property
     def base(self) -> Base:
@@ -137,7 +137,7 @@ class LogReader:
             return self._pending_firsts[0] - 1 if self._pending_firsts else self._end_index
 
     def damage_of(self, index: int) -> KnownDamage | None:
-        """The known damage that an entry belongs to."""
+        """Return the known damage that contains an entry."""
         return next((known for known in self._damages if known.covers(index)), None)
 
     def entry(self, index: int) -> EntryHeader:
@@ -154,7 +154,7 @@ class LogReader:
         """See LogStore."""
 
         def find() -> Tail:
-            base = self._base  # each time: the log may be purged up to this index meanwhile
+            base = self._base  # inside the loop: the log may be purged up to this index in the meantime
             if index == base.index:
                 return Tail(base.index, base.term, base.pos, base.chain_crc)
             return self._tail_at(index)
@@ -189,27 +189,30 @@ class LogReader:
             index += count
 
     def first_index_at(self, start: int) -> int:
-        """The index of the entry that a data file begins with."""
+        """Return the index of the first entry of a data file."""
 
         def find() -> int:
             begin = self._data.read(start, ENTRY_HEADER_SIZE)
             index = unpack_header(begin).index if len(begin) == ENTRY_HEADER_SIZE else -1
             if not self._base.index < index <= self._end_index or self._record(index).pos != start:
-                raise EntryDamaged(f"{self._data.where(start)}: no entry that the index knows", index)
+                raise EntryDamaged(
+                    f"{self._data.where(start)}: the file does not start with an indexed entry", index
+                )
             return index
 
         return self.guarded(find)
 
     def guarded(self, find: Callable[[], T]) -> T:
-        """Look something up. Removed files stay open meanwhile, and a change in between is no damage."""
+        """Run a lookup. Removed files stay open during it, and it is retried after a concurrent file
+        change."""
         while True:
             try:
                 with self._reading():
                     return find()
-            except _Overtaken:
+            except _FilesChanged:
                 continue
 
-    # -- inside
+    # -- internal
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -222,9 +225,9 @@ class LogReader:
             if generation != self._generation:
                 raise ReadFailed(f"the log was truncated while it was read: {error}") from error
             if changes != self._changes:
-                raise _Overtaken from error
+                raise _FilesChanged from error
             if isinstance(error, OSError):
-                raise StorageError(f"read: {error}") from error
+                raise StorageError(f"cannot read the log: {error}") from error
             raise
         finally:
             with self._lock:
@@ -232,13 +235,14 @@ class LogReader:
             self.release_removed()
 
     def _check_damage(self, index: int, end_index: int = -1) -> int:
-        """Raises if the entry is known to be damaged. Returns where the next damage ends what can be read."""
+        """Raise EntryDamaged if the entry is in a known damage. Returns the last readable entry before the
+        next one."""
         for known in self._damages:
             if known.covers(index):
                 d = known.damage
                 raise EntryDamaged(
-                    f"entry {index} is damaged, with {d.first_index}..{d.last_index}: file {d.file}, offset "
-                    f"{d.offset}: {d.reason}",
+                    f"entry {index} is in the damaged range {d.first_index}..{d.last_index}: file "
+                    f"{d.file}, offset {d.offset}: {d.reason}",
                     index,
                 )
             if known.damage.first_index > index:
@@ -254,7 +258,7 @@ class LogReader:
             if lows.translate(None, _LOWS)
             else -1
         )
-        if wrong >= 0:  # it might be a head, and its session would miss the batch
+        if wrong >= 0:  # it might be a head, and its session would then lack the batch
             raise self._index_damage(index + wrong, "the index record has an unknown magic")
         return [self._head(index + at) for at in _places(lows, MAGIC_INTERNAL)], len(lows)
 
@@ -269,11 +273,11 @@ class LogReader:
         header = Header(
             entry.magic, entry.size, index, entry.term, entry.pos, entry.channel, 0, body_crc, body_size
         )
-        # What original DLedger wrote has no chain.
+        # Entries of original DLedger have no chain.
         if entry.chain_crc and chain_of(header, self._chain_before(index)) != entry.chain_crc:
             raise EntryDamaged(
-                f"entry {index}, {self._data.where(entry.pos)}: chain_crc does not match the header and the "
-                "entry before",
+                f"entry {index}, {self._data.where(entry.pos)}: chain_crc does not match this header and "
+                "the previous entry",
                 index,
             )
         return entry.tail
@@ -281,12 +285,14 @@ class LogReader:
     def _sums(self, entry: EntryHeader) -> tuple[int, int]:
         begin = self._data.read(entry.pos, ENTRY_HEADER_SIZE)
         if len(begin) < ENTRY_HEADER_SIZE:  # the file has been removed since the header was read
-            raise EntryDamaged(f"entry {entry.index}, {self._data.where(entry.pos)}: cut", entry.index)
+            raise EntryDamaged(
+                f"entry {entry.index}, {self._data.where(entry.pos)}: the header is truncated", entry.index
+            )
         header = unpack_header(begin)
         return header.body_crc, header.body_size
 
     def _after_damage(self, index: int) -> Tail | None:
-        """The end of the damage whose last entry this is."""
+        """Return the end of the damage whose last entry is `index`."""
         return next((known.after for known in self._damages if known.after.index == index), None)
 
     def _chain_before(self, index: int) -> int:
@@ -301,7 +307,7 @@ class LogReader:
         return end_index
 
     def _records(self, index: int, count: int) -> bytes:
-        """At least one and at most `count` index records from `index` on."""
+        """Return at least one and at most `count` index records starting at `index`."""
         with self._lock:
             at = bisect_right(self._pending_firsts, index) - 1
             if at >= 0:
@@ -315,10 +321,18 @@ class LogReader:
             raise self._index_damage(index, "the index file is missing or too short")
         return records
 
+    def indexed_position(self, index: int) -> int | None:
+        """Return the position of an entry according to its index record, or None if the record is invalid.
+        Run this in `guarded`."""
+        try:
+            return self._record(index).pos
+        except EntryDamaged:
+            return None
+
     def _record(self, index: int) -> IndexRecord:
         record = unpack_record(self._records(index, 1))
         if not record.is_plausible(index):
-            raise self._index_damage(index, f"the index record is {record}")
+            raise self._index_damage(index, f"the index record is invalid: {record}")
         return record
 
     def _entry(self, index: int) -> EntryHeader:
@@ -338,7 +352,7 @@ class LogReader:
                     header.magic,
                 )
         raise EntryDamaged(
-            f"entry {index}, {self._data.where(record.pos)}: header and index record do not agree", index
+            f"entry {index}, {self._data.where(record.pos)}: the header differs from the index record", index
         )
 
     def _read(self, first_index: int, last_index: int, max_bytes: int, whole: bool) -> Frames:
@@ -348,7 +362,7 @@ class LogReader:
             previous_chain = after.chain_crc
         else:
             before = self._entry(first_index - 1)
-            assert before.ends_batch or not whole, f"entry {first_index} does not begin a batch"
+            assert before.ends_batch or not whole, f"entry {first_index} does not start a batch"
             previous_chain = before.chain_crc
         last = self._entry(last_index)
         if whole and last.channel:
@@ -357,49 +371,54 @@ class LogReader:
         record = self._record(first_index)
         limit = last.pos + last.size - record.pos
         if limit < record.size:
-            raise self._index_damage(first_index, f"position {record.pos}, beyond that of entry {last_index}")
+            raise self._index_damage(
+                first_index,
+                f"the index record gives position {record.pos}, which is after entry {last_index}",
+            )
         size = min(limit, max(max_bytes, record.size))
         data = self._data.read(record.pos, size)
         run = self._verify(data, record, previous_chain, last_index, whole)
         if whole and run.whole_size == 0 and size < limit:
-            # The first batch alone is larger than max_bytes.
+            # The first batch alone exceeds max_bytes.
             batch_end = self._record(first_index + self._entry(first_index).channel)
             data = self._data.read(record.pos, batch_end.pos + batch_end.size - record.pos)
             run = self._verify(data, record, previous_chain, last_index, whole)
         end, length = (run.whole_last_index, run.whole_size) if whole else (run.last_index, run.size)
         if end < first_index:
-            raise EntryDamaged(f"entry {first_index}, {self._data.where(record.pos)}: cut", first_index)
+            raise EntryDamaged(
+                f"entry {first_index}, {self._data.where(record.pos)}: the entry is truncated", first_index
+            )
         if length < len(data):
-            # Whole batches are pushed: a view, as cutting would copy a MiB. Others take bytes.
+            # Replication reads whole batches: a view avoids a copy of a MiB. Other callers expect bytes.
             return Frames(first_index, end, memoryview(data)[:length] if whole else data[:length])
         return Frames(first_index, end, data)
 
     def _verify(
         self, data: bytes, record: IndexRecord, previous_chain: int, last_index: int, whole: bool
-    ) -> Run:
+    ) -> VerifiedRun:
         try:
             return verify_run(data, record.index, record.pos, previous_chain, last_index, whole_batches=whole)
         except DamagedBatch as fault:
             if fault.index > record.index and self._record(fault.index).pos != fault.pos:
-                # The next entry is not here but in the next file: only the blank that says so went bad.
+                # The next entry is in the next file: only the blank that ends this file is damaged.
                 return self._verify(data[: fault.pos - record.pos], record, previous_chain, last_index, whole)
             where = self._data.where(fault.pos)
             raise EntryDamaged(f"entry {fault.index}, {where}: {fault.what}", fault.index) from fault
 
     def _bodies(self, spans: Sequence[Span], end_pos: int) -> list[bytes]:
-        found: list[bytes] = [b""] * len(spans)
+        bodies: list[bytes] = [b""] * len(spans)
         for run in span_runs(spans, self._base.pos, end_pos, self._data.file_size):
             for known in self._damages:
                 if known.before.pos < run.pos + run.size and run.pos < known.after.pos:
                     self._check_damage(known.damage.first_index)
             data = self._data.read(run.pos, run.size)
-            for number in cut_bodies(data, run, spans, found):
-                found[number] = self._body(*spans[number])
-        return found
+            for number in cut_bodies(data, run, spans, bodies):
+                bodies[number] = self._body(*spans[number])
+        return bodies
 
     def _body(self, pos: int, size: int) -> bytes:
-        """A body that did not pass the quick check. One that is damaged is told from one that never was, and
-        from one of original DLedger's, by the index and by the chain."""
+        """Read a body that failed the fast check. The index and the chain show whether the entry is damaged,
+        whether none starts at this position, or whether original DLedger wrote it."""
         index = self._index_at(pos)
         body = bytes(self._read(index, index, 0, False).data[ENTRY_HEADER_SIZE:])
         if len(body) != size or self._entry(index).magic == MAGIC_INTERNAL:
@@ -432,9 +451,9 @@ def _records_of(batch: Batch) -> bytes:
 
 
 def _places(lows: bytes, low: int) -> list[int]:
-    found = []
+    offsets = []
     at = lows.find(low)
     while at >= 0:
-        found.append(at)
+        offsets.append(at)
         at = lows.find(low, at + 1)
-    return found
+    return offsets

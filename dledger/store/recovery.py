@@ -1,4 +1,4 @@
-"""Opening a log: from the checkpoint forward, verifying everything, repairing what a crash leaves behind."""
+"""Recovers a log at startup: verifies it from the checkpoint onward, and repairs the results of a crash."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ from dataclasses import dataclass, field
 
 from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.damage import KnownDamage, Resumption, is_gone, last_known, make_damage, merge, resume
+from dledger.store.damage import (
+    KnownDamage,
+    Resumption,
+    clip_to_base,
+    is_gone,
+    last_known,
+    make_damage,
+    merge,
+    resume,
+)
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import Batch, encode_blank, unpack_header
 from dledger.store.format.layout import INDEX_RECORD_SIZE, index_records, unpack_record
-from dledger.store.scan import LogScanner, Verdict, judge_end
+from dledger.store.scan import LogEndState, LogScanner, judge_end
 from dledger.store.state_files import Checkpoint, StoredBase, tail_of
 
-_COMPARE_BYTES = 256 << 10  # index records gathered before they are compared with the stored ones
+_COMPARE_BYTES = 256 << 10  # size of a batch of index records compared with the stored ones
 
 
 LostEnd = Callable[[Base, int, int, str], None]
 
 
 @dataclass(slots=True)
-class Recovered:
-    """A log as it was found, all of it durable."""
+class RecoveredLog:
+    """The recovered log, all of it durable."""
 
     base: Base
     tail: Tail
     term_runs: list[TermRun]
     damages: tuple[KnownDamage, ...] = ()
-    repairs: list[str] = field(default_factory=list)  # what had to be done, for the operator's log
+    repairs: list[str] = field(default_factory=list)  # repairs made, to be logged
 
 
 def recover(
@@ -39,28 +48,29 @@ def recover(
     base: Base,
     damages: tuple[KnownDamage, ...],
     lost_end: LostEnd,
-) -> Recovered:
+) -> RecoveredLog:
     """Find the end of the log, make all of it durable, and index it.
 
-    Entries that were durable and cannot be read are damage (docs/guarantees.md rule 10): nothing of it is
-    cut if good entries follow. If none do, the end of the log is lost: `lost_end(base, term, index, reason)`
-    has to make durable that the log went up to (term, index), and that no checkpoint counts on it; then it is
-    cut. What was never acknowledged and is incomplete is cut. OSError from the disk passes through.
+    Entries that were durable and cannot be read are damage (docs/guarantees.md rule 10), and are kept if good
+    entries follow. If none do, the end of the log is lost: `lost_end(base, term, index, reason)` must durably
+    record that the log reached (term, index), and remove any checkpoint that relies on it; then the end is
+    cut. Incomplete, unacknowledged entries are cut. An OSError of the disk is passed on.
     """
     return _Recovery(data, index, checkpoint, base, damages, lost_end).run()
 
 
 def choose_base(data: FileSequence, checkpoint: Checkpoint | None, stored: StoredBase | None) -> Base:
-    """The base, from its two copies. StorageError DATA_DAMAGED if both are lost and the log has one."""
+    """Choose the base from its two copies. Raises StorageError DATA_DAMAGED if the log has a base and both
+    copies are lost."""
     if checkpoint is None and stored is None:
         if data.starts and data.starts[0] > 0:
             raise StorageError(
-                f"{data.path_of(data.starts[0])} is the first file, but where the log begins is lost: both "
-                "the checkpoint and the base are missing or broken",
+                f"the start of the log is lost: its first file is {data.path_of(data.starts[0])}, but "
+                "both the checkpoint and the base are missing or damaged",
                 code=Code.DATA_DAMAGED,
             )
         return NO_BASE
-    # A crash in the middle of a purge leaves the older base in one of them: the purge is finished then.
+    # A crash during a purge leaves the older base in one of them: the purge is then completed.
     bases = [part.base for part in (checkpoint, stored) if part is not None]
     return max(bases, key=lambda base: base.index)
 
@@ -79,21 +89,22 @@ class _Recovery:
         self._index = index
         self._checkpoint = checkpoint
         self._base = base
-        self._known = damages
+        # A crash during a purge leaves the old list; version 0.1.0 also wrote such lists.
+        self._known = clip_to_base(damages, base)
         self._lost_end = lost_end
         self._found: list[KnownDamage] = []
         self._broken_blanks: list[int] = []
-        self._file_start = 0  # of the data file that is being scanned
-        self._lost = ""  # why the end of the log is lost, if it is
+        self._file_start = 0  # start of the data file being scanned
+        self._lost = ""  # why the end of the log is lost, if so
         self._runs: list[TermRun] = []
         self._repairs: list[str] = []
-        self._records: list[bytes] = []  # of accepted batches, not yet compared with the stored ones
+        self._records: list[bytes] = []  # records of accepted batches, not yet compared with the stored ones
         self._records_size = 0
-        self._records_from = 0  # index of the first of them
+        self._records_from = 0  # index of the first record
         self._wrong_records: list[tuple[int, bytes]] = []
 
-    def run(self) -> Recovered:
-        # What is read from now on may be known to the page cache only; so may be the names of the files.
+    def run(self) -> RecoveredLog:
+        # From here on, reads may return data that only the page cache has; the same holds for file names.
         self._data.sync_directory()
         self._index.sync_directory()
         self._finish_purge()
@@ -108,15 +119,15 @@ class _Recovery:
         for known in damages:
             d = known.damage
             self._repairs.append(
-                f"DAMAGED: entries {d.first_index}..{d.last_index} cannot be read ({d.reason}); the rest of "
-                "the log is certain, and they have to be fetched from another node"
+                f"DAMAGED: entries {d.first_index}..{d.last_index} cannot be read ({d.reason}); they must "
+                "be fetched from another node; all other entries are verified"
             )
-        return Recovered(self._base, tail, self._runs, damages, self._repairs)
+        return RecoveredLog(self._base, tail, self._runs, damages, self._repairs)
 
     def _scan(self, tail: Tail) -> Tail:
-        """Verify what follows `tail`, over damages, to the end of what is certain."""
+        """Verify the log after `tail`, across damages, up to its verified end."""
         self._records_from = tail.index + 1
-        # Everywhere: a former life may have put records right anywhere, and stopped before it synced them.
+        # All files: an earlier process may have corrected records anywhere and stopped before syncing them.
         self._index.mark_unsynced(0)
         self._file_start = self._data.start_of(tail.pos)
         known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
@@ -128,9 +139,9 @@ class _Recovery:
             tail = scanner.tail
             self._broken_blanks += scanner.broken_blanks
             end = judge_end(self._data, self._index, tail, scanner.fault, known_end)
-            if end.verdict is Verdict.TORN:
+            if end.verdict is LogEndState.TORN:
                 self._repairs.append(f"cut a torn write: {end.reason}")
-            if end.verdict is not Verdict.DAMAGED:
+            if end.verdict is not LogEndState.DAMAGED:
                 return tail
             resumption = resume(self._data, self._index, tail, self._anchors())
             if resumption is None:
@@ -145,7 +156,7 @@ class _Recovery:
         return [self._checkpoint.tail] if self._checkpoint is not None else []
 
     def _skip(self, tail: Tail, resumption: Resumption) -> None:
-        """Go on behind a damage. What there is of it stays as it is, records included."""
+        """Continue after a damage. The damaged bytes and their index records are not changed."""
         self._data.mark_unsynced(tail.pos)
         self._compare_records()
         for at, term in resumption.terms:
@@ -154,7 +165,8 @@ class _Recovery:
         self._enter_file(self._data.start_of(resumption.after.pos))
 
     def _end(self, tail: Tail) -> Tail:
-        """Where the log ends: before a damage that reaches its end, once it is durable that it was longer."""
+        """Return the end of the log. If a damage reaches the end, cuts before it, after recording the former
+        end."""
         known = [k for k in self._known if k.after.index <= tail.index and not is_gone(self._data, k)]
         self._found = list(merge([*self._found, *known]))
         end = tail
@@ -165,7 +177,7 @@ class _Recovery:
         if self._lost:
             term, index = last_known(self._data, self._index, end, [*self._anchors(), tail])
             self._repairs.append(
-                f"THE END OF THE LOG IS DAMAGED: it went up to entry {index} of term {term}, and is cut "
+                f"THE END OF THE LOG IS DAMAGED: it reached entry {index} of term {term}, and is truncated "
                 f"after entry {end.index}; the node rejoins, without a vote, until it has caught up: "
                 f"{self._lost}"
             )
@@ -174,13 +186,14 @@ class _Recovery:
         return end
 
     def _finish_purge(self) -> None:
-        """Remove what is below the base: a crash came before that. No position there means anything now."""
+        """Remove files below the base, left by a crash during a purge. Positions in them are meaningless."""
         index_begin = (self._base.index + 1) * INDEX_RECORD_SIZE
         if self._index.remove_below(index_begin) | self._data.remove_below(self._base.pos):
-            self._repairs.append(f"removed files below index {self._base.index + 1}, the begin of the log")
+            self._repairs.append(f"removed files below index {self._base.index + 1}, the start of the log")
 
     def _check_data_files(self) -> bool:
-        """Give the data files their shape. False if some were missing or short: then that is to be found."""
+        """Restore the set and sizes of the data files. Returns False if files were missing or short, which
+        requires a scan."""
         whole = True
         starts, size = self._data.starts, self._data.file_size
         if not starts:
@@ -194,16 +207,18 @@ class _Recovery:
                 continue
             length = self._data.length(start)
             if length > size:
-                raise StorageError(f"{path} has {length} bytes, not {size}", code=Code.DATA_DAMAGED)
+                raise StorageError(f"{path} is {length} bytes long, expected {size}", code=Code.DATA_DAMAGED)
             if length < size:
-                # The last: a crash while it was created or cut. What is missing of it, the scan finds out.
+                # The last file, after a crash while it was created or cut. The scan determines the missing
+                # part.
                 whole = whole and start == starts[-1]
                 self._data.extend(start)
                 self._repairs.append(f"extended {path} from {length} bytes")
         return whole
 
     def _repair_index_files(self) -> bool:
-        """Give the index files their shape. False if records may be missing that the checkpoint counts on."""
+        """Restore the set and sizes of the index files. Returns False if records that the checkpoint relies
+        on may be missing."""
         starts, size = self._index.starts, self._index.file_size
         if not starts:
             return False
@@ -220,7 +235,8 @@ class _Recovery:
         return whole
 
     def _start(self, data_is_whole: bool, index_is_whole: bool) -> Tail:
-        """The tail to scan from: the checkpoint's if the log agrees with it, else the base."""
+        """Return the tail at which to start the scan: the checkpoint's tail if the log agrees with the
+        checkpoint, otherwise the base."""
         checkpoint = self._checkpoint
         if (
             checkpoint is not None
@@ -249,8 +265,8 @@ class _Recovery:
         if len(begin) < ENTRY_HEADER_SIZE:
             return False
         header = unpack_header(begin)
-        found = Tail(header.index, header.term, header.pos + header.size, header.chain_crc)
-        return found == tail and header.channel == 0
+        end = Tail(header.index, header.term, header.pos + header.size, header.chain_crc)
+        return end == tail and header.channel == 0
 
     def _add_run(self, term: int, first_index: int) -> None:
         if not self._runs or self._runs[-1].term != term:
@@ -284,7 +300,7 @@ class _Recovery:
             self._file_start = start
 
     def _finish_file(self, start: int) -> None:
-        """Make a scanned data file durable; only then may its entries get index records."""
+        """Make a scanned data file durable. Only then may its entries get index records."""
         if start not in self._data.starts:
             return
         self._data.sync_file(start)
@@ -305,19 +321,20 @@ class _Recovery:
         self._data.sync()
 
     def _cut(self, tail: Tail) -> None:
-        """Nothing but zeros may follow the end, neither records nor remains of batches. Index first."""
+        """Overwrite everything after the end with zeros: first the index records, then the remains of
+        batches."""
         records_end = (tail.index + 1) * INDEX_RECORD_SIZE
         if self._lost or self._index.next_data(records_end) is not None:
             self._index.cut(records_end)
             self._repairs.append(f"cut unusable index records after entry {tail.index}")
-        # Files of zeros behind the end are prepared ones: they stay.
+        # Files of zeros after the end are prepared ones and stay.
         if self._lost or self._data.next_data(tail.pos) is not None:
             self._data.cut(tail.pos)
         self._data.sync()
 
 
 def clip_runs(runs: Sequence[TermRun], base: Base, end: Tail) -> list[TermRun]:
-    """The terms of what a log has between `base` and `end`."""
+    """Return the terms of the log between `base` and `end`."""
     begin = base.index + 1
     clipped: list[TermRun] = []
     for run in reversed([run for run in runs if run.first_index <= end.index]):

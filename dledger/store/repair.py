@@ -1,4 +1,4 @@
-"""Putting a peer's entries in the place of damaged ones, and looking for damage in the background."""
+"""Replaces damaged entries with copies from a peer, and scrubs the log in the background."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, ReadFailed, StorageError
+from dledger.infra.files.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.damage import KnownDamage, header_at, locate, look_at
-from dledger.store.disk import PAGE, Buffer, Disk, write_all
+from dledger.store.damage import KnownDamage, find_header, header_at, locate
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     Batch,
@@ -28,31 +28,31 @@ from dledger.store.space import FULL, full_error
 
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
-#: So little of a file that still grows may be left for `finish` to copy.
+#: The most that `finish` copies of a file that is still growing.
 _LEFT = 1 << 20
 
 
-class _Misfit(StorageError):
-    """Good entries that do not end as what follows the damage proves."""
+class _RepairMismatch(StorageError):
+    """Raised if the end of good entries differs from the end that the entries after the damage prove."""
 
 
 @dataclass(slots=True)
-class _Copy:
-    """A new file that is to take the place of one with damage. Offsets within the file."""
+class _FileCopy:
+    """A new file that will replace a damaged one. Its fields are offsets within the file."""
 
     handle: int
-    lost_from: int  # what is written anew: from here ...
-    lost_to: int  # ... to here; the rest is copied
-    at: int = 0  # where copying goes on
+    lost_from: int  # start of the part that is rewritten ...
+    lost_to: int  # ... and its end; the rest is copied
+    at: int = 0  # offset of the next copy
     is_synced: bool = False
 
 
 class Repair:
-    """One damaged range being replaced (rule 10), in pieces, beside a log that is written and read.
+    """The replacement of one damaged range (rule 10), in steps, while the log is in use.
 
-    The entries go into copies of the files that the range is in, which take the place of the old files only
-    when all of it has come and fits at both ends. Until then nothing of the log has changed, and a crash
-    leaves files that the next start removes.
+    The entries go into copies of the affected files. The copies replace the files only when the range is
+    complete and fits at both ends. Until then the log is unchanged, and a crash leaves temporary files that
+    the next start removes.
     """
 
     def __init__(
@@ -67,10 +67,11 @@ class Repair:
         check: Callable[[Repair], None],
         write_records: Callable[[int, bytes], None],
         install: Callable[[Repair], None],
-        failed: Callable[[str], None],
+        failed: Callable[[str], object],
     ) -> None:
-        """`check` raises if the log has changed so that the repair is void; it and what follows are called on
-        the writing thread. `failed`: the disk is not to be written to any more; any thread."""
+        """`check` raises if the log has changed so that the repair is no longer valid. `check` and the
+        callbacks after it run on the writing thread, except for `failed`, which runs on any thread and stops
+        all further writes to the disk."""
         self.known = known
         self._disk = disk
         self._spill = spill
@@ -82,15 +83,15 @@ class Repair:
         self._install = install
         self._failed = failed
         self._fed = known.before
-        self._takes_own = True
-        self._has_own = False
-        self._copies: dict[int, _Copy] = {}
-        self._records: int | None = None  # a file of its own: they may be many
+        self._uses_local = True
+        self._has_local = False
+        self._copies: dict[int, _FileCopy] = {}
+        self._records: int | None = None  # a separate file, because they may be many
         self._records_size = self._records_written = 0
 
     @property
     def next_index(self) -> int:
-        """The first entry that is still missing."""
+        """The index of the first entry that is still missing."""
         return self._fed.index + 1
 
     @property
@@ -103,20 +104,21 @@ class Repair:
         """See RepairWork."""
         try:
             self._feed(frames)
-        except (DamagedBatch, _Misfit):
-            if not self._has_own:
+        except (DamagedBatch, _RepairMismatch):
+            if not self._has_local:
                 raise
-            self._begin_without_own()
+            self._restart_without_local()
             if frames.first_index == self.next_index:
                 self._feed(frames)
 
-    def _begin_without_own(self) -> None:
-        """A lost write may have left a good batch of another history, which fits behind what came before it
-        as well as the right one does. With it, no member's entries would ever fit."""
+    def _restart_without_local(self) -> None:
+        """Restart without the batches on this disk. After a lost write, this disk may contain a good batch of
+        another history that also follows the fed entries. As long as the repair keeps that batch, no member's
+        entries fit."""
         self.abandon()
         self._fed = self.known.before
         self._records_size = 0
-        self._takes_own = self._has_own = False
+        self._uses_local = self._has_local = False
 
     def _feed(self, frames: Frames) -> None:
         after = self.known.after
@@ -125,36 +127,37 @@ class Repair:
             batch = parse_batch(frames.data, offset, self._fed, data_file_size=self._data.file_size)
             offset += batch.size
             if batch.last_index > after.index or (batch.last_index == after.index and batch.tail != after):
-                raise _Misfit(
-                    f"entries up to {batch.last_index} do not fit: they end as {batch.tail}, but what "
-                    f"follows the damage proves {after}",
+                raise _RepairMismatch(
+                    f"the entries up to {batch.last_index} do not match: they end as {batch.tail}, but "
+                    f"the entries after the damage require {after}",
                     code=Code.DATA_DAMAGED,
                 )
-            self._take(batch)
-            if self._takes_own and self._take_own():
-                self._has_own = True
+            self._add_batch(batch)
+            if self._uses_local and self._add_local_batches():
+                self._has_local = True
                 offset = _skip(frames.data, offset, self.next_index)
         if self.is_fed and self._ends_its_file(after):
             with self._writing():
                 self._roll(after.pos, self._data.start_of(after.pos) + self._data.file_size)
 
-    def _take(self, batch: Batch) -> None:
+    def _add_batch(self, batch: Batch) -> None:
         with self._writing():
             self._roll(self._fed.pos, batch.pos)
             self._put(batch.pos, batch.data)
             self._keep_records(index_records(batch.data))
         self._fed = batch.tail
 
-    def _take_own(self) -> bool:
-        """A lost header takes good batches behind it along: with what has come before them, they can be told
-        from bad ones again. The member that had the lost one need not have these. Whether there was any."""
+    def _add_local_batches(self) -> bool:
+        """Add the good batches of this disk that follow. A damaged header also hides the good batches after
+        it, which can be verified again now that the preceding entries are present. The peer does not need to
+        have them. Returns True if any were added."""
         fed, after = self._fed, self.known.after
-        header = self._reader.guarded(lambda: look_at(self._data, fed.index + 1, fed.pos))
+        header = self._reader.guarded(lambda: find_header(self._data, fed.index + 1, fed.pos))
         if header is None or chain_of(header, fed.chain_crc) != header.chain_crc:
             return False
         scanner = LogScanner(self._data, fed)
         for batch in self._reader.guarded(lambda: list(_until(scanner, after))):
-            self._take(batch)
+            self._add_batch(batch)
         return self._fed != fed
 
     def copy(self, max_bytes: int) -> bool:
@@ -174,7 +177,7 @@ class Repair:
         return False
 
     def abandon(self) -> None:
-        """Remove what was made. Nothing if it is finished."""
+        """Remove the temporary files. No-op after `finish`."""
         for start, copy in self._copies.items():
             with suppress(OSError):
                 self._data.drop_copy(start, copy.handle)
@@ -193,7 +196,7 @@ class Repair:
         try:
             records = self._disk.pread(self._records, size, self._records_written)
         except OSError as error:
-            raise StorageError(f"repair: {error}", code=Code.DATA_DAMAGED) from error
+            raise StorageError(f"the repair failed: {error}", code=Code.DATA_DAMAGED) from error
         first = self.known.damage.first_index + self._records_written // INDEX_RECORD_SIZE
         self._write_records(first, records)
         self._records_written += size
@@ -209,7 +212,7 @@ class Repair:
         self._drop_records()
 
     def install_files(self) -> None:
-        """The new files take the place of the old ones, durably. OSError."""
+        """Replace the old files with the new ones, durably. Raises OSError."""
         for start, copy in self._copies.items():
             self._copy_some(start, copy, self._end_of(start)[0])
             self._disk.fdatasync(copy.handle)
@@ -218,7 +221,7 @@ class Repair:
             self._data.install_copy(start, self._copies[start].handle)
             del self._copies[start]
 
-    # -- inside
+    # -- internal
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -228,16 +231,26 @@ class Repair:
             if error.errno in FULL:
                 raise full_error("a repair", error) from error
             self._failed(f"repair: {error}")
-            raise StorageError(f"repair: {error}") from error
+            raise StorageError(f"the repair failed: {error}") from error
 
     def _ends_its_file(self, after: Tail) -> bool:
-        """Whether what follows the damage is in the next file: then a blank is to be between."""
+        """Return True if the batch after the damage starts the next file: a blank then precedes it.
+
+        The index record decides. An unreadable header at `after.pos` proves nothing, because the disk may
+        have reported a transient error, or the header may be damaged as well. Writing a blank would then
+        destroy the batch."""
         if after.index >= self._tail().index:
             return False
-        return self._reader.guarded(lambda: header_at(self._data, after.index + 1, after.pos)) is None
+        border = self._data.start_of(after.pos) + self._data.file_size
+        index = after.index + 1
+        position = self._reader.guarded(lambda: self._reader.indexed_position(index))
+        if position in (after.pos, border):
+            return position == border
+        header = self._reader.guarded(lambda: header_at(self._data, index, border))
+        return header is not None and chain_of(header, after.chain_crc) == header.chain_crc
 
     def _roll(self, from_pos: int, to_pos: int) -> None:
-        """The rest of a file that a batch does not fit into is a blank."""
+        """Fill the rest of a file with a blank if the batch does not fit into it."""
         if from_pos != to_pos and from_pos % self._data.file_size:
             self._put(from_pos, encode_blank(to_pos - from_pos))
 
@@ -246,7 +259,7 @@ class Repair:
         copy = self._copies.get(start)
         if copy is None:
             at = pos - start
-            copy = self._copies[start] = _Copy(self._data.begin_copy(start), at, at)
+            copy = self._copies[start] = _FileCopy(self._data.begin_copy(start), at, at)
         write_all(self._disk, copy.handle, [content], pos - start)
         copy.lost_to = pos - start + len(content)
 
@@ -265,17 +278,17 @@ class Repair:
                 self._disk.unlink(self._spill)
 
     def _end_of(self, start: int) -> tuple[int, bool]:
-        """Up to where a file has anything, and whether that still grows."""
+        """Return the used size of a file, and whether it still grows."""
         used, size = self._tail().pos - start, self._data.file_size
         return min(used, size), used < size
 
     def _read(self, pos: int, size: int) -> bytes:
         chunk = self._reader.guarded(lambda: self._data.read(pos, size))
         if len(chunk) != size:
-            raise StorageError("the file was removed while it was repaired", code=Code.DATA_DAMAGED)
+            raise StorageError("the file was removed during the repair", code=Code.DATA_DAMAGED)
         return chunk
 
-    def _copy_some(self, start: int, copy: _Copy, end: int) -> None:
+    def _copy_some(self, start: int, copy: _FileCopy, end: int) -> None:
         while copy.at < end:
             if copy.lost_from <= copy.at < copy.lost_to:
                 copy.at = copy.lost_to
@@ -291,7 +304,7 @@ class Repair:
 
 
 def _skip(data: bytes | memoryview, offset: int, index: int) -> int:
-    """Where, from `offset` on, the entry `index` begins, or what there is ends."""
+    """Return the offset, at or after `offset`, at which the entry `index` starts or the data ends."""
     while offset < len(data):
         header = unpack_header(bytes(data[offset : offset + ENTRY_HEADER_SIZE]))
         if header.index >= index or header.size < ENTRY_HEADER_SIZE:
@@ -301,7 +314,8 @@ def _skip(data: bytes | memoryview, offset: int, index: int) -> int:
 
 
 def _until(scanner: LogScanner, after: Tail) -> Iterator[Batch]:
-    """Good batches of a damaged range, as far as they follow each other and may end it as it must end."""
+    """Iterate over the good batches of a damaged range, as long as they are compatible with its proved
+    end."""
     for batch in scanner.batches():
         if batch.last_index > after.index or (batch.last_index == after.index and batch.tail != after):
             return
@@ -327,22 +341,22 @@ def scrub_step(
     if first > end_index:
         return ScrubStep(begin, 0, None)
     try:
-        # What the page cache holds tells nothing of the disk. Only a small range at a time is dropped, right
-        # before it is read again, so that whoever else reads there finds it in the cache as before.
+        # A read from the page cache would not verify the disk. Only a small range is dropped, right before it
+        # is read again, so that other readers find it in the cache as before.
         pos = reader.entry(first).pos
         reader.guarded(lambda: _drop_cache(data, index, pos, first, max_bytes, durable()))
         frames = reader.read(first, end_index, max_bytes, whole_batches=False)
         reader.guarded(lambda: _check_records(index, frames))
-    except ReadFailed:  # purged or truncated meanwhile: no end of the round
+    except ReadFailed:  # purged or truncated in the meantime: continue the round
         return scrub_step(reader, data, index, tail, durable, first, max_bytes)
     except EntryDamaged as error:
         at = max(first, min(error.index, end_index))
-        found = reader.guarded(lambda: locate(data, index, reader.base, tail(), at))
-        if found.damage is not None:
-            damage = found.damage.damage
+        damaged_index = reader.guarded(lambda: locate(data, index, reader.base, tail(), at))
+        if damaged_index.damage is not None:
+            damage = damaged_index.damage.damage
             return ScrubStep(max(first, damage.last_index) + 1, max_bytes, damage)
-        # The entries are good: it is one of their index records, which `note_damage` writes again.
-        last, pos = found.batches[-1].last_index, at * INDEX_RECORD_SIZE
+        # The entries are good: one of their index records is damaged, and `note_damage` rewrites it.
+        last, pos = damaged_index.batches[-1].last_index, at * INDEX_RECORD_SIZE
         file, offset = str(index.path_of(pos)), pos % index.file_size
         return ScrubStep(max(first, last) + 1, max_bytes, Damage(at, last, file, offset, str(error)))
     next_index = frames.last_index + 1
@@ -352,7 +366,7 @@ def scrub_step(
 def _drop_cache(
     data: FileSequence, index: FileSequence, pos: int, first: int, max_bytes: int, durable: Tail
 ) -> None:
-    """Of what a read of so many bytes from an entry on is going to look at, as far as it is durable."""
+    """Drop the durable part of the range that a read of `max_bytes` from an entry on will cover."""
     border = data.start_of(pos) + data.file_size
     data.drop_cache_of(pos, min(pos + max_bytes + PAGE, border, durable.pos))
     at = first * INDEX_RECORD_SIZE
@@ -362,10 +376,10 @@ def _drop_cache(
 
 
 def _check_records(index: FileSequence, frames: Frames) -> None:
-    """That each of the entries has the index record that it must have."""
+    """Raise EntryDamaged if an entry lacks its exact index record."""
     records = index_records(frames.data)
     for at in range(0, len(records), INDEX_RECORD_SIZE):
         number = frames.first_index + at // INDEX_RECORD_SIZE
         if index.read(number * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE) != records[at : at + INDEX_RECORD_SIZE]:
             where = index.where(number * INDEX_RECORD_SIZE)
-            raise EntryDamaged(f"entry {number}, {where}: not the index record of the entry", number)
+            raise EntryDamaged(f"entry {number}, {where}: the index record does not match the entry", number)

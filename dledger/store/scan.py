@@ -1,4 +1,4 @@
-"""Reading a log forward with full verification, and judging the place where that ends. Changes nothing."""
+"""Scans a log forward with full verification, and classifies its end. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     BLANK_SIZE,
     Batch,
+    BatchFault,
     DamagedBatch,
-    Fault,
     encode_blank,
     parse_batch,
     unpack_header,
 )
 from dledger.store.format.layout import INDEX_RECORD_SIZE, unpack_record
 
-_WINDOW = 4 << 20  # bytes read at once
+_WINDOW = 4 << 20  # bytes per read
 _SEARCH_WINDOW = 1 << 20
-_SECTOR = 512  # bytes that a disk writes whole or not at all
-_ZEROS_OF_MAGIC = 3  # with which every entry begins
+_SECTOR = 512  # bytes that a disk writes atomically
+_ZEROS_OF_MAGIC = 3  # leading zeros of every entry
 _MAGICS = (b"\x00\x00\x00\x01", b"\x00\x00\x00\x02")
 
 
 class LogScanner:
-    """Walks along the batches that follow a tail; then `tail` and `fault` say where and why it ended."""
+    """Iterates over the batches that follow a tail. Afterwards `tail` and `fault` show where and why the
+    iteration ended."""
 
     def __init__(self, data: FileSequence, tail: Tail) -> None:
         self.tail = tail
@@ -40,7 +41,7 @@ class LogScanner:
         self._window_pos = tail.pos
 
     def batches(self) -> Iterator[Batch]:
-        """The batches, verified, each whole."""
+        """Iterate over the verified, whole batches."""
         while True:
             batch = self._next_in_file()
             if batch is None:
@@ -61,8 +62,9 @@ class LogScanner:
                     return self._parse(offset)
                 except DamagedBatch as found:
                     fault = found
-            if fault is None or fault.fault is Fault.INCOMPLETE:
-                # The window may end inside the batch: go on with one that begins with it, larger if need be.
+            if fault is None or fault.fault is BatchFault.INCOMPLETE:
+                # The batch may continue after the window: load a window that starts with it, larger if
+                # necessary.
                 self._load(self.tail.pos, max(_WINDOW, rest * 4 if offset == 0 else 0))
                 if len(self._window) > rest:
                     continue
@@ -80,7 +82,7 @@ class LogScanner:
         self._window_pos = pos
 
     def _first_of_next_file(self) -> Batch | None:
-        """The batch at the next file border, if it follows the tail: its chain then proves that it does."""
+        """Return the batch at the next file border if its chain proves that it follows the tail."""
         size = self._data.file_size
         border = self._data.start_of(self.tail.pos) + size
         if border >= self._data.end:
@@ -92,11 +94,11 @@ class LogScanner:
             try:
                 batch = self._parse(0)
             except DamagedBatch as fault:
-                if fault.fault is Fault.INCOMPLETE and want < size:
+                if fault.fault is BatchFault.INCOMPLETE and want < size:
                     want *= 4
                     continue
-                # The fault before the border is the one to report, unless that is a proper end of the file.
-                if blank == encode_blank(border - self.tail.pos) and fault.fault is not Fault.EMPTY:
+                # Report the fault before the border, unless the file ends properly.
+                if blank == encode_blank(border - self.tail.pos) and fault.fault is not BatchFault.EMPTY:
                     self.fault = fault
                 self._load(self.tail.pos, ENTRY_HEADER_SIZE)
                 return None
@@ -105,53 +107,54 @@ class LogScanner:
             return batch
 
 
-class Verdict(Enum):
-    """What the end of a log looks like (docs/guarantees.md rule 10)."""
+class LogEndState(Enum):
+    """Classification of the end of a log (docs/guarantees.md rule 10)."""
 
-    CLEAN = "clean"  # only zeros follow
-    TORN = "torn"  # remains of a write that was never acknowledged follow
-    DAMAGED = "damaged"  # entries that were durable cannot be read
+    CLEAN = "clean"  # followed only by zeros
+    TORN = "torn"  # followed by remains of an unacknowledged write
+    DAMAGED = "damaged"  # durable entries cannot be read
 
 
-class Judgement(NamedTuple):
-    """The verdict on the end of a log, and why."""
+class LogEndCheck(NamedTuple):
+    """The classification of the end of a log, with a reason."""
 
-    verdict: Verdict
+    verdict: LogEndState
     reason: str
 
 
 def judge_end(
     data: FileSequence, index: FileSequence, tail: Tail, fault: DamagedBatch | None, known_end: int
-) -> Judgement:
-    """Whether what follows `tail` was ever durable. `known_end`: an index that surely was (-1 if none)."""
+) -> LogEndCheck:
+    """Decide whether the bytes after `tail` were ever durable. `known_end`: an index that was certainly
+    durable, or -1."""
     if fault is None:
-        fault = DamagedBatch("the log ends", index=tail.index + 1, pos=tail.pos, fault=Fault.EMPTY)
+        fault = DamagedBatch("the log ends", index=tail.index + 1, pos=tail.pos, fault=BatchFault.EMPTY)
     at = f"entry {fault.index}, {data.where(fault.pos)}: {fault.what}"
     if known_end > tail.index:
-        return Judgement(Verdict.DAMAGED, f"{at}, but the checkpoint covers index {known_end}")
+        return LogEndCheck(LogEndState.DAMAGED, f"{at}, but the checkpoint covers index {known_end}")
     indexed = _indexed_after(index, tail.index)
     if indexed is not None:
-        return Judgement(Verdict.DAMAGED, f"{at}, but there is an index record of entry {indexed}")
+        return LogEndCheck(LogEndState.DAMAGED, f"{at}, but there is an index record of entry {indexed}")
     if data.next_data(tail.pos) is None:
-        return Judgement(Verdict.CLEAN, at)
+        return LogEndCheck(LogEndState.CLEAN, at)
     if data.is_unreadable_after(tail.pos) or index.is_unreadable_after((tail.index + 1) * INDEX_RECORD_SIZE):
-        # What was there nobody can tell, so it may have been durable. A write that was torn can be read.
-        return Judgement(Verdict.DAMAGED, f"{at}, and the disk cannot read what is there")
-    # Good entries of the bad batch itself, before the place where it goes bad, prove nothing.
-    found = find_entry(data, fault.pos + 1, tail.index)
-    if found is not None and not _has_hole(data, fault.pos, found):
-        return Judgement(Verdict.DAMAGED, f"{at}, but a valid entry follows at {data.where(found)}")
-    return Judgement(Verdict.TORN, at)
+        # The unreadable bytes may have been durable. A torn write is always readable.
+        return LogEndCheck(LogEndState.DAMAGED, f"{at}, and the disk cannot read what is there")
+    # Good entries of the bad batch itself, before its fault, do not prove that it was durable.
+    entry_pos = find_entry(data, fault.pos + 1, tail.index)
+    if entry_pos is not None and not _has_hole(data, fault.pos, entry_pos):
+        return LogEndCheck(LogEndState.DAMAGED, f"{at}, but a valid entry follows at {data.where(entry_pos)}")
+    return LogEndCheck(LogEndState.TORN, at)
 
 
 def _indexed_after(index: FileSequence, end_index: int) -> int | None:
-    """An index after `end_index` that has an index record: its entry was durable once."""
+    """Return an index after `end_index` with an index record, which proves that its entry was durable."""
     pos = (end_index + 1) * INDEX_RECORD_SIZE
     while True:
-        found = index.next_data(pos)
-        if found is None:
+        indexed = index.next_data(pos)
+        if indexed is None:
             return None
-        number = found // INDEX_RECORD_SIZE
+        number = indexed // INDEX_RECORD_SIZE
         record = index.read(number * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
         if len(record) == INDEX_RECORD_SIZE and unpack_record(record).is_plausible(number):
             return number
@@ -159,12 +162,12 @@ def _indexed_after(index: FileSequence, end_index: int) -> int | None:
 
 
 def find_entry(data: FileSequence, pos: int, after_index: int) -> int | None:
-    """The first position from `pos` on where an entry above `after_index` is that agrees with itself."""
+    """Return the first position at or after `pos` of a consistent entry above `after_index`."""
     while True:
         start = data.next_data(pos)
         if start is None:
             return None
-        # The magic begins with three zeros, which next_data may have skipped.
+        # The magic starts with three zeros, which next_data may have skipped.
         start = max(pos, start - 3, data.start_of(start))
         window = data.read(start, _SEARCH_WINDOW)
         for offset in _magic_offsets(window):
@@ -202,23 +205,25 @@ def _is_entry(data: FileSequence, pos: int, after_index: int) -> bool:
 
 
 def _has_hole(data: FileSequence, begin: int, end: int) -> bool:
-    """Whether a write between these positions, where entries begin, may have been lost: a sector's part of it
-    is all zeros.
+    """Return True if a sector between these positions, where entries start, is all zeros: its write may be
+    lost.
 
-    Unsynced writes reach the disk in any order, so that a valid entry after a bad one proves nothing by
-    itself. But a write that was lost leaves whole sectors as they were: zeros, since every file is reserved
-    and cut that way. Bytes that went bad later do not look like that.
+    Unsynced writes reach the disk in any order, so a valid entry after a bad one proves nothing by itself.
+    But a lost write leaves whole sectors unchanged, and these contain zeros, because reserved and cut files
+    contain zeros. Data that is damaged later does not look like that.
 
-    Zeros in the parts at both ends tell nothing: an entry begins with some; and what reached the disk of the
-    entry at `end` took with it what had been written to its sector before.
+    Zeros at both ends are not evidence. An entry starts with some, and if the sector of the entry at `end`
+    was written, so were the earlier bytes in that sector. The exception is a sector that contains only the
+    leading zeros of that entry, because it looks the same if its write was lost.
     """
-    rest = -(begin % data.file_size) % _SECTOR
-    begin += rest if rest <= _ZEROS_OF_MAGIC else 0
-    end = max(begin, end - end % data.file_size % _SECTOR)
+    padding = -(begin % data.file_size) % _SECTOR
+    begin += padding if padding <= _ZEROS_OF_MAGIC else 0
+    if not 0 < -(end % data.file_size) % _SECTOR <= _ZEROS_OF_MAGIC:
+        end = max(begin, end - end % data.file_size % _SECTOR)
     while begin < end:
         border = data.start_of(begin) + data.file_size
         content = data.read(begin, min(end, border) - begin)
-        if end >= border:  # the rest of this file has to be a blank
+        if end >= border:  # the rest of this file must be a blank
             blank = content.rfind(b"\xff\xff\xff\xff")
             if blank < 0 or content[blank : blank + BLANK_SIZE] != encode_blank(
                 max(len(content) - blank, BLANK_SIZE)

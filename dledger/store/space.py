@@ -1,9 +1,10 @@
-"""Disk space ahead of need (rule 9): prepared files, the reserve of the disk, and one for state files.
+"""Reserves disk space before it is needed (rule 9): prepared files, the disk reserve, and a reserve for state
+files.
 
-`disk_reserve_bytes` is what client appends leave free, for no-ops, purging, term and vote: `prepare` does not
-go below it. Others may fill the disk all the same. So that term and vote, a checkpoint and a purge can be
-stored even then, there is a small file of nothing, `reserve`, which is removed when one of them finds no
-room, and made again later.
+Client appends leave `disk_reserve_bytes` free for no-ops, purging, and term and vote, because `prepare` does
+not use that space. Other processes may still fill the disk. To store term and vote, a checkpoint or a purge
+even then, a small file, `reserve`, holds space. It is removed when one of these writes finds the disk full,
+and recreated later.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from threading import RLock
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, StorageError
+from dledger.infra.files.disk import Disk
 from dledger.store.api import ReservedEnd
-from dledger.store.disk import Disk
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import BLANK_SIZE
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
@@ -28,21 +29,22 @@ _MAX_SPARE = 64 << 20
 
 
 def default_reserve(data_file_size: int) -> int:
-    """Room for another data file and its index, which a no-op may need, and for what else must go on."""
+    """Return the default disk reserve: another data file and its index, which a no-op may need, and a
+    margin."""
     return data_file_size + index_file_size(data_file_size) + min(data_file_size, _MAX_SPARE)
 
 
-class Space:
-    """The prepared files and the reserves of one store. All but `writing` from any thread."""
+class DiskSpace:
+    """The prepared files and reserves of one store. All methods except `writing` may run on any thread."""
 
     def __init__(
         self, disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence, disk_reserve_bytes: int
     ) -> None:
         self.disk_reserve_bytes = disk_reserve_bytes
-        # Held by whatever adds files to the log or removes some, so that there is never a gap between them.
-        # Neither writes nor syncs take it.
+        # Held while files are added to the log or removed, so that no gap ever exists between them. Writes
+        # and syncs do not take it.
         self.files_lock = RLock()
-        self.is_closed = False  # a `prepare` that comes late must not touch what another process may open
+        self.is_closed = False  # a late `prepare` must not touch files that another process may open
         self._disk = disk
         self._paths = paths
         self._data = data
@@ -52,7 +54,7 @@ class Space:
         self._is_spent = False
 
     def free_bytes(self) -> int:
-        """Bytes free on the file system of the log."""
+        """Return the free bytes of the file system that holds the log."""
         return self._disk.free_bytes(self._paths.root)
 
     def reserved_end(self, tail: Tail) -> ReservedEnd:
@@ -63,13 +65,13 @@ class Space:
         )
 
     def reserved_bytes(self, tail: Tail) -> int:
-        """See LogStore. Entries are taken to be as small as they can be: the index then fills up first."""
+        """See LogStore. Assumes entries of minimum size, for which the index fills up first."""
         end = self.reserved_end(tail)
         return min(self._reserved_data(tail), (end.index - tail.index) * ENTRY_HEADER_SIZE)
 
     def likely_bytes(self, tail: Tail) -> int:
-        """See LogStore. An index for the smallest entries there can be takes two thirds of what the data
-        takes, and lies idle on a disk that is full."""
+        """See LogStore. An index for entries of minimum size would take two thirds of the space of the data,
+        mostly unused on a full disk."""
         if tail.index < 0:
             return self.reserved_bytes(tail)
         entry_size = max(ENTRY_HEADER_SIZE, tail.pos // (tail.index + 1) // 2)
@@ -82,26 +84,29 @@ class Space:
             return 0
         return max(0, border - tail.pos - BLANK_SIZE) + (end - border) // size * (size - BLANK_SIZE)
 
-    def has_room(self, tail: Tail) -> bool:
+    def has_room_after(self, tail: Tail) -> bool:
         """See LogStore."""
-        # Enough for what is under way when it becomes less, and not more than a pair of files holds at least.
+        # Enough for pending appends as it shrinks, and at most the minimum that a pair of files holds.
         least = min(self._data.file_size // 2, self._index.file_size // INDEX_RECORD_SIZE * ENTRY_HEADER_SIZE)
         if self.likely_bytes(tail) >= least:
             return True
-        need = self._data.file_size + self._index.file_size
+        need = self._missing_bytes(tail.pos, tail.index) + self._data.file_size + self._index.file_size
         return self.free_bytes() - need >= self.disk_reserve_bytes
 
     def could_take(self, end_pos: int, end_index: int) -> bool:
         """See LogStore."""
+        # Term and vote, checkpoints and repairs also need space, and do not wait for this.
+        return self.free_bytes() - self._missing_bytes(end_pos, end_index) >= self.disk_reserve_bytes // 8
+
+    def _missing_bytes(self, end_pos: int, end_index: int) -> int:
+        """Return the size of the files needed, beyond the prepared ones, to reach this position and index."""
         data, index = self._data, self._index
         more_data = -(-max(0, end_pos - data.reserved_end) // data.file_size)
         more_index = -(-max(0, (end_index + 1) * INDEX_RECORD_SIZE - index.reserved_end) // index.file_size)
-        need = more_data * data.file_size + more_index * index.file_size
-        # Term and vote, checkpoints and repairs need some, too, and none of them waits for this.
-        return self.free_bytes() - need >= self.disk_reserve_bytes // 8
+        return more_data * data.file_size + more_index * index.file_size
 
     def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail], *, use_reserve: bool) -> bool:
-        """See LogStore. OSError unless the disk is merely full."""
+        """See LogStore. Raises OSError if the disk fails for a reason other than lack of space."""
         while True:
             with self.files_lock:
                 if self.is_closed:
@@ -126,14 +131,14 @@ class Space:
     # -- for state files
 
     def open(self) -> None:
-        """Make the small reserve, if there is room for it."""
+        """Create the state reserve if there is space for it."""
         handle = self._disk.open(self._paths.reserve, create=True)
         self._is_spent = self._disk.size(handle) < self._state_reserve
         self._disk.close(handle)
         self._restore_state_reserve(leave=self._state_reserve)
 
     def writing(self, write: Callable[[], None]) -> None:
-        """Write a state file; the small reserve is given up if there is no room for it otherwise."""
+        """Write a state file. If the disk is full, release the state reserve and retry."""
         try:
             write()
         except OSError as error:
@@ -147,7 +152,8 @@ class Space:
             return spend_reserve(self._disk, self._paths)
 
     def _restore_state_reserve(self, leave: int | None = None) -> None:
-        """`leave`: bytes that have to stay free; the disk reserve unless it is given."""
+        """Recreate the state reserve. `leave`: number of bytes that must remain free; by default the disk
+        reserve."""
         with self._state_lock:
             leave = self.disk_reserve_bytes if leave is None else leave
             if not self._is_spent or self.free_bytes() < self._state_reserve + leave:
@@ -167,7 +173,7 @@ class Space:
 
 
 def spend_reserve(disk: Disk, paths: NodePaths) -> bool:
-    """Give up the small reserve. False if there is none."""
+    """Release the state reserve. Returns False if there is none."""
     if not disk.exists(paths.reserve):
         return False
     disk.unlink(paths.reserve)
@@ -176,5 +182,5 @@ def spend_reserve(disk: Disk, paths: NodePaths) -> bool:
 
 
 def full_error(what: str, error: OSError) -> StorageError:
-    """The error of something that found no room, and has changed nothing."""
+    """Return the error of an operation that found the disk full and has changed nothing."""
     return StorageError(f"no room for {what}: {error}", code=Code.DISK_FULL)

@@ -1,7 +1,7 @@
-"""The small files beside the log: term and vote, checkpoint, base, session table.
+"""The small files next to the log: term and vote, checkpoint, base, session table.
 
-`currterm` and `checkpoint` keep DLedger's keys, so that its tools can read them, and have more of ours. Every
-one is replaced atomically and durably. Only `currterm` is irreplaceable.
+`currterm` and `checkpoint` keep DLedger's keys, so that its tools can read them, and add further keys. Each
+file is replaced atomically and durably. Only `currterm` is irreplaceable.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.disk import Disk, read_file, replace_file
+from dledger.infra.files.disk import Disk, read_file, replace_file
 from dledger.store.format.properties import format_properties, is_intact, parse_properties
 
 _HARD_STATE_KEYS = ("incarnation", "crc")
 _REJOIN_KEYS = ("rejoining", "barredTerm", "floorTerm", "floorIndex")
-#: What reading a file raises whose sum is right and whose content is not, as another version might write it.
+#: Exceptions from parsing a file with a valid checksum but unexpected content, for example from another
+#: version.
 NOT_AS_WRITTEN = (KeyError, ValueError, TypeError, IndexError)
 _SESSIONS = struct.Struct(">4sqII")
 _SESSIONS_MAGIC = b"DLS1"
@@ -27,7 +28,7 @@ _SESSIONS_MAGIC = b"DLS1"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Up to `tail` the log is durable and indexed, durably. Recovery starts there."""
+    """The log is durable and durably indexed up to `tail`. Recovery starts there."""
 
     tail: Tail
     committed_index: int
@@ -37,19 +38,19 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredBase:
-    """The second copy of the base. `resetting`: everything before it is being removed, and all after it."""
+    """The second copy of the base. `resetting`: the whole log is being removed."""
 
     base: Base
     resetting: bool = False
 
 
 def tail_of(base: Base) -> Tail:
-    """The end of a log that is empty and begins after `base`."""
+    """Return the end of an empty log that starts after `base`."""
     return Tail(base.index, base.term, base.pos, base.chain_crc)
 
 
 def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
-    """Durable on return. OSError: the vote is in doubt."""
+    """Store term and vote durably. After an OSError the stored vote is unknown."""
     assert state.term >= 0 and state.incarnation >= 0, state
     values: dict[str, str | int] = {
         "currTerm": state.term,
@@ -63,34 +64,35 @@ def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
 
 
 def read_hard_state(disk: Disk, path: Path) -> HardState:
-    """StorageError FOREIGN_DIRECTORY if original DLedger wrote it, STATE_DAMAGED if missing or broken."""
+    """Read term and vote. Raises StorageError FOREIGN_DIRECTORY if original DLedger wrote the file,
+    STATE_DAMAGED if it is missing or invalid."""
     try:
         content = read_file(disk, path)
     except FileNotFoundError:
         raise StorageError(
-            f"{path} is missing: without its vote the node could vote twice; rejoin it instead",
+            f"{path} is missing: without the recorded vote the node could vote twice; start it with --rejoin",
             code=Code.STATE_DAMAGED,
         ) from None
     values = parse_properties(content)
     if "currTerm" in values and not any(key in values for key in _HARD_STATE_KEYS):
         raise StorageError(
-            f"{path} was written by an original DLedger, which must not open this directory",
+            f"{path} was written by an original DLedger; this program does not open its directories",
             code=Code.FOREIGN_DIRECTORY,
         )
     try:
         if not is_intact(content):
             raise ValueError("its crc does not match")
-        rejoining, *rest = (
+        rejoining, *other = (
             int(values.get(key, default)) for key, default in zip(_REJOIN_KEYS, (0, -1, -1, -1), strict=True)
         )
         term, vote, incarnation = int(values["currTerm"]), values["voteLeader"], int(values["incarnation"])
-        return HardState(term, vote or None, incarnation, bool(rejoining), *rest)
+        return HardState(term, vote or None, incarnation, bool(rejoining), *other)
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
 
 
 def write_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
-    """Durable on return."""
+    """Store the checkpoint durably."""
     tail, base = checkpoint.tail, checkpoint.base
     assert base.index <= tail.index and checkpoint.committed_index <= tail.index, checkpoint
     values: dict[str, str | int] = {
@@ -109,7 +111,8 @@ def write_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
-    """None if missing or broken: the log tells everything. FOREIGN_DIRECTORY if an original wrote it."""
+    """Read the checkpoint. Returns None if it is missing or invalid, because the log contains the same
+    information. Raises StorageError FOREIGN_DIRECTORY if original DLedger wrote the file."""
     try:
         content = read_file(disk, path)
     except FileNotFoundError:
@@ -117,7 +120,7 @@ def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
     values = parse_properties(content)
     if set(values) == {"endIndex", "committedIndex"}:
         raise StorageError(
-            f"{path} was written by an original DLedger, which must not open this directory",
+            f"{path} was written by an original DLedger; this program does not open its directories",
             code=Code.FOREIGN_DIRECTORY,
         )
     if not is_intact(content):
@@ -135,7 +138,7 @@ def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
 
 
 def write_base(disk: Disk, path: Path, stored: StoredBase) -> None:
-    """Durable on return."""
+    """Store the base durably."""
     base = stored.base
     values: dict[str, str | int] = {
         "baseIndex": base.index,
@@ -148,7 +151,7 @@ def write_base(disk: Disk, path: Path, stored: StoredBase) -> None:
 
 
 def read_base(disk: Disk, path: Path) -> StoredBase | None:
-    """None if missing or broken: the checkpoint has it too."""
+    """Read the base. Returns None if it is missing or invalid, because the checkpoint also contains it."""
     try:
         content = read_file(disk, path)
     except FileNotFoundError:
@@ -164,13 +167,14 @@ def read_base(disk: Disk, path: Path) -> StoredBase | None:
 
 
 def write_sessions(disk: Disk, path: Path, index: int, blob: bytes) -> None:
-    """Durable on return."""
+    """Store the session table durably."""
     crc = crc32(blob, crc32(_SESSIONS.pack(_SESSIONS_MAGIC, index, len(blob), 0)))
     replace_file(disk, path, _SESSIONS.pack(_SESSIONS_MAGIC, index, len(blob), crc) + blob)
 
 
 def read_sessions(disk: Disk, path: Path) -> tuple[int, bytes] | None:
-    """The index that the table covers, and the table. None if missing or broken: the log has it too."""
+    """Return the session table and the index that it covers. Returns None if it is missing or invalid,
+    because the log contains the same information."""
     try:
         content = read_file(disk, path)
     except FileNotFoundError:

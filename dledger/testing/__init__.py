@@ -1,12 +1,12 @@
-"""A deterministic simulator of whole clusters, for this project's tests and for those of its users.
+"""A deterministic simulator of whole clusters, for the tests of this project and of its users.
 
-`Simulation` is a cluster that a test drives by hand: crash, cut, pause, append, look. `run_seed` is a random
-run from one seed, with faults, clients and all checks. Give either a `state_machine` to put one of your own
-under test: it is fed with committed entries on every node, through every crash, and must end equal on all. Or
-a `durable_machine`, which has a file that outlives its process, and has to be right at every step.
+`Simulation` is a cluster that a test drives by hand: crash, cut, pause, append, inspect. `run_seed` is a
+random run from one seed, with faults, clients and all checks. Both accept a `state_machine` to test. Every
+node passes the committed entries to it, and passes them again after each crash. At the end all copies must be
+equal. A `durable_machine` also has a file that survives its process, and is checked after every step.
 """
 
-from dledger.store.disk import CrashKind
+from dledger.infra.files.disk import CrashKind
 from dledger.testing.durable import CheckedMachine, MachineFiles
 from dledger.testing.profile import QUIET, Profile, draw_profile
 from dledger.testing.run import RunOptions, RunResult, check_end, run_seed, settle_ms

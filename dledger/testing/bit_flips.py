@@ -1,4 +1,5 @@
-"""Bits that flip on the disks of a simulated cluster: where they may, and which of them are still there."""
+"""Bit flips on the disks of a simulated cluster. Tracks where flips are allowed, and which ones are not
+repaired yet."""
 
 from __future__ import annotations
 
@@ -8,28 +9,31 @@ from random import Random
 from typing import NamedTuple
 
 from dledger.store.format.batch import Batch
-from dledger.testing.world import World
+from dledger.testing.world import SimWorld
 
 
 class Flip(NamedTuple):
     first_index: int  # of the batch
-    at_end: bool  # it might become the last batch of its node, and then the end of the log is lost with it
+    at_end: bool  # the batch may become the last one of its node, so that the end of the log is lost with it
     is_there: Callable[[], bool]
 
 
 @dataclass(slots=True)
 class BitFlips:
-    """All flips of a run. Of every batch, only a minority of the nodes has a flip, or has lost its log, at
-    the same time; different batches may have theirs on different nodes."""
+    """All flips of a run.
 
-    sim: World
+    At any time, only a minority of the nodes has a flip in a given batch, or has lost its log. Different
+    batches may be damaged on different nodes.
+    """
+
+    sim: SimWorld
     _live: dict[str, list[Flip]] = field(default_factory=dict)  # by node
 
     def on(self, node_id: str) -> bool:
-        """Are there bytes on this node's disk that nobody has repaired or overwritten?"""
-        found = [flip for flip in self._live.get(node_id, ()) if flip.is_there()]
-        self._live[node_id] = found
-        return bool(found)
+        """Return True if this node's disk has flipped bytes that were not repaired or overwritten."""
+        remaining = [flip for flip in self._live.get(node_id, ()) if flip.is_there()]
+        self._live[node_id] = remaining
+        return bool(remaining)
 
     @property
     def nodes(self) -> set[str]:
@@ -39,10 +43,11 @@ class BitFlips:
         self._live.setdefault(node_id, []).append(Flip(batch.first_index, at_end, is_there))
 
     def flip(self, node_id: str, rng: Random) -> bool:
-        """Some durable byte of this node. False, with nothing done, if that might be one copy too many."""
+        """Flip a durable bit of this node. Returns False, without a change, if that could damage too many
+        copies."""
         sim = self.sim
         mirror = sim.invariants.mirrors[node_id]
-        # What is not committed may have to give way to other entries, and then nobody has it to repair it by.
+        # Uncommitted entries may be replaced by others, after which no node could repair them.
         last = min(mirror.durable_index, sim.invariants.committed.end_index)
         durable = [b for b in mirror.written.batches if b.last_index <= last]
         if not durable:
@@ -54,7 +59,8 @@ class BitFlips:
         if not sim.invariants.committed.covers(batch):
             return False
         if any(flip.first_index == batch.first_index for flip in self._live.get(node_id, ())):
-            return False  # with an entry and its index record both gone, nothing tells that it ever was there
+            # If an entry and its index record are both damaged, nothing proves that the entry existed.
+            return False
         is_there = sim.nodes[node_id].host.flip(batch, rng, is_down=sim.nodes[node_id].process is None)
         if is_there is None:
             return False
@@ -67,7 +73,8 @@ class BitFlips:
         return True
 
     def _impaired(self, node_id: str, batch: Batch, *, at_end: bool) -> set[str]:
-        """Nodes that may have no copy of the batch, or no vote, once it is damaged on this one too."""
+        """Return the nodes without a copy of the batch, or without a vote, if it is damaged on this node
+        too."""
         impaired = self.sim.invariants.lost_nodes | {node_id}
         for other in self.nodes:
             flips = self._live[other]
@@ -76,7 +83,8 @@ class BitFlips:
         return impaired
 
     def check_all_repaired(self) -> bool:
-        """After everything is healed: read all that is stored. What is found is noted, and False."""
+        """After the healing, read everything that is stored. If an entry is damaged, reports the damage to
+        its node and returns False."""
         good = True
         for process in self.sim.processes():
             at = 0

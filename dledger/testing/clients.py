@@ -1,7 +1,7 @@
-"""Clients of a simulated cluster: they append, with and without sessions, and read.
+"""Clients of a simulated cluster that append, with and without sessions, and read.
 
-They know no more than real ones: requests and answers are lost and late, nodes die in between, and a hint at
-the leader may be wrong. The oracle hears of every answer at the moment it is given.
+They know no more than real clients: requests and responses are lost or delayed, nodes crash in the meantime,
+and the named leader may be wrong. The oracle receives every response when the node sends it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from random import Random
 
 from dledger.errors import DLedgerError, NotLeader, SessionExpired
 from dledger.replica.shell import AppendOutcome
-from dledger.testing.checks.oracle import Append, Outcome, Read
-from dledger.testing.world import Life, World
+from dledger.testing.checks.oracle import ClientAppend, ClientOutcome, ClientRead
+from dledger.testing.world import NodeLife, SimWorld
 
 RETRY_MS = 20
 
 
-class _Client:
-    """What all clients share: a node to talk to, and requests that get an answer once or never."""
+class _SimClient:
+    """Common part of all clients: the node in use, and requests that get at most one response."""
 
-    def __init__(self, sim: World, name: str, rng: Random) -> None:
+    def __init__(self, sim: SimWorld, name: str, rng: Random) -> None:
         self.sim = sim
         self.name = name
         self.rng = rng
@@ -33,7 +33,7 @@ class _Client:
         self._think()
 
     def work(self) -> None:
-        raise AssertionError("each kind of client has its own")
+        raise AssertionError("abstract")
 
     def _think(self) -> None:
         self.sim.clock.after(self.rng.randint(0, self.sim.profile.think_max_ms), self._wake)
@@ -43,7 +43,7 @@ class _Client:
             self.work()
 
     def _new_bodies(self) -> list[bytes]:
-        """Bodies that occur nowhere else in the run."""
+        """Return bodies that are unique in the run."""
         self._made += 1
         profile, rng = self.sim.profile, self.rng
         return [
@@ -52,9 +52,10 @@ class _Client:
         ]
 
     def _request(
-        self, ask: Callable[[Life, Callable[[object], None]], None], answered: Callable[[object], None]
+        self, send: Callable[[NodeLife, Callable[[object], None]], None], answered: Callable[[object], None]
     ) -> None:
-        """Let `ask` run on the chosen node after a while; `answered` gets the answer, or None: time-out."""
+        """Call `send` on the chosen node after a delay. `answered` receives the response, or None after a
+        timeout."""
         sim, is_done = self.sim, [False]
 
         def finish(answer: object) -> None:
@@ -74,7 +75,7 @@ class _Client:
             if process is None:
                 finish(None)
                 return
-            process.post(lambda: ask(process, answer_leaves))
+            process.post(lambda: send(process, answer_leaves))
 
         node = self._node
         sim.clock.after(sim.network.delay_ms(), arrive)
@@ -87,17 +88,17 @@ class _Client:
             self._node = self.rng.choice(self.sim.profile.node_ids)
 
 
-class PlainClient(_Client):
-    """Appends without a session: a new batch after every answer, whatever it was."""
+class PlainClient(_SimClient):
+    """Appends without a session. Sends a new batch after every response, whatever its outcome."""
 
     def work(self) -> None:
-        append = Append(self._new_bodies(), None)
+        append = ClientAppend(self._new_bodies(), None)
         self.sim.oracle.begin(append)
 
-        def ask(process: Life, reply: Callable[[object], None]) -> None:
+        def send(process: NodeLife, reply: Callable[[object], None]) -> None:
             submit(self.sim, process, append, reply)
 
-        self._request(ask, self._answered)
+        self._request(send, self._answered)
 
     def _answered(self, answer: object) -> None:
         if isinstance(answer, AppendOutcome):
@@ -105,20 +106,20 @@ class PlainClient(_Client):
         self._think()
 
 
-class SessionClient(_Client):
-    """Appends in a session, several batches in flight, each tried until its result is known."""
+class SessionClient(_SimClient):
+    """Appends in a session, with several batches in flight, each retried until its result is known."""
 
-    def __init__(self, sim: World, name: str, rng: Random) -> None:
+    def __init__(self, sim: SimWorld, name: str, rng: Random) -> None:
         super().__init__(sim, name, rng)
         self._session_id: int | None = None
         self._next_seq = 1
-        self._waiting: dict[int, Append] = {}  # seq -> batch without a known result
+        self._waiting: dict[int, ClientAppend] = {}  # seq -> batch without a known result
 
     def work(self) -> None:
         if self._session_id is None:
             self._open()
         elif len(self._waiting) < self.sim.profile.window:
-            append = Append(self._new_bodies(), (self._session_id, self._next_seq))
+            append = ClientAppend(self._new_bodies(), (self._session_id, self._next_seq))
             self._waiting[self._next_seq] = append
             self._next_seq += 1
             self._try(append)
@@ -126,10 +127,10 @@ class SessionClient(_Client):
                 self._think()
 
     def _open(self) -> None:
-        append = Append((), None, opens_session=True)
+        append = ClientAppend((), None, opens_session=True)
         self.sim.oracle.begin(append)
 
-        def ask(process: Life, reply: Callable[[object], None]) -> None:
+        def send(process: NodeLife, reply: Callable[[object], None]) -> None:
             submit(self.sim, process, append, reply)
 
         def opened(answer: object) -> None:
@@ -138,15 +139,15 @@ class SessionClient(_Client):
                 self._next_seq = 1
             self._think()
 
-        self._request(ask, opened)
+        self._request(send, opened)
 
-    def _try(self, append: Append) -> None:
+    def _try(self, append: ClientAppend) -> None:
         sim, asked_of = self.sim, append.session
         assert asked_of is not None
         sim.oracle.tried_again(append)
         sim.oracle.begin(append)
 
-        def ask(process: Life, reply: Callable[[object], None]) -> None:
+        def send(process: NodeLife, reply: Callable[[object], None]) -> None:
             submit(sim, process, append, reply)
 
         def answered(answer: object) -> None:
@@ -166,40 +167,40 @@ class SessionClient(_Client):
                 sim.clock.after(self.rng.randint(1, RETRY_MS), retry)
 
         def retry() -> None:
-            # Also after stop(): what was begun is brought to its end.
+            # Retry after stop(), too: batches in flight are completed.
             if self._session_id == asked_of[0] and asked_of[1] in self._waiting:
                 self._try(append)
 
-        self._request(ask, answered)
+        self._request(send, answered)
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is waiting for a result."""
+        """True if no batch waits for a result."""
         return not self._waiting
 
 
-class Reader(_Client):
-    """Linearizable reads: a read point from the leader, then a read on any node that has come so far."""
+class SimReader(_SimClient):
+    """Linearizable reads. Gets a read point from the leader, then reads on any node that has committed it."""
 
     def work(self) -> None:
         if self.rng.random() < 0.3:
-            # Do not only ask whoever answered last: a deposed leader has to be found out.
+            # Use other nodes than the one that responded last, so that a deposed leader is detected.
             self._node = self.rng.choice(self.sim.profile.node_ids)
         read = self.sim.oracle.begin_read()
 
-        def ask(process: Life, reply: Callable[[object], None]) -> None:
+        def send(process: NodeLife, reply: Callable[[object], None]) -> None:
             process.read_index(lambda answer: self._pointed(read, process, answer, reply))
 
-        self._request(ask, self._answered)
+        self._request(send, self._answered)
 
     def _pointed(
         self,
-        read: Read,
-        process: Life,
+        read: ClientRead,
+        process: NodeLife,
         answer: int | DLedgerError,
         reply: Callable[[object], None],
     ) -> None:
-        """The read point is known: wait on that node, or another, until it has committed so far."""
+        """Wait until a node, this one or another, has committed the read point."""
         if isinstance(answer, DLedgerError):
             reply(answer)
             return
@@ -209,7 +210,7 @@ class Reader(_Client):
             server = other or process
         self.sim.wait_committed(server, answer, lambda: self._served(read, answer, reply))
 
-    def _served(self, read: Read, read_index: int, reply: Callable[[object], None]) -> None:
+    def _served(self, read: ClientRead, read_index: int, reply: Callable[[object], None]) -> None:
         self.sim.counts["reads"] += 1
         self.sim.oracle.end_read(read, read_index)
         reply(read_index)
@@ -220,8 +221,8 @@ class Reader(_Client):
         self._think()
 
 
-def submit(sim: World, process: Life, append: Append, reply: Callable[[object], None]) -> None:
-    """Hand an append to a node, in a turn of it; the oracle hears of the answer before the client does."""
+def submit(sim: SimWorld, process: NodeLife, append: ClientAppend, reply: Callable[[object], None]) -> None:
+    """Send an append to a node, in a turn of the node. The oracle receives the response before the client."""
 
     def answered(answer: AppendOutcome | DLedgerError) -> None:
         if isinstance(answer, AppendOutcome):
@@ -242,6 +243,6 @@ def submit(sim: World, process: Life, append: Append, reply: Callable[[object], 
     )
 
 
-def is_known(append: Append) -> bool:
-    """Does the client know what became of it?"""
-    return append.outcome is not Outcome.OPEN
+def is_known(append: ClientAppend) -> bool:
+    """Return True if the client knows the outcome."""
+    return append.outcome is not ClientOutcome.OPEN

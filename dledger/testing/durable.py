@@ -1,7 +1,8 @@
-"""Durable state machines in the simulator: files that outlive processes, and their threads in virtual time.
+"""Durable state machines in the simulator, whose files survive processes and whose threads run in virtual
+time.
 
-Applier, plan and feeder are those of a real node; only the thread is simulated. Whatever state a machine has,
-found again, loaded or applied, is compared with that of a machine which applied the one committed log once.
+Applier, plan and feeder are the real ones; only the thread is simulated. Every state of a machine, whether
+recovered, loaded or applied, is compared with a machine that applied the committed log once.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from dledger.errors import DLedgerError, ReadFailed, StorageError
+from dledger.infra.files.disk import CrashKind
 from dledger.node.machine.applier import Applier
-from dledger.node.machine.state_feeder import Recovered, StateFeeder
+from dledger.node.machine.state_feeder import RecoveryResult, StateFeeder
 from dledger.node.machine.state_machine import Applied, AppliedEntry, DurableStateMachine
-from dledger.node.machine.state_plan import Apply, Load, Loaded, Piece, Replay, Save
-from dledger.store.disk import CrashKind
+from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep, ReplayStep, SaveStep, StateStep
 from dledger.store.format.batch import Batch
 from dledger.testing.virtual.violation import Violation
-from dledger.testing.world import Life
+from dledger.testing.world import NodeLife
 
 T = TypeVar("T")
 
 _RETRY_S = 0.02
-#: How long the thread of a machine takes to get round to a piece of work, in ms.
+#: Delay in ms until the machine's thread starts a piece of work.
 _THREAD_MS = (0, 0, 1, 5, 30)
 
 
 class MachineFiles:
-    """One small file of a state machine, written at once. It outlives processes; of what was written and not
-    synced, a power failure may take the newest."""
+    """One small file of a state machine, written atomically. It survives processes; a power failure may drop
+    the latest unsynced versions."""
 
     def __init__(self) -> None:
         self._versions: list[bytes | None] = [None]  # the first one is durable
 
     def read(self) -> bytes | None:
-        """None: there is no file."""
+        """Return the content, or None if there is no file."""
         return self._versions[-1]
 
     def write(self, content: bytes) -> None:
@@ -53,7 +54,7 @@ class MachineFiles:
 
 
 class CheckedMachine(Protocol):
-    """A DurableStateMachine that can be looked at."""
+    """A DurableStateMachine whose state can be inspected."""
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None: ...
     def save(self) -> Iterable[bytes]: ...
@@ -63,38 +64,39 @@ class CheckedMachine(Protocol):
     def close(self) -> None: ...
 
     def digest(self) -> object:
-        """Equal for all machines that have applied the same entries."""
+        """Return a value that is equal for all machines that have applied the same entries."""
 
     def derived_from(self) -> Sequence[int]:
-        """The indexes of all entries that what it derives from single entries is made of, in order."""
+        """Return the indexes of all entries that are part of its derived data, in order."""
 
 
-#: Made for each life of a node, from its files, how far its log is durable, and a random source.
+#: Called for each life of a node with its files, its durable index and a random source.
 MakeMachine = Callable[[MachineFiles, Callable[[], int], Random], CheckedMachine]
 
 
-class Judge(Protocol):
-    """Knows the committed log, and so what every state made of it has to be."""
+class StateJudge(Protocol):
+    """Checks states against the committed log, which determines every valid state."""
 
     def committed(self, index: int, entry: AppliedEntry | None) -> None:
-        """The next entry of the committed log; None if it is internal."""
+        """Process the next entry of the committed log. It is None if the entry is internal."""
 
     def check(self, node_id: str, machine: Any, applied: int, base_index: int) -> None:
-        """A machine is said to have applied all up to `applied`, of a log that begins after base_index."""
+        """Check a machine that has applied everything up to `applied`, of a log that starts after
+        `base_index`."""
 
 
-class Truth:
-    """What machines are compared with: one that applies the committed log once."""
+class ReferenceState:
+    """The reference for all machines: a machine that applies the committed log once."""
 
     def __init__(self, machine: CheckedMachine) -> None:
         self._machine = machine
         machine.load(())
         self._initial = machine.digest()
         self._digests: list[object] = []  # by index
-        self._users: list[int] = []  # indexes of entries of users
+        self._users: list[int] = []  # indexes of user entries
 
     def committed(self, index: int, entry: AppliedEntry | None) -> None:
-        """The next entry of the committed log; None if it is internal."""
+        """Process the next entry of the committed log. It is None if the entry is internal."""
         assert index == len(self._digests)
         if entry is not None:
             self._machine.apply([entry])
@@ -102,29 +104,42 @@ class Truth:
         self._digests.append(self._machine.digest())
 
     def check(self, node_id: str, machine: CheckedMachine, applied: int, base_index: int) -> None:
-        """A machine is said to have applied all up to `applied`, of a log that begins after base_index."""
+        """Check a machine that has applied everything up to `applied`, of a log that starts after
+        `base_index`."""
         if applied >= len(self._digests):
-            raise Violation("state machine", f"{node_id} has the state at {applied}, which is not committed")
+            raise Violation("state machine", f"{node_id} has applied entry {applied}, which is not committed")
         expected = self._digests[applied] if applied >= 0 else self._initial
         if machine.digest() != expected:
-            raise Violation("state machine", f"{node_id} at {applied}: {machine.digest()}, not {expected}")
-        there = self._users[bisect_right(self._users, base_index) : bisect_right(self._users, applied)]
+            raise Violation(
+                "state machine",
+                f"{node_id} at entry {applied}: the digest is {machine.digest()}, expected {expected}",
+            )
+        expected_indexes = self._users[
+            bisect_right(self._users, base_index) : bisect_right(self._users, applied)
+        ]
         derived = [index for index in machine.derived_from() if index > base_index]
-        if derived != there:
-            raise Violation("state machine", f"{node_id} at {applied} derives from {derived}, not {there}")
+        if derived != expected_indexes:
+            raise Violation(
+                "state machine",
+                f"{node_id} at entry {applied}: the state derives from {derived}, expected "
+                f"{expected_indexes}",
+            )
 
 
 class CheckedFeeder(StateFeeder):
-    """That of a real node. Whatever it brings the machine to is compared with the truth, and whatever else
-    than damage it raises is a finding."""
+    """The real feeder, with checks: every resulting state is compared with the reference, and every exception
+    other than damage is a finding."""
 
-    def __init__(self, process: Life, machine: DurableStateMachine, truth: Judge, rng: Random) -> None:
+    def __init__(
+        self, process: NodeLife, machine: DurableStateMachine, truth: StateJudge, rng: Random
+    ) -> None:
         super().__init__(machine, process.store, rng.choice((1, 300, 1 << 20)))
         self._process = process
         self._truth = truth
 
     def check(self, applied: int, base_index: int) -> None:
-        """The machine is said to have applied all up to `applied`, of a log that begins after base_index."""
+        """Check the machine, which has applied everything up to `applied`, of a log that starts after
+        `base_index`."""
         with self._watched():
             self._truth.check(self._process.node_id, self.machine, applied, base_index)
 
@@ -139,7 +154,7 @@ class CheckedFeeder(StateFeeder):
             self._process.loop.fail(error)
             raise
 
-    def recover(self) -> Recovered | None:
+    def recover(self) -> RecoveryResult | None:
         process = self._process
         recovered = super().recover()
         if recovered is None:
@@ -150,13 +165,13 @@ class CheckedFeeder(StateFeeder):
             self.check(recovered.found.index, process.store.base.index)
         return recovered
 
-    def apply(self, piece: Apply, batches: Sequence[Batch] = ()) -> int:
+    def apply(self, piece: ApplyStep, batches: Sequence[Batch] = ()) -> int:
         with self._watched():
             applied = super().apply(piece, batches)
         self.check(applied, self._process.store.base.index)
         return applied
 
-    def replay(self, piece: Replay) -> int:
+    def replay(self, piece: ReplayStep) -> int:
         with self._watched():
             replayed = super().replay(piece)
         self._process.sim.counts["state pieces replayed"] += 1
@@ -164,11 +179,11 @@ class CheckedFeeder(StateFeeder):
             self.check(replayed, piece.first - 1)
         return replayed
 
-    def load(self, piece: Load) -> Loaded | None:
+    def load(self, piece: LoadStep) -> LoadResult | None:
         with self._watched():
-            found = super().load(piece)
-        self._process.sim.counts["states loaded"] += found is not None
-        return found
+            loaded = super().load(piece)
+        self._process.sim.counts["states loaded"] += loaded is not None
+        return loaded
 
     def save(self) -> list[bytes]:
         with self._watched():
@@ -176,30 +191,31 @@ class CheckedFeeder(StateFeeder):
 
 
 class SimApplier(Applier):
-    """The applier of a process: that of a real node, whose thread gets round to its work a little later.
+    """The real applier, with a thread that starts its work after a delay.
 
-    Without a machine there is nothing to apply: machines that are not durable are checked against the log,
-    and not kept in it."""
+    Without a durable machine this applier has nothing to apply. Entries are applied to other machines by
+    `NodeLife.committed`, and images do not contain their state.
+    """
 
-    def __init__(self, process: Life, feeder: CheckedFeeder | None, rng: Random) -> None:
+    def __init__(self, process: NodeLife, feeder: CheckedFeeder | None, rng: Random) -> None:
         super().__init__(feeder, process.store, retry_s=_RETRY_S)
         self._checked = feeder
         self._process = process
         self._rng = rng
 
     def recover_now(self) -> None:
-        """As `recover`, before there is a replica. StorageError."""
+        """Recover in the same way as `recover`, before the replica is created. Raises StorageError."""
         if self._checked is not None:
             self.recovered(self._checked.recover())
 
     def failed(self, error: DLedgerError) -> None:
-        """The state of this node cannot be believed."""
-        if error.__cause__ is not None:  # a finding, and no fault of the disk
+        """Stop the process, because the state of this node cannot be trusted."""
+        if error.__cause__ is not None:  # a finding, not a disk failure
             self._process.loop.fail(error.__cause__)
         self._process.disk_failed(error)
 
-    async def _do(self, feeder: StateFeeder, piece: Piece) -> bool:
-        if self._checked is not None and isinstance(piece, Save):
+    async def _do(self, feeder: StateFeeder, piece: StateStep) -> bool:
+        if self._checked is not None and isinstance(piece, SaveStep):
             self._checked.check(piece.image_index - 1, self._process.store.base.index)
         return await super()._do(feeder, piece)
 

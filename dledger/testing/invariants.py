@@ -1,7 +1,8 @@
-"""What must hold after every step of every node: properties of the Raft paper, rules of docs/guarantees.md.
+"""Invariants that are checked after every step of every node: properties from the Raft paper, and rules of
+docs/guarantees.md.
 
-Everything is incremental. A chain checksum stands for all that is before it, so that comparing two logs up to
-a batch is comparing two numbers.
+All checks are incremental. A chain checksum covers all preceding entries, so two logs are equal up to a batch
+if their chain checksums at that batch are equal.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dledger.core.messages import (
     Heartbeat,
@@ -32,14 +33,13 @@ from dledger.replica.shell import (
     WriteJob,
 )
 from dledger.store.format.batch import Batch
-from dledger.testing.checks.deltas import NodeState, check_step
 from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
 from dledger.testing.virtual.violation import Violation
 
 
-class Observed(Protocol):
-    """A process, as far as it is looked at."""
+class ObservedProcess(Protocol):
+    """The part of a process that the checks inspect."""
 
     node_id: str
     incarnation: int
@@ -50,7 +50,7 @@ class Observed(Protocol):
 
 
 class Invariants:
-    """All rules that concern more than one moment or more than one node."""
+    """All rules that concern more than one point in time or more than one node."""
 
     def __init__(
         self, node_ids: tuple[str, ...], counts: Counter[str], on_commit: Callable[[Batch], None]
@@ -58,26 +58,26 @@ class Invariants:
         self.majority = len(node_ids) // 2 + 1
         self.mirrors = {node_id: NodeMirror(node_id) for node_id in node_ids}
         self.counts = counts
-        self.committed = BatchLog()  # the one log, as far as any node has said that it is committed
-        self.leaders: dict[int, str] = {}  # term -> who has led it
+        self.committed = BatchLog()  # the committed log, as far as any node has reported
+        self.leaders: dict[int, str] = {}  # term -> its leader
         self.housekeeping = Housekeeping(counts)
         self._on_commit = on_commit
         self._committed_in: dict[int, Batch] = {}  # term -> the last batch that its leader committed
         self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
-        self._chains: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # (index, term) -> (chain, end of its batch)
+        # (index, term) -> (chain, end of its batch)
+        self._chains: dict[tuple[int, int], tuple[int, int]] = {}
         self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
-        self._seen: dict[tuple[str, int], NodeState] = {}  # by node and incarnation, after its last step
-        self._cut_after: dict[str, int] = {}  # by node: the lowest entry that this step has cut behind
-        self._looked_at: dict[str, tuple[object, ...]] = {}  # by node: what was checked last
+        # state by node and incarnation, after its last step
+        self._seen: dict[tuple[str, int], ObservedState] = {}
+        self._cut_after: dict[str, int] = {}  # by node: the lowest index that this step truncated after
+        self._checked: dict[str, tuple[object, ...]] = {}  # by node: the values checked last
 
     def committed_batch(self, index: int) -> Batch | None:
-        """The committed batch that holds `index`."""
+        """Return the committed batch that contains `index`."""
         return self.committed.holding(index)
 
     def preloaded(self, node_id: str, batches: list[Batch], hard_state: HardState) -> None:
-        """A node starts with this log, as if it had lived before."""
+        """Register a node that starts with this log."""
         mirror = self.mirrors[node_id]
         for batch in batches:
             self._appended(mirror, batch)
@@ -85,9 +85,9 @@ class Invariants:
         self.synced(node_id)
         mirror.hard_state = mirror.hard_state_wanted = hard_state
 
-    # -- what a replica asks of its disk: its log as it believes it to be
+    # -- disk jobs of a replica: the log in its view
 
-    def submitted(self, process: Observed, job: DiskJob) -> None:
+    def submitted(self, process: ObservedProcess, job: DiskJob) -> None:
         mirror = self.mirrors[process.node_id]
         match job:
             case WriteJob():
@@ -106,26 +106,34 @@ class Invariants:
     def _appended(self, mirror: NodeMirror, batch: Batch) -> None:
         view = mirror.view
         if batch.first_index != view.end_index + 1:
-            raise Violation("no gaps", f"{mirror.node_id} writes {batch.first_index} after {view.end_index}")
+            raise Violation(
+                "no gaps", f"{mirror.node_id} appended index {batch.first_index} after {view.end_index}"
+            )
         if batch.term < view.end_term:
-            raise Violation("terms rise", f"{mirror.node_id} writes term {batch.term} after {view.end_term}")
+            raise Violation(
+                "terms rise", f"{mirror.node_id} appended term {batch.term} after {view.end_term}"
+            )
         known = (batch.chain_crc, batch.last_index)
         for index in range(batch.first_index, batch.last_index + 1):
-            found = self._chains.setdefault((index, batch.term), known)
-            if found != known:
+            first_seen = self._chains.setdefault((index, batch.term), known)
+            if first_seen != known:
                 raise Violation(
                     "log matching",
-                    f"{mirror.node_id} has another entry {index} of term {batch.term}:"
-                    f" batch to {known[1]}#{known[0]:08x}, elsewhere {found[1]}#{found[0]:08x}",
+                    f"{mirror.node_id} has a different entry {index} of term {batch.term}: its batch "
+                    f"ends as {known[1]}#{known[0]:08x}, another node's as "
+                    f"{first_seen[1]}#{first_seen[0]:08x}",
                 )
         view.append(self._remember(batch))
 
-    def _reset(self, process: Observed, mirror: NodeMirror, base: Base) -> None:
+    def _reset(self, process: ObservedProcess, mirror: NodeMirror, base: Base) -> None:
         self.counts["logs begun anew at a base"] += 1
         if process.replica.core.role is Role.LEADER:
-            raise Violation("leader append-only", f"{mirror.node_id} begins a new log while it leads")
+            raise Violation("leader append-only", f"{mirror.node_id} resets its log while it leads")
         if base.index <= mirror.view.base.index:
-            raise Violation("begin only grows", f"{mirror.node_id}: {base} after {mirror.view.base}")
+            raise Violation(
+                "begin only grows",
+                f"{mirror.node_id} resets its log to {base}, not after its current base {mirror.view.base}",
+            )
         self._check_base(mirror.node_id, base)
         self._note_cut(process.node_id, base.index)
         mirror.view = BatchLog(base=base)
@@ -134,29 +142,32 @@ class Invariants:
         self._cut_after[node_id] = min(last_index, self._cut_after.get(node_id, last_index))
 
     def _check_base(self, node_id: str, base: Base) -> None:
-        """Only a committed PURGE moves the begin of a log, and by all nodes to the same places."""
+        """Check that a log starts only after a committed PURGE, at the same entry on all nodes."""
         self.housekeeping.check_base(node_id, base)
         last = self.committed.ending_at(base.index)
         if last is None or (last.term, last.chain_crc) != (base.term, base.chain_crc):
-            raise Violation("purge", f"{node_id} begins after {base}, which is committed as {last}")
+            raise Violation(
+                "purge", f"the log of {node_id} starts after {base}, but the committed batch there is {last}"
+            )
 
     def _remember(self, batch: Batch) -> Batch:
-        """One copy of each batch for all logs: those of a replica let go of their bytes when it is done."""
+        """Return the shared copy of a batch. A replica releases the bytes of its own batches when it no
+        longer needs them."""
         key = (batch.last_index, batch.chain_crc)
         if key not in self._known:
             self._known[key] = replace(batch, data=bytes(batch.data))
         return self._known[key]
 
-    def _truncated(self, process: Observed, mirror: NodeMirror, last_index: int) -> None:
+    def _truncated(self, process: ObservedProcess, mirror: NodeMirror, last_index: int) -> None:
         self.counts["truncations"] += 1
         if process.replica.core.role is Role.LEADER:
             raise Violation("leader append-only", f"{mirror.node_id} truncates while it leads")
-        # What was committed here before this step: a push may cut, and commit what it puts there.
-        seen = self._seen.get((process.node_id, process.incarnation))
-        if seen is not None and last_index < seen.committed_index:
+        # Use the committed index before this step: a push may truncate, and then commit the replacement.
+        known = self._seen.get((process.node_id, process.incarnation))
+        if known is not None and last_index < known.committed_index:
             raise Violation(
                 "committed is forever",
-                f"{mirror.node_id} truncates after {last_index}, committed {seen.committed_index}",
+                f"{mirror.node_id} truncates after {last_index}, committed {known.committed_index}",
             )
         if not mirror.view.ends_at(last_index):
             raise Violation(
@@ -167,31 +178,40 @@ class Invariants:
         for batch in cut:
             self.counts["entries truncated"] += batch.count
             if self.committed.holds(batch):
-                # Not yet known to be committed here, but it is: the majority that holds it shrinks.
-                raise Violation("committed is forever", f"{mirror.node_id} cuts committed {batch.last_index}")
+                # This node may not know yet that the batch is committed, but the number of its copies
+                # decreases.
+                raise Violation(
+                    "committed is forever",
+                    f"{mirror.node_id} truncates the committed batch that ends at {batch.last_index}",
+                )
 
     def saving_hard_state(self, node_id: str, new: HardState) -> None:
-        """A node has decided to store a term, a vote, or the incarnation of a new life."""
+        """Check a term, vote or incarnation that a node has decided to store."""
         mirror = self.mirrors[node_id]
         old = mirror.hard_state_wanted
         if new.term < old.term or new.incarnation < old.incarnation:
-            raise Violation("hard state", f"{mirror.node_id} goes back from {old} to {new}")
+            raise Violation("hard state", f"{mirror.node_id} replaces {old} with the older {new}")
         if new.term == old.term and old.voted_for not in (None, new.voted_for):
             raise Violation("one vote per term", f"{mirror.node_id} changes its vote from {old} to {new}")
         mirror.hard_state_wanted = new
 
-    # -- what a node says
+    # -- messages
 
-    def sent(self, process: Observed, peer: str, message: Message) -> None:
-        """Rule 2: nothing leaves that depends on a term or a vote which is not durable."""
+    def sent(self, process: ObservedProcess, peer: str, message: Message) -> None:
+        """Check rule 2: no message depends on a term or a vote that is not durable."""
         mirror = self.mirrors[process.node_id]
         durable = mirror.hard_state
         if isinstance(message, HeartbeatResponse | PushResponse) and message.counts and durable.is_barred:
-            raise Violation("rejoining", f"{process.node_id} counts, durable: {durable}")
+            raise Violation(
+                "rejoining",
+                f"{process.node_id} lets its copies count although its durable state bars it: {durable}",
+            )
         if isinstance(message, VoteRequest) and message.pre_vote:
             return
         if message.term > durable.term:
-            raise Violation("durable term", f"{process.node_id} sends {message}, durable: {durable}")
+            raise Violation(
+                "durable term", f"{process.node_id} sends {message}, but its durable state is {durable}"
+            )
         candidate: str | None = None
         if isinstance(message, VoteRequest):
             candidate = message.candidate_id
@@ -204,74 +224,89 @@ class Invariants:
         if isinstance(message, Heartbeat):
             self._check_leads(message.term, process.node_id)
 
-    def _voted(self, process: Observed, term: int, candidate: str, durable: HardState) -> None:
+    def _voted(self, process: ObservedProcess, term: int, candidate: str, durable: HardState) -> None:
         if durable.rejoining or term <= durable.barred_term:
-            raise Violation("rejoining", f"{process.node_id} votes for {candidate}, durable: {durable}")
+            raise Violation(
+                "rejoining",
+                f"{process.node_id} votes for {candidate} although its durable state bars it: {durable}",
+            )
         votes = self._votes.setdefault(term, {})
         if votes.setdefault(process.node_id, candidate) != candidate:
             raise Violation(
                 "one vote per term",
-                f"{process.node_id} votes for {candidate} in term {term}, not for {votes[process.node_id]}",
+                f"{process.node_id} votes for {candidate} in term {term}, but voted for "
+                f"{votes[process.node_id]} before",
             )
         if durable.term == term and durable.voted_for != candidate:
-            raise Violation("durable vote", f"{process.node_id} votes for {candidate}, durable: {durable}")
+            raise Violation(
+                "durable vote", f"{process.node_id} votes for {candidate}, but its durable state is {durable}"
+            )
 
     def _check_leads(self, term: int, node_id: str) -> None:
         if self.leaders.get(term) != node_id:
             raise Violation(
                 "election safety",
-                f"{node_id} sends as leader of term {term}, which {self.leaders.get(term)} led",
+                f"{node_id} sends as leader of term {term}, whose leader is {self.leaders.get(term)}",
             )
 
     # -- roles
 
-    def role_changed(self, process: Observed, notice: RoleNotice) -> None:
+    def role_changed(self, process: ObservedProcess, notice: RoleNotice) -> None:
         mirror = self.mirrors[process.node_id]
         if notice.role_epoch < mirror.role_epoch:
-            raise Violation("role_epoch", f"{process.node_id}: {notice.role_epoch} after {mirror.role_epoch}")
+            raise Violation(
+                "role_epoch",
+                f"{process.node_id} announces role_epoch {notice.role_epoch} after {mirror.role_epoch}",
+            )
         if notice.role is Role.LEADER and notice.role_epoch > mirror.role_epoch:
             self._elected(process, notice)
         elif notice.role is Role.CANDIDATE and notice.role_epoch > mirror.role_epoch:
             self.counts[f"candidacies: {notice.cause}"] += 1
         mirror.role_epoch = notice.role_epoch
 
-    def _elected(self, process: Observed, notice: RoleNotice) -> None:
+    def _elected(self, process: ObservedProcess, notice: RoleNotice) -> None:
         self.counts["elections won"] += 1
         if notice.term in self.leaders:
             raise Violation(
                 "election safety",
-                f"{process.node_id} is elected in term {notice.term}, led by {self.leaders[notice.term]}",
+                f"{process.node_id} is elected in term {notice.term}, whose leader is "
+                f"{self.leaders[notice.term]}",
             )
         self.leaders[notice.term] = process.node_id
         if self.mirrors[process.node_id].hard_state.is_barred:
-            raise Violation("rejoining", f"{process.node_id} leads term {notice.term} and is barred from it")
-        # What leaders of higher terms committed is not asked for: votes of a term may arrive very late.
+            raise Violation(
+                "rejoining", f"{process.node_id} leads in term {notice.term} although it is barred from it"
+            )
+        # Entries committed by leaders of higher terms are not required: votes of a term may arrive very late.
         earlier = [batch for term, batch in self._committed_in.items() if term < notice.term]
         last = max(earlier, key=lambda batch: batch.last_index, default=None)
         if last is not None and not self.mirrors[process.node_id].view.covers(last):
             raise Violation(
                 "leader completeness",
-                f"{process.node_id} leads term {notice.term} without the committed entry {last.last_index}",
+                f"{process.node_id} leads in term {notice.term}, but lacks the committed entry "
+                f"{last.last_index}",
             )
 
     # -- commits
 
-    def advanced(self, process: Observed, index: int) -> None:
-        """A node says that it is committed up to `index`."""
+    def advanced(self, process: ObservedProcess, index: int) -> None:
+        """Check that a node committed up to `index`."""
         mirror = self.mirrors[process.node_id]
         if mirror.view.base.index == index >= 0:
-            return  # it was checked when the log began there
-        here = mirror.view.ending_at(index)
-        if here is None:
+            return  # checked when the log was reset to this base
+        reached = mirror.view.ending_at(index)
+        if reached is None:
             raise Violation(
                 "batches are atomic",
-                f"{process.node_id} commits {index}: no end of a batch in a log to {mirror.view.end_index}",
+                f"{process.node_id} committed index {index}, which is not the last entry of any batch in its "
+                f"log (log end: {mirror.view.end_index})",
             )
         core = process.replica.core
-        if core.role is Role.LEADER and here.term != core.term:
+        if core.role is Role.LEADER and reached.term != core.term:
             raise Violation(
                 "own term only",
-                f"{process.node_id} leads term {core.term}, counts {index} of term {here.term}",
+                f"{process.node_id} leads in term {core.term}, but commits {index} of term "
+                f"{reached.term} by counting copies",
             )
         for batch in mirror.view.ending_in(self.committed.end_index, index):
             self._check_majority(process, batch)
@@ -279,39 +314,48 @@ class Invariants:
             self._committed_in[core.term] = batch
             self.housekeeping.committed(batch)
             self._on_commit(batch)
-        if not self.committed.holds(here):
-            raise Violation("state-machine safety", f"{process.node_id} commits another entry {index}")
+        if not self.committed.holds(reached):
+            raise Violation("state-machine safety", f"{process.node_id} commits a different entry {index}")
 
-    def _check_majority(self, process: Observed, batch: Batch) -> None:
+    def _check_majority(self, process: ObservedProcess, batch: Batch) -> None:
         holders = [m.node_id for m in self.mirrors.values() if m.has_stored(batch)]
         if len(holders) < self.majority:
             raise Violation(
                 "durable on a majority",
-                f"{process.node_id} commits {batch.last_index} of term {batch.term}, durable on {holders}",
+                f"{process.node_id} commits entry {batch.last_index} of term {batch.term}, which is "
+                f"durable only on {holders}",
             )
         if self.committed.batches and batch.first_index != self.committed.end_index + 1:
-            raise Violation("state-machine safety", f"{batch.first_index} after {self.committed.end_index}")
+            raise Violation(
+                "state-machine safety",
+                f"a batch that starts at {batch.first_index} is committed after entry "
+                f"{self.committed.end_index}",
+            )
 
-    def acknowledged(self, process: Observed, last_index: int) -> None:
-        """Rule 1, at the moment of the answer. A replica may answer before it announces the commit."""
+    def acknowledged(self, process: ObservedProcess, last_index: int) -> None:
+        """Check rule 1 when a replica answers a caller. The replica may answer before it announces the
+        commit."""
         if self.committed.end_index < last_index <= process.replica.core.committed_index:
             self.advanced(process, process.replica.core.committed_index)
         batch = self.committed_batch(last_index)
         if batch is None:
             raise Violation(
-                "acknowledged", f"{process.node_id} answers {last_index}, which is committed nowhere"
+                "acknowledged", f"{process.node_id} acknowledges entry {last_index}, which is not committed"
             )
-        # A batch that was committed before may have holders that are truncating nothing but crashed: their
-        # disks still count. So the majority is there at every acknowledgement, the first and any later one.
+        # Crashed holders still count, because their disks hold the batch. A majority therefore exists at the
+        # first acknowledgment and at every later one.
         if sum(m.has_stored(batch) for m in self.mirrors.values()) < self.majority:
-            raise Violation("durable on a majority", f"{process.node_id} acknowledges {last_index} too early")
+            raise Violation(
+                "durable on a majority",
+                f"{process.node_id} acknowledges entry {last_index} before it is durable on a majority",
+            )
 
     # -- after each step of a process
 
-    def after_step(self, process: Observed) -> None:
+    def after_step(self, process: ObservedProcess) -> None:
         core, mirror = process.replica.core, self.mirrors[process.node_id]
         view = mirror.view
-        looked_at = (
+        values = (
             process.incarnation,
             core.term,
             core.hard_state.voted_for,
@@ -325,9 +369,9 @@ class Invariants:
             mirror.durable_index,
             view.version,
         )
-        if self._looked_at.get(process.node_id) == looked_at:
-            return  # most steps change nothing of this
-        self._looked_at[process.node_id] = looked_at
+        if self._checked.get(process.node_id) == values:
+            return  # most steps change none of these values
+        self._checked[process.node_id] = values
         new = self._state_of(process, view)
         life = (process.node_id, process.incarnation)
         old = self._seen.get(life)
@@ -338,21 +382,25 @@ class Invariants:
             check_step(process.node_id, old, new, cut_after=cut_after, chain_before=chain_before)
         if not -1 <= core.committed_index <= max(view.end_index, core.log.end_index):
             raise Violation(
-                "committed <= end", f"{process.node_id}: {core.committed_index} of {view.end_index}"
+                "committed <= end",
+                f"{process.node_id}: committed_index is {core.committed_index}, but the log ends at "
+                f"{view.end_index}",
             )
-        # A base that was installed is committed elsewhere: it counts as durable before it is so here, too.
+        # An installed base is committed on other nodes, so it counts as durable before it is durable on this
+        # one.
         if core.log.durable_index > max(mirror.durable_index, view.base.index):
             raise Violation(
                 "durable_index",
-                f"{process.node_id} believes {core.log.durable_index} durable, it is {mirror.durable_index}",
+                f"{process.node_id} reports durable_index {core.log.durable_index}, but the disk has "
+                f"{mirror.durable_index}",
             )
         for index in (core.log.durable_index, core.log.verified_index):
             if index <= view.end_index and not view.ends_at(index):
                 raise Violation("batches are atomic", f"{process.node_id}: {index} is inside a batch")
 
-    def _state_of(self, process: Observed, view: BatchLog) -> NodeState:
+    def _state_of(self, process: ObservedProcess, view: BatchLog) -> ObservedState:
         core = process.replica.core
-        return NodeState(
+        return ObservedState(
             core.term,
             core.hard_state.voted_for,
             core.role_epoch,
@@ -363,7 +411,7 @@ class Invariants:
             _chain_at(view, core.committed_index),
         )
 
-    # -- what the disk did
+    # -- effects of disk jobs
 
     def written(self, node_id: str, batch: Batch) -> None:
         self.mirrors[node_id].written.append(self._remember(batch))
@@ -384,7 +432,9 @@ class Invariants:
     def purging(self, node_id: str, base: Base) -> None:
         mirror = self.mirrors[node_id]
         if base.index > mirror.durable_index:
-            raise Violation("purge", f"{node_id} purges to {base}, only {mirror.durable_index} is durable")
+            raise Violation(
+                "purge", f"{node_id} purges up to {base}, but only {mirror.durable_index} is durable"
+            )
         mirror.purging_to = base
 
     def purged(self, node_id: str) -> None:
@@ -404,17 +454,17 @@ class Invariants:
         mirror.purging_to = mirror.resetting_to = None
 
     def wiped(self, node_id: str, hard_state: HardState) -> None:
-        """The disk of a node that is down was replaced by an empty one."""
+        """Register that the disk of a stopped node was replaced by an empty one."""
         self.mirrors[node_id].wipe(hard_state)
-        # The node that was to be elected by its vote for itself is no more. Its next life may give that vote
-        # to another one only in a term of which nobody has heard: else it is barred from the term.
+        # The vote of the node for itself is lost with its candidacy. The next life may vote for another
+        # candidate only in a term that no node has seen; it is barred from all other terms.
         for votes in self._votes.values():
             if votes.get(node_id) == node_id:
                 del votes[node_id]
 
     @property
     def lost_nodes(self) -> set[str]:
-        """Nodes whose copies do not count: they lost their logs and are not back yet."""
+        """Nodes whose copies do not count: they lost their logs and have not rejoined yet."""
         return {m.node_id for m in self.mirrors.values() if m.hard_state.is_barred}
 
     def hard_state_starts(self, node_id: str, state: HardState) -> None:
@@ -424,18 +474,22 @@ class Invariants:
         self.mirrors[node_id].hard_state = state
 
     def _end_lost(self, mirror: NodeMirror, promised: int, new: HardState) -> None:
-        """Rule 10: what was at the end is gone, and the node knows how far its log went. It counts for what
-        it had, as one that lost its disk does."""
+        """Check rule 10 if the end of the log is lost: the node must know where its log ended. Its previous
+        entries still count, as for a node that lost its disk."""
         self.counts["ends of logs lost"] += 1
         old = mirror.hard_state
         known = (old, mirror.hard_state_under_way or old)
         floor = (new.floor_term, new.floor_index)
         end = mirror.written.ending_at(promised)
-        least = (end.term, promised) if end is not None else (-1, -1)
-        most = (mirror.written.end_term, mirror.written.end_index)
-        kept = [replace(s, rejoining=True, floor_term=floor[0], floor_index=floor[1]) for s in known]
-        if new not in kept or floor < least or floor > max(most, (old.floor_term, old.floor_index)):
-            raise Violation("damage", f"{mirror.node_id} ended at {least}..{most}, comes back with {new}")
+        minimum = (end.term, promised) if end is not None else (-1, -1)
+        maximum = (mirror.written.end_term, mirror.written.end_index)
+        allowed = [replace(s, rejoining=True, floor_term=floor[0], floor_index=floor[1]) for s in known]
+        if new not in allowed or floor < minimum or floor > max(maximum, (old.floor_term, old.floor_index)):
+            raise Violation(
+                "damage",
+                f"the log of {mirror.node_id} ended between {minimum} and {maximum}, but it restarts "
+                f"with {new}",
+            )
         if not old.is_barred:
             mirror.lost.append((mirror.durable_index, BatchLog(mirror.written.batches, mirror.written.base)))
         mirror.hard_state = new
@@ -449,49 +503,130 @@ class Invariants:
         *,
         is_damaged: bool = False,
     ) -> None:
-        """A node has opened its store after a crash: (last index, term, chain) of each batch found.
+        """Check the store of a node after a crash. `ends`: last index, term and chain of each recovered
+        batch.
 
-        With `is_damaged` it may have lost the end of its log, if it knows how far it had come.
+        With `is_damaged` the node may have lost the end of its log, if it knows where its log ended.
         """
         mirror = self.mirrors[node_id]
         if base not in (mirror.written.base, mirror.purging_to, mirror.resetting_to):
-            raise Violation("recovery", f"{node_id} began after {mirror.written.base}, now after {base}")
+            raise Violation(
+                "recovery",
+                f"the log of {node_id} started after {mirror.written.base}; after recovery it starts "
+                f"after {base}",
+            )
         batches = []
         for last_index, term, chain in ends:
             batch = self._known.get((last_index, chain))
             if batch is None or batch.term != term:
-                raise Violation("recovery", f"{node_id} finds an entry {last_index}@{term} that nobody wrote")
+                raise Violation(
+                    "recovery",
+                    f"{node_id} recovers entry {last_index} of term {term}, which was never written",
+                )
             batches.append(batch)
-        found = BatchLog(batches, base)
+        recovered_log = BatchLog(batches, base)
         promised = mirror.durable_index
         if base == mirror.resetting_to and base.index >= 0:
             promised = base.index
         if mirror.truncating_after is not None:
             promised = min(promised, mirror.truncating_after)
         was = mirror.hard_state_under_way or mirror.hard_state
-        if is_damaged and hard_state not in (mirror.hard_state, was):
+        # A rejoining node may lose the end again, when its floor is already high enough.
+        loses_again = hard_state.rejoining and recovered_log.end_index < promised
+        if is_damaged and (loses_again or hard_state not in (mirror.hard_state, was)):
             self._end_lost(mirror, promised, hard_state)
-            promised = min(promised, found.end_index)
+            promised = min(promised, recovered_log.end_index)
         last = mirror.written.ending_at(promised)
-        if promised > base.index and (last is None or not found.holds(last)):
+        if promised > base.index and (last is None or not recovered_log.holds(last)):
             raise Violation(
-                "recovery", f"{node_id} had {promised} durable and comes back with {found.end_index}"
+                "recovery",
+                f"{node_id} had made entry {promised} durable, but recovers only up to "
+                f"{recovered_log.end_index}",
             )
         if hard_state not in (mirror.hard_state, mirror.hard_state_under_way):
-            raise Violation("recovery", f"{node_id} had {mirror.hard_state} and comes back with {hard_state}")
+            raise Violation(
+                "recovery", f"{node_id} had stored {mirror.hard_state}, but recovers {hard_state}"
+            )
         mirror.hard_state = mirror.hard_state_wanted = hard_state
         mirror.hard_state_under_way = None
         mirror.truncating_after = mirror.purging_to = mirror.resetting_to = None
-        mirror.written = found
-        mirror.durable_index = found.end_index
+        mirror.written = recovered_log
+        mirror.durable_index = recovered_log.end_index
         mirror.view = BatchLog(batches, base)
 
 
 def _chain_at(log: BatchLog, index: int) -> int | None:
-    """None if the log begins behind it, or holds nothing."""
+    """Return the chain checksum at `index`, or None if the log starts after it or no batch ends at that
+    index."""
     if index < 0 or index < log.base.index:
         return None
     if index == log.base.index:
         return log.base.chain_crc
     batch = log.ending_at(index)
     return None if batch is None else batch.chain_crc
+
+
+# Checks of the transition between the states of a running node before and after a step.
+#
+# Invariants of a single state cannot detect that it moved backwards. These checks compare two states, like
+# LogCabin's `checkDelta` (https://github.com/logcabin/logcabin, Server/RaftConsensusInvariants.cc).
+
+
+class ObservedState(NamedTuple):
+    """State of one process of a node between two steps. `begin_index`: the log starts after this entry.
+    `committed_chain`: chain checksum at the committed index, which covers everything before it; None if the
+    log starts after that index."""
+
+    term: int
+    voted_for: str | None
+    role_epoch: int
+    committed_index: int
+    applied_index: int
+    begin_index: int
+    durable_index: int
+    committed_chain: int | None
+
+
+#: Fields that never decrease.
+_ONLY_GROW = ("term", "role_epoch", "committed_index", "applied_index", "begin_index")
+
+
+def check_step(
+    node_id: str, old: ObservedState, new: ObservedState, *, cut_after: int | None, chain_before: int | None
+) -> None:
+    """Check a step. `cut_after`: the lowest index after which the step truncated the log; None if it did not
+    truncate. `chain_before`: current chain checksum at the previous committed index; None if the log starts
+    after it. Raises Violation."""
+    for name in _ONLY_GROW:
+        if name == "applied_index" and _is_forgotten(old, new):
+            continue
+        before, after = getattr(old, name), getattr(new, name)
+        if after < before:
+            raise Violation("nothing goes back", f"{name} of {node_id} decreased from {before} to {after}")
+    if new.term == old.term and old.voted_for not in (None, new.voted_for):
+        raise Violation(
+            "one vote per term",
+            f"{node_id} changed its vote from {old.voted_for} to {new.voted_for} within a term",
+        )
+    least = old.durable_index if cut_after is None else min(old.durable_index, cut_after)
+    if new.durable_index < least:
+        raise Violation(
+            "nothing goes back",
+            f"durable_index of {node_id} decreased from {old.durable_index} to {new.durable_index}; the "
+            f"log was cut after {cut_after}",
+        )
+    if old.committed_chain is not None and chain_before not in (None, old.committed_chain):
+        raise Violation(
+            "committed is forever",
+            f"the log of {node_id} up to {old.committed_index} has changed although it was committed",
+        )
+    if old.committed_chain is not None and chain_before is None and new.begin_index < old.committed_index:
+        raise Violation(
+            "committed is forever", f"{node_id} has lost the committed entry {old.committed_index}"
+        )
+
+
+def _is_forgotten(old: ObservedState, new: ObservedState) -> bool:
+    """Return True if the log starts after the next entry to apply, so that an image will replace the
+    state."""
+    return new.applied_index == -1 and new.begin_index > old.applied_index

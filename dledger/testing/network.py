@@ -1,9 +1,8 @@
-"""The network between simulated nodes: calls, and push streams.
+"""The network between simulated nodes: calls and push streams.
 
-Questions and answers (votes, heartbeats, transfers) are lost, delayed, repeated and overtake each other. Push
-streams keep their order, as TCP does, until they break; what is under way when one breaks may still arrive,
-and each end learns of the break at a time of its own. What nodes make of both is their own code; see
-`peer_transport`.
+Calls (votes, heartbeats, transfers) are lost, delayed, duplicated and reordered. Push streams keep their
+order, as TCP does, until they break. Data in flight when a stream breaks may still arrive, and each end
+notices the break at its own time. The nodes handle both with their real code; see `peer_transport`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from dledger.testing.virtual.clock import VirtualClock
 from dledger.testing.virtual.event_loop import VirtualLoop
 from dledger.testing.virtual.trace import Trace
 
-RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
+RETRANSMIT_MS = 15  # retransmission interval of a stream over a cut link
 
 Payload = bytes | memoryview | None
-#: A push or its answer; the incarnation of the follower, which it says first; why it ends the stream; None:
-#: the end.
+#: Item of a stream: a push or the response to it; the follower's incarnation, which it sends first; the
+#: reason for which the follower ends the stream; or None, the end.
 Carried = tuple[Message, Payload] | int | InvalidRequest | None
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Asks a member for entries."""
+class SimFetch:
+    """Requests entries from a member."""
 
     first_index: int
     last_index: int
@@ -43,20 +42,20 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """Answers `Fetch`."""
+class SimFetched:
+    """Answer to `SimFetch`."""
 
     frames: FetchedFrames = field(repr=False)
 
 
-#: Of a call.
-Request = Question | Fetch
-Outcome = Answer | Fetched | DLedgerError | PeerUnreachable
+#: Request, outcome and callback of a call.
+Request = Question | SimFetch
+Outcome = Answer | SimFetched | DLedgerError | PeerUnreachable
 OnAnswer = Callable[[Outcome], None]
 
 
 class Endpoint(Protocol):
-    """A process, as far as the network knows it."""
+    """The part of a process that the network uses."""
 
     node_id: str
     incarnation: int
@@ -64,22 +63,23 @@ class Endpoint(Protocol):
     loop: VirtualLoop
 
     def post(self, action: Callable[[], object]) -> None:
-        """Run in a turn of the process."""
+        """Run the action in a turn of the process."""
 
     def after(self, delay_ms: int, action: Callable[[], object]) -> None: ...
 
     def serve(self, peer: str, message: Request, deadline_ms: int, answer: Callable[[Outcome], None]) -> None:
-        """Answer a question. In a turn."""
+        """Handle a request in a turn of the process."""
 
-    def serve_push(self, stream: PushStream) -> None:
-        """In a turn."""
+    def serve_push(self, stream: SimPushStream) -> None:
+        """Handle a push stream in turns of the process."""
 
     def push_refused(self, error: DLedgerError) -> None:
-        """The process has refused a push of this stream."""
+        """Handle the refusal of a push by the process itself."""
 
 
-class Network:
-    """Carries calls and streams between the processes that `process_of` finds, over links that may be cut."""
+class SimNetwork:
+    """Carries calls and streams between processes, over links that may be cut. `process_of` looks up a node's
+    process."""
 
     def __init__(
         self,
@@ -99,10 +99,11 @@ class Network:
         self.loss = profile.loss
         self.duplication = profile.duplication
         self.spike = profile.spike
-        self.streams: list[PushStream] = []
-        #: Tests look at, drop or hold back single messages and pushes here: False means that it is not sent.
-        self.gate: Callable[[str, str, Message | Fetch | Fetched], bool] | None = None
-        self._cut: dict[tuple[str, str], int] = {}  # one-way links that are cut, and the number of that cut
+        self.streams: list[SimPushStream] = []
+        #: Hook for tests to inspect, drop or hold back single messages and pushes. It returns False to drop
+        #: one.
+        self.gate: Callable[[str, str, Message | SimFetch | SimFetched], bool] | None = None
+        self._cut: dict[tuple[str, str], int] = {}  # cut one-way links, with the number of the cut
         self._cuts = 0
 
     # -- links
@@ -111,24 +112,24 @@ class Network:
         return (source, target) in self._cut
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing from source reaches target any more. Streams over the link break if it stays so."""
+        """Cut the link from source to target. Streams over the link break if the link remains cut."""
         if source == target or (source, target) in self._cut:
             return
         self._cuts += 1
         self._cut[source, target] = number = self._cuts
 
-        def give_up() -> None:
+        def break_streams() -> None:
             if self._cut.get((source, target)) == number:
                 for stream in self.streams_between(source, target):
                     stream.break_off(self.rng.randint(0, 20), self.rng.randint(0, 20))
 
-        self.clock.after(self.profile.keepalive_ms, give_up)
+        self.clock.after(self.profile.keepalive_ms, break_streams)
 
     def heal(self, source: str, target: str) -> None:
         self._cut.pop((source, target), None)
 
     def heal_all(self) -> None:
-        """No cuts, no loss, no duplicates, no spikes; what is under way stays under way."""
+        """End all cuts, loss, duplication and latency spikes. Data in flight is not affected."""
         self._cut.clear()
         self.loss = self.duplication = self.spike = 0.0
 
@@ -140,10 +141,10 @@ class Network:
 
     # -- calls
 
-    def ask(
+    def request(
         self, source: Endpoint, target: str, message: Request, deadline_ms: int, on_answer: OnAnswer
     ) -> None:
-        """Let a process answer a question. `on_answer` is called in a turn of the source: perhaps twice, or
+        """Send a request to a process. `on_answer` is called in a turn of the source: once, twice or
         never."""
         if self._is_lost(source.node_id, target, message):
             return
@@ -155,10 +156,10 @@ class Network:
             elif process is not None:
                 process.post(lambda: process.serve(source.node_id, message, deadline_ms, back))
             else:
-                # A machine that is up says that nobody listens; one that is down says nothing.
+                # A running machine reports that the port is closed; a stopped one does not respond.
                 self.counts["messages lost"] += 1
                 if self.rng.random() < 0.5:
-                    back(PeerUnreachable(f"{target} does not listen"))
+                    back(PeerUnreachable(f"{target} is not listening"))
 
         def back(outcome: Outcome) -> None:
             if not isinstance(outcome, DLedgerError | PeerUnreachable) and self._is_lost(
@@ -172,7 +173,7 @@ class Network:
             self.counts["messages repeated"] += 1
             self._fly(source.node_id, target, arrive)
 
-    def _is_lost(self, source: str, target: str, message: Message | Fetch | Fetched) -> bool:
+    def _is_lost(self, source: str, target: str, message: Message | SimFetch | SimFetched) -> bool:
         if self.gate is not None and not self.gate(source, target, message):
             return True
         if self.is_cut(source, target) or (self.loss and self.rng.random() < self.loss):
@@ -193,9 +194,9 @@ class Network:
     # -- push streams
 
     def connect(
-        self, leader: Endpoint, peer: str, stream_id: int, on_stream: Callable[[PushStream | None], None]
+        self, leader: Endpoint, peer: str, stream_id: int, on_stream: Callable[[SimPushStream | None], None]
     ) -> None:
-        """Begin a stream to `peer`. `on_stream` is called in a turn of the leader: None: not now."""
+        """Open a stream to `peer`. `on_stream` is called in a turn of the leader, with None if that fails."""
 
         def reach_follower() -> None:
             follower = self.process_of(peer)
@@ -203,37 +204,37 @@ class Network:
             if follower is None or is_cut or not leader.alive:
                 leader.after(self.delay_ms(), lambda: on_stream(None))
                 return
-            stream = PushStream(self, stream_id, leader, follower)
+            stream = SimPushStream(self, stream_id, leader, follower)
             self.streams.append(stream)
             follower.post(lambda: follower.serve_push(stream))
             leader.post(lambda: on_stream(stream))
-            # The follower's process may be stopped: a handshake has a time limit.
-            patience_ms = self.profile.keepalive_ms + self.profile.spike_max_ms
-            self.clock.after(patience_ms, lambda: None if stream.is_up else stream.break_off(0, 0))
+            # The follower's process may be paused, so the handshake has a time limit.
+            handshake_ms = self.profile.keepalive_ms + self.profile.spike_max_ms
+            self.clock.after(handshake_ms, lambda: None if stream.is_up else stream.break_off(0, 0))
 
         self.clock.after(self.delay_ms(), reach_follower)
 
-    def streams_between(self, one: str, other: str) -> list[PushStream]:
-        pair = {one, other}
+    def streams_between(self, first: str, second: str) -> list[SimPushStream]:
+        pair = {first, second}
         return [s for s in self.streams if {s.leader.node_id, s.follower.node_id} == pair]
 
-    def streams_of(self, node_id: str) -> list[PushStream]:
+    def streams_of(self, node_id: str) -> list[SimPushStream]:
         return [s for s in self.streams if node_id in (s.leader.node_id, s.follower.node_id)]
 
 
-class Broken(Exception):
-    """The stream has, and this end has noticed."""
+class SimStreamBroken(Exception):
+    """Raised when this end has noticed that the stream is broken."""
 
 
 class StreamEnd:
-    """What has come to one end of a stream, until the process there reads it."""
+    """Items that have arrived at one end of a stream, until the process reads them."""
 
     def __init__(self, process: Endpoint) -> None:
         self._process = process
         self._items: deque[Carried] = deque()
         self._reader: asyncio.Future[None] | None = None
         self.is_broken = False
-        self.is_ended = False  # the other end has said so
+        self.is_ended = False  # the other end has ended the stream
 
     def put(self, item: Carried) -> None:
         self._items.append(item)
@@ -241,7 +242,7 @@ class StreamEnd:
         self._wake()
 
     def notice(self, *, keeps: bool) -> None:
-        """The stream has broken. `keeps`: what has come, and is not read yet, can still be."""
+        """Mark the stream as broken. If `keeps` is set, items that have arrived can still be read."""
         self.is_broken = True
         if not keeps:
             self._items.clear()
@@ -250,7 +251,7 @@ class StreamEnd:
     async def read(self) -> Carried:
         while not self._items:
             if self.is_broken:
-                raise Broken
+                raise SimStreamBroken
             self._reader = self._process.loop.create_future()
             await self._reader
         return self._items.popleft()
@@ -260,34 +261,35 @@ class StreamEnd:
             self._reader.set_result(None)
 
 
-class PushStream:
-    """One push stream from a leader's process to a follower's. Survives neither of them."""
+class SimPushStream:
+    """One push stream from a leader's process to a follower's process. It ends with either of them."""
 
-    def __init__(self, network: Network, stream_id: int, leader: Endpoint, follower: Endpoint) -> None:
+    def __init__(self, network: SimNetwork, stream_id: int, leader: Endpoint, follower: Endpoint) -> None:
         self.network = network
         self.stream_id = stream_id
         self.leader = leader
         self.follower = follower
-        self.is_up = False  # the leader has been told
-        self.broken = False  # or left by the leader
+        self.is_up = False  # the leader has been notified
+        self.broken = False  # or closed by the leader
         self.leader_end = StreamEnd(leader)
         self.follower_end = StreamEnd(follower)
         self.on_follower_notices: Callable[[], object] = lambda: None
-        self._down = OneWay(self, leader, follower)
-        self._up = OneWay(self, follower, leader)
+        self._down = StreamDirection(self, leader, follower)
+        self._up = StreamDirection(self, follower, leader)
 
     def push(self, carried: Carried) -> None:
-        """Leader to follower; None: the leader ends the stream, in order."""
+        """Send from leader to follower. None means that the leader ends the stream in an orderly way."""
         if not self.broken:
             self._down.send(carried)
 
     def answer(self, carried: Carried) -> None:
-        """Follower to leader; None: the follower's handler has returned."""
+        """Send from follower to leader. None means that the follower's handler has returned."""
         if not self.broken:
             self._up.send(carried)
 
     def leave(self) -> None:
-        """The leader's call is over, in order or not: the follower's end is told, if it still serves."""
+        """End the leader's call, in an orderly way or not. Notifies the follower's end if it still serves the
+        stream."""
         if self.broken:
             return
         network = self.network
@@ -299,7 +301,7 @@ class PushStream:
         self._break(None, network.rng.randint(0, keepalive_ms) if is_cut else network.delay_ms())
 
     def break_off(self, leader_after_ms: int | None, follower_after_ms: int | None) -> None:
-        """The stream is dead; each end notices after so long (None: its process is gone)."""
+        """Break the stream. Each end notices after its delay; None means that its process has died."""
         if not self.broken:
             self.network.counts["streams broken"] += 1
             self._break(leader_after_ms, follower_after_ms)
@@ -326,15 +328,15 @@ class PushStream:
         self.broken = True
         self.network.streams.remove(self)
 
-    def arrived(self, way: OneWay, carried: Carried) -> None:
-        """One thing has arrived from one way, in a turn of the receiving process."""
+    def arrived(self, way: StreamDirection, carried: Carried) -> None:
+        """Deliver an item from one direction, in a turn of the receiving process."""
         (self.leader_end if way is self._up else self.follower_end).put(carried)
 
 
-class OneWay:
+class StreamDirection:
     """One direction of a stream: first in, first out."""
 
-    def __init__(self, stream: PushStream, source: Endpoint, target: Endpoint) -> None:
+    def __init__(self, stream: SimPushStream, source: Endpoint, target: Endpoint) -> None:
         self._stream = stream
         self._source = source
         self._target = target
@@ -356,7 +358,7 @@ class OneWay:
         network.clock.after(ready_ms - now_ms, self._pump)
 
     def break_off(self, survives: bool) -> None:
-        """A prefix of what is under way still arrives, if it survives at all."""
+        """Drop the items in flight. With `survives`, a random prefix of them is kept."""
         keep = self._network.rng.randint(0, len(self._queue)) if survives else 0
         while len(self._queue) > keep:
             self._queue.pop()

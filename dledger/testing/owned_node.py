@@ -1,4 +1,4 @@
-"""A simulated node as its program sees it: `NodeServer`'s half for programs, in virtual time."""
+"""A simulated node as its owner uses it: the interface of `NodeServer` for programs, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from dledger.node.role_events import RoleEvents, RoleListener
 from dledger.replica.owned_append import Assigned, Fill
 from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.store.format.batch import Body
-from dledger.testing.checks.oracle import Append
+from dledger.testing.checks.oracle import ClientAppend
 from dledger.testing.virtual.event_loop import VirtualLoop
-from dledger.testing.world import Life
+from dledger.testing.world import NodeLife
 
-_READ_INDEX_MS = 1000  # a node waits so long for the leader's answer
+_READ_INDEX_MS = 1000  # timeout of a read-index request to the leader
 
 
 class OwnedNode:
-    """See `NodeServer` for what each method promises. The owner passes `role_changed` on.
+    """Implements the part of `NodeServer` that programs use, and behaves as documented there. The owner
+    forwards `role_changed`.
 
-    `pending_roles`: changes that listeners have not heard of yet.
+    `pending_roles`: number of role changes that listeners have not processed yet.
     """
 
-    def __init__(self, process: Life, loop: VirtualLoop, rng: Random, append_timeout_ms: int) -> None:
+    def __init__(self, process: NodeLife, loop: VirtualLoop, rng: Random, append_timeout_ms: int) -> None:
         self.pending_roles = 0
         self._process = process
         self._loop = loop
         self._rng = rng
         self._append_timeout_ms = append_timeout_ms
         self._role_events = RoleEvents()
-        self._role_events.listen(self._heard)
+        self._role_events.listen(self._on_role_processed)
         self._bodies: BodyReader | None = None
 
     # -- for the owner
@@ -51,7 +52,7 @@ class OwnedNode:
         self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
     ) -> asyncio.Future[AppendOutcome]:
         future: asyncio.Future[AppendOutcome] = self._loop.create_future()
-        append, oracle = Append([], None), self._process.sim.oracle
+        append, oracle = ClientAppend([], None), self._process.sim.oracle
 
         def watched(assigned: Assigned) -> Sequence[Body]:
             bodies = fill(assigned)
@@ -115,22 +116,26 @@ class OwnedNode:
         process = self._process
         return process.replica.admission.state.clock.read(process.now_ms(), process.wall_ms())
 
+    @property
+    def steps_ms(self) -> int:
+        return self._process.replica.admission.state.clock.steps_ms
+
     def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
         if lag_bytes < 0:
-            raise InvalidRequest(f"lag_bytes is {lag_bytes}")
+            raise InvalidRequest(f"lag_bytes is {lag_bytes}; it must not be negative")
         self._process.replica.owner = OwnerFitness(lag_bytes, fit)
 
     async def hand_over(self) -> bool:
         replica = self._process.replica
         leadership = replica.core.leadership
-        to = leadership.fittest_peer(replica.owner) if leadership is not None else None
+        to = leadership.peer_with_least_backlog(replica.owner) if leadership is not None else None
         if to is None:
             return False
         await self.transfer(to)
         return True
 
     async def transfer(self, to: str | None) -> None:
-        """Give leadership to a peer (None: to any). DLedgerError if that fails."""
+        """Transfer leadership to a peer, or to any peer if it is None. Raises DLedgerError."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def ended(error: DLedgerError | None) -> None:
@@ -161,7 +166,7 @@ class OwnedNode:
 
     # -- inside
 
-    def _heard(self, event: object) -> None:
+    def _on_role_processed(self, event: object) -> None:
         self.pending_roles -= 1
 
     @property
@@ -172,7 +177,7 @@ class OwnedNode:
         return self._bodies
 
     async def _read_index(self) -> int:
-        """Of the leader, over the network if that is another node."""
+        """Get a read index from the leader, over the network if that is another node."""
         process, sim = self._process, self._process.sim
         leader_id = self.leader_id
         if leader_id is None:
@@ -193,14 +198,14 @@ class OwnedNode:
             else:
                 future.set_result(answer)
 
-        def ask() -> None:
+        def request() -> None:
             leader = sim.nodes[leader_id].process
             if leader is not None and not sim.network.is_cut(process.node_id, leader_id):
-                asked = leader
-                asked.post(lambda: asked.read_index(answered))
+                target = leader
+                target.post(lambda: target.read_index(answered))
 
         delay: Callable[[], int] = sim.network.delay_ms
-        sim.clock.after(0 if leader_id == process.node_id else delay(), ask)
+        sim.clock.after(0 if leader_id == process.node_id else delay(), request)
         try:
             async with asyncio.timeout(_READ_INDEX_MS / 1000):
                 return await future

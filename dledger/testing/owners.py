@@ -1,9 +1,9 @@
-"""The programs that own the simulated nodes: like a broker, they number what they append as it is appended.
+"""Programs that own the simulated nodes: like a broker, they number their entries while appending.
 
-Each life of a node has an owner. It hears of changes of role late, waits for the barrier of a leadership,
-goes on behind the last number in the committed log, and takes numbers inside `fill`. So the committed log has
-to hold all numbers, each once and in order: `OwnedLog` checks that, and the places and times that `fill` was
-told.
+Each process of a node has an owner. The owner learns of role changes late, waits for the barrier of a new
+leader, continues after the last number in the committed log, and assigns numbers inside `fill`. The committed
+log must therefore contain all numbers, once and in order. `OwnedLog` checks that, and the positions and times
+passed to `fill`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.replica.owned_append import Assigned
 from dledger.replica.shell import AppendOutcome, RoleNotice
-from dledger.testing.checks.oracle import Append
+from dledger.testing.checks.oracle import ClientAppend
 from dledger.testing.checks.owned_log import OWNED_MARK
-from dledger.testing.world import Life
+from dledger.testing.world import NodeLife
 
 _RETRY_MS = 10
 
 
 def _body(number: int, index: int, pos: int, stamp_ms: int, tag: bytes) -> bytes:
-    """As long for all numbers: sizes are given before the numbers are known."""
+    """Return a body whose length does not depend on the number, because sizes are passed before numbers are
+    known."""
     return b"%s%010d:%010d:%012d:%015d:%s" % (OWNED_MARK, number, index, pos, stamp_ms, tag)
 
 
-class Owner:
-    """Of one life of a node."""
+class NumberingOwner:
+    """The owner of one process of a node."""
 
-    def __init__(self, process: Life, rng: Random) -> None:
+    def __init__(self, process: NodeLife, rng: Random) -> None:
         self._process = process
         self._sim = process.sim
         self._rng = rng
-        self._notices: deque[RoleNotice] = deque()  # that it has not heard of yet
-        self._leads: tuple[int, int] | None = None  # (term, role_epoch), as far as it has heard
+        self._notices: deque[RoleNotice] = deque()  # not processed yet
+        self._leads: tuple[int, int] | None = None  # (term, role_epoch) known to the owner
         self._barrier = -1
-        self._next: int | None = None  # number; None: to be recovered from the log
+        self._next: int | None = None  # next number; None until it is recovered from the log
         self._made = 0
         self._unanswered = 0
 
@@ -46,12 +47,12 @@ class Owner:
 
     def role_changed(self, notice: RoleNotice) -> None:
         self._notices.append(notice)
-        self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._hear)
+        self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._process_notice)
 
     def died(self) -> None:
         pass
 
-    def _hear(self) -> None:
+    def _process_notice(self) -> None:
         notice = self._notices.popleft()
         self._next = None
         leads = notice.role is Role.LEADER
@@ -74,9 +75,9 @@ class Owner:
     def _append(self, expected: tuple[int, int]) -> None:
         sim, rng, profile = self._sim, self._rng, self._sim.profile
         count = rng.randint(1, profile.max_batch)
-        most = 2000 if rng.random() < 0.05 else profile.body_max_bytes  # now and then more than is allowed
-        tags = [self._tag() + b"x" * rng.randint(0, most) for _ in range(count)]
-        append = Append([], None)
+        max_bytes = 2000 if rng.random() < 0.05 else profile.body_max_bytes  # sometimes more than the limit
+        tags = [self._tag() + b"x" * rng.randint(0, max_bytes) for _ in range(count)]
+        append = ClientAppend([], None)
 
         def fill(assigned: Assigned) -> list[bytes]:
             assert self._next is not None

@@ -1,6 +1,6 @@
-"""How the nodes of a simulation reach each other: what gRPC does between real ones, over `network`.
+"""Transport between simulated nodes, a substitute for gRPC over `network`.
 
-The links, the push streams and what receives them are those of a real node; only what carries them differs.
+Links, push streams and their receivers are the real ones; only the carrier is simulated.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question, check_fetch
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
-from dledger.testing.network import Broken, Fetch, Fetched, Outcome, PushStream, Request
-from dledger.testing.world import Life
+from dledger.testing.network import Outcome, Request, SimFetch, SimFetched, SimPushStream, SimStreamBroken
+from dledger.testing.world import NodeLife
 
-#: A peer that cannot be reached is tried again after so many ms.
+#: Range of pauses in ms before a new attempt to reach a peer.
 _RECONNECT_MS = (5, 60)
 
 
 class SimTransport:
     """Implements dledger.rpc.peer_transport.PeerTransport, from one process to a node."""
 
-    def __init__(self, process: Life, peer: str) -> None:
+    def __init__(self, process: NodeLife, peer: str) -> None:
         self.address = peer
         self._process = process
         self._network = process.sim.network
 
     def connect(self) -> None: ...
 
-    async def ask(self, message: Question, timeout_s: float) -> Answer:
-        answer = await self._ask(message, timeout_s)
-        assert not isinstance(answer, Fetched)
+    async def request(self, message: Question, timeout_s: float) -> Answer:
+        answer = await self._request(message, timeout_s)
+        assert not isinstance(answer, SimFetched)
         return answer
 
-    async def _ask(self, message: Request, timeout_s: float) -> Answer | Fetched:
+    async def _request(self, message: Request, timeout_s: float) -> Answer | SimFetched:
         process, peer = self._process, self.address
-        future: asyncio.Future[Answer | Fetched] = process.loop.create_future()
+        future: asyncio.Future[Answer | SimFetched] = process.loop.create_future()
 
         def answered(outcome: Outcome) -> None:
             if future.done():
@@ -51,20 +51,20 @@ class SimTransport:
                 future.set_result(outcome)
 
         deadline = process.loop.call_later(timeout_s, answered, PeerUnreachable(f"{peer}: no answer"))
-        self._network.ask(process, peer, message, int(timeout_s * 1000), answered)
+        self._network.request(process, peer, message, int(timeout_s * 1000), answered)
         try:
             return await future
         finally:
             deadline.cancel()
             if future.done() and not future.cancelled():
-                future.exception()  # nobody else asks, if whoever waited was cancelled
+                future.exception()  # mark as retrieved if the caller was cancelled
 
     def fetch(
         self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
     ) -> AsyncGenerator[FetchedFrames, None]:
-        """A connection on which nothing is heard breaks, long before the call takes too long."""
+        """Fetch entries. A connection without responses breaks long before the call's timeout."""
         silence_s = min(timeout_s, self._process.sim.profile.keepalive_ms / 1000)
-        return _SimFetchCall(self._ask(Fetch(first_index, last_index, max_bytes), silence_s))
+        return _SimFetchCall(self._request(SimFetch(first_index, last_index, max_bytes), silence_s))
 
     def open_push(self, stream_id: int) -> PushSender:
         return PushSender(stream_id, _SimPushCall(self._process, self.address, stream_id))
@@ -74,19 +74,19 @@ class SimTransport:
 
 
 def _refused(error: DLedgerError) -> InvalidRequest:
-    return InvalidRequest(f"the peer refuses: {error}", code=error.code)
+    return InvalidRequest(f"the peer refused: {error}", code=error.code)
 
 
 class _SimFetchCall(AsyncGenerator[FetchedFrames, None]):
-    """Up to the first piece, which is all that a repair takes from a call. No generator function, as those
-    complain when they are collected with a loop that has died."""
+    """A call that returns the first piece, the only one that a repair reads. It is not a generator function,
+    because a generator logs a warning if it is collected after its loop has died."""
 
-    def __init__(self, asking: Coroutine[Any, Any, Answer | Fetched]) -> None:
-        self._asking = asking
+    def __init__(self, request: Coroutine[Any, Any, Answer | SimFetched]) -> None:
+        self._pending = request
 
     async def asend(self, value: None) -> FetchedFrames:
-        answer = await self._asking
-        assert isinstance(answer, Fetched)
+        answer = await self._pending
+        assert isinstance(answer, SimFetched)
         return answer.frames
 
     async def athrow(self, *error: Any) -> FetchedFrames:
@@ -98,40 +98,40 @@ class _SimFetchCall(AsyncGenerator[FetchedFrames, None]):
 class _SimPushCall:
     """Implements dledger.rpc.push_stream.PushCall."""
 
-    broken: tuple[type[Exception], ...] = ()  # what is written to a stream that has broken is lost in silence
+    broken: tuple[type[Exception], ...] = ()  # writes to a broken stream are silently lost
 
-    def __init__(self, process: Life, peer: str, stream_id: int) -> None:
+    def __init__(self, process: NodeLife, peer: str, stream_id: int) -> None:
         self._process = process
         self._peer = peer
         self._stream_id = stream_id
-        self._stream: PushStream | None = None
+        self._stream: SimPushStream | None = None
 
     def encode(self, message: PushMessage, payload: Payload) -> tuple[Message, Payload]:
         return message, payload
 
     async def open(self) -> int:
-        """As with `wait_for_ready`: in the moment in which the peer can be reached."""
+        """Wait until the peer can be reached and return its incarnation, as with `wait_for_ready`."""
         rng = self._process.sim.network.rng
         while (stream := await self._connect()) is None:
             await asyncio.sleep(rng.randint(*_RECONNECT_MS) / 1000)
         self._stream = stream
         incarnation = await self._next()
         if not isinstance(incarnation, int):
-            raise PeerUnreachable(f"{self._peer} ended the stream at once")
+            raise PeerUnreachable(f"{self._peer} ended the stream immediately")
         stream.is_up = True
         return incarnation
 
-    async def _connect(self) -> PushStream | None:
-        found: asyncio.Future[PushStream | None] = self._process.loop.create_future()
+    async def _connect(self) -> SimPushStream | None:
+        opened: asyncio.Future[SimPushStream | None] = self._process.loop.create_future()
 
-        def on_stream(stream: PushStream | None) -> None:
-            if not found.done():
-                found.set_result(stream)
+        def on_stream(stream: SimPushStream | None) -> None:
+            if not opened.done():
+                opened.set_result(stream)
             elif stream is not None:
                 stream.leave()
 
         self._process.sim.network.connect(self._process, self._peer, self._stream_id, on_stream)
-        return await found
+        return await opened
 
     async def write(self, item: Any) -> None:
         assert self._stream is not None
@@ -154,7 +154,7 @@ class _SimPushCall:
         assert self._stream is not None
         try:
             return await self._stream.leader_end.read()
-        except Broken:
+        except SimStreamBroken:
             raise PeerUnreachable(f"{self._peer}: the stream broke") from None
 
     def cancel(self) -> None:
@@ -165,11 +165,11 @@ class _SimPushCall:
 class _SimReceivedPushes:
     """Implements dledger.rpc.push_stream.ReceivedPushes."""
 
-    def __init__(self, stream: PushStream) -> None:
+    def __init__(self, stream: SimPushStream) -> None:
         self._stream = stream
 
     async def read(self) -> tuple[PushMessage, Payload] | None:
-        return await self._stream.follower_end.read()  # type: ignore[return-value]  # what `encode` made
+        return await self._stream.follower_end.read()  # type: ignore[return-value]  # created by `encode`
 
     async def write(self, response: PushResponse) -> None:
         self._stream.answer((response, None))
@@ -179,22 +179,22 @@ class _SimReceivedPushes:
         self._stream.follower.push_refused(error)
 
 
-async def answer(process: Life, peer: str, message: Request) -> Answer | Fetched | DLedgerError:
-    """What a node's PeerService does with a call."""
+async def answer(process: NodeLife, peer: str, message: Request) -> Answer | SimFetched | DLedgerError:
+    """Serve a call in the same way as a node's PeerService."""
     try:
-        if isinstance(message, Fetch):
+        if isinstance(message, SimFetch):
             first, last, size = message.first_index, message.last_index, message.max_bytes
             check_fetch(first, last)
-            return Fetched(await process.inbound.fetch(first, last, size, uncommitted=True))
-        return await process.inbound.ask(peer, message)  # type: ignore[return-value]  # it fits the question
+            return SimFetched(await process.inbound.fetch(first, last, size, uncommitted=True))
+        return await process.inbound.request(peer, message)  # type: ignore[return-value]  # it matches the request
     except TimeoutError:
         return DLedgerError("the node did not answer in time", code=Code.TIMEOUT)
     except DLedgerError as error:
         return error
 
 
-async def receive_pushes(process: Life, stream: PushStream) -> None:
-    """What a node's PeerService does with one push stream."""
+async def receive_pushes(process: NodeLife, stream: SimPushStream) -> None:
+    """Serve a push stream in the same way as a node's PeerService."""
     stream.answer(process.incarnation)
     receiver = PushReceiver(stream.leader.node_id, stream.stream_id, stream.leader.incarnation)
     await receiver.serve(process.inbound, _SimReceivedPushes(stream))

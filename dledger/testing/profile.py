@@ -1,7 +1,7 @@
-"""What a simulated run is like: how bad its network, disks and clocks are, drawn from the seed.
+"""The profile of a simulated run: the quality of its network, disks and clocks, drawn from the seed.
 
-Every seed switches on some faults and leaves others out: a run in which everything happens at once hardly
-ever gets far enough to meet the rarer histories.
+Each seed enables some of the faults. A run with all faults at the same time rarely makes enough progress to
+reach rare states.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from dledger.core.values import Timing
-from dledger.replica.retention import RetentionPolicy
+from dledger.replica.retention import RetentionLimits
 
-#: The bad days: each is drawn alone, after all that is drawn for the others.
+#: Severe faults. Each is drawn separately, after all other choices.
 BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 
-#: In so many runs all disks are slow, and stay so: what each job takes at least.
+#: Faults of runs that constantly damage and purge the log, on full and slow disks.
+PURGE_FAULTS = ("crash_in_purge", "crash_in_repair", "full_slow_disk")
+
+#: Share of such runs.
+PURGED_DAMAGE = 0.15
+
+#: Share of runs in which all disks are always slow, and the minimum duration of each job.
 SLOW_DISKS = 0.1
 SLOW_DISKS_MS = (30, 75, 120)
 
-#: In so many runs.
+#: Share of runs that lose a minority of nodes for good.
 MINORITY_GONE = 0.4
 
-KEEP_ALL = RetentionPolicy()
+KEEP_ALL = RetentionLimits()
 
 FAULTS = (
     "crash_process",
@@ -54,16 +60,16 @@ SIM_TIMING = Timing(
 
 @dataclass(frozen=True)
 class Profile:
-    """All that a seed decides before the run begins."""
+    """All choices of a seed before its run starts."""
 
     nodes: int = 3
-    on_disk: bool = False  # DiskLogStore on SimDisk; otherwise the memory twin
-    data_file_size: int = 4096  # small, so that files are rolled
+    on_disk: bool = False  # DiskLogStore on SimDisk; otherwise MemoryLogStore
+    data_file_size: int = 4096  # small, so that files roll
     timing: Timing = SIM_TIMING
     fault_phase_ms: int = 8000
     fault_every_ms: int = 400  # on average
     faults: tuple[str, ...] = FAULTS
-    minority_gone: bool = False  # before everything heals, a majority alone has to go on
+    minority_gone: bool = False  # before everything heals, a majority alone must make progress
     # network
     delay_min_ms: int = 0
     delay_max_ms: int = 4
@@ -71,23 +77,23 @@ class Profile:
     spike_max_ms: int = 200
     loss: float = 0.0
     duplication: float = 0.0
-    keepalive_ms: int = 400  # after this long a silent stream is given up by those who wait for it
-    late_delivery: float = 0.3  # of a broken stream: the chance that what was under way still arrives
+    keepalive_ms: int = 400  # silence after which a waiting end gives up a stream
+    late_delivery: float = 0.3  # chance that data in flight on a broken stream still arrives
     # disk
     fsync_min_ms: int = 0
     fsync_max_ms: int = 3
-    own_sync: float = 0.3  # the chance that a write that waits does not share the sync of the one before it
+    own_sync: float = 0.3  # chance that a queued write does not share the sync of the previous one
     # nodes
     skew: float = 0.0  # clocks run at 1 +- skew
     tick_ms: int = 10
     preferred_leaders: tuple[str, ...] = ()
-    max_push_bytes: int = 700  # small, so that pushes are cut
+    max_push_bytes: int = 700  # small, so that pushes are split
     max_inflight_bytes: int = 2000
     max_transfer_lag: int = 1000
     group_bytes: int = 1200
-    cache_bytes: int = 4000  # small, so that followers that lag are served from the store
+    cache_bytes: int = 4000  # small, so that lagging followers are served from the store
     checkpoint_every_ms: int = 300
-    scrub_every_ms: int = 0  # some KiB so often; 0: never
+    scrub_every_ms: int = 0  # interval between scrubs of a few KiB; 0: never
     # clients
     plain_clients: int = 2
     session_clients: int = 2
@@ -99,7 +105,7 @@ class Profile:
     window: int = 4  # batches in flight per session
     max_sessions: int = 50
     stamp_every_ms: int = 1000
-    retention: RetentionPolicy = KEEP_ALL
+    retention: RetentionLimits = KEEP_ALL
     request_timeout_ms: int = 500
 
     @property
@@ -107,7 +113,7 @@ class Profile:
         return tuple(f"n{i}" for i in range(self.nodes))
 
 
-#: What an entry takes in a push beside its body, about.
+#: Approximate size of an entry in a push, in addition to its body.
 _ENTRY_OVERHEAD = 70
 _SYNCS_OF_A_ROUND = 4
 QUIET = Profile(faults=(), plain_clients=0, session_clients=0, readers=0)
@@ -123,7 +129,7 @@ class _Draw:
 
 
 def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = None) -> Profile:
-    """The profile of a seed. `nodes` and `on_disk`, if given, overrule what would be drawn."""
+    """Draw the profile of a seed. `nodes` and `on_disk` override the drawn values."""
     draw = _Draw(rng)
     drawn_nodes = 5 if rng.random() < 0.35 else 3
     drawn_disk = rng.random() < 0.25
@@ -158,16 +164,40 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         readers=rng.randint(1, 4),
         max_batch=rng.randint(1, 5),
         window=rng.choice((1, 4, 10)),
-        # Fewer than there are clients, and their sessions would evict each other for ever.
+        # With fewer than there are clients, their sessions would evict each other forever.
         max_sessions=rng.choice((sessions + 1, 50)),
     )
     return _with_patience(_with_bad_days(rng, profile))
 
 
+def with_purged_damage(rng: Random, profile: Profile, on_disk: bool | None = None) -> Profile:
+    """Turn some profiles into runs that constantly damage and purge the log, so that damage lies below,
+    across and right after the start of the log. `rng` is a separate one, so that other runs do not change."""
+    if rng.random() >= PURGED_DAMAGE:
+        return profile
+    others = tuple(fault for fault in profile.faults if rng.random() < 0.3)
+    size = rng.choice((1024, 2048, 4096))
+    retention = RetentionLimits(
+        max_bytes=rng.choice((1, 1, 2, 4)) * size, hold_bytes=rng.choice((0, 4 * size)), check_ms=20
+    )
+    return replace(
+        profile,
+        on_disk=rng.random() < 0.8 if on_disk is None else on_disk,
+        data_file_size=size,
+        faults=("flip_bits", "flip_bits", *PURGE_FAULTS, *others),
+        fault_every_ms=rng.choice((60, 120, 250)),
+        retention=retention,
+        scrub_every_ms=rng.choice((10, 20, 100)),
+    )
+
+
 def _with_patience(profile: Profile) -> Profile:
-    """Time-outs that everybody can live with: with all sessions at work, the queue in front of a batch has to
-    drain within them, or a client without a session never sees an answer, however healthy the cluster is.
-    For each round trip disks have a sync under way, that of the entries, and some of housekeeping."""
+    """Set timeouts that allow progress for every client.
+
+    With all sessions active, the queue ahead of a batch must drain within the timeout; otherwise a client
+    without a session would never receive a response, however healthy the cluster. Each round trip includes
+    syncs of the entries and of housekeeping.
+    """
     entries = (profile.window * profile.session_clients + profile.plain_clients) * profile.max_batch
     round_trips = entries * (_ENTRY_OVERHEAD + profile.body_max_bytes) / profile.max_inflight_bytes
     drain_ms = int(round_trips * (2 * profile.delay_max_ms + _SYNCS_OF_A_ROUND * profile.fsync_max_ms))
@@ -176,7 +206,7 @@ def _with_patience(profile: Profile) -> Profile:
 
 def _with_bad_days(rng: Random, profile: Profile) -> Profile:
     files = rng.choice((None, None, 1, 2, 5))
-    retention = RetentionPolicy(
+    retention = RetentionLimits(
         max_bytes=None if files is None else files * profile.data_file_size,
         hold_bytes=rng.choice((0, 4 * profile.data_file_size, 1 << 30)),
         check_ms=rng.choice((20, 100, 500)),
@@ -195,5 +225,5 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
     profile = replace(profile, minority_gone=rng.random() < MINORITY_GONE)
     if not slow_ms:
         return profile
-    # Where each sync is that long, too many of them would be more than the disk can do.
+    # With syncs this long, the disk could not keep up with one sync per write.
     return replace(profile, fsync_min_ms=slow_ms, fsync_max_ms=slow_ms + profile.fsync_max_ms, own_sync=0.05)

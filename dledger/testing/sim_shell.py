@@ -1,4 +1,4 @@
-"""The shell of a real node, observed: every step of the replica is checked against the rules."""
+"""The real shell, with a check of the invariants after every step of the replica."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Callable
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.async_shell import AsyncShell
-from dledger.replica.rebuild_job import RebuildJob, Rebuilt
-from dledger.replica.shell import AppendOutcome, AppendToken, DiskJob, ResetJob, RoleNotice
+from dledger.replica.rebuild_job import RebuildJob, RebuildResult
+from dledger.replica.shell import AppendHandle, AppendOutcome, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
 from dledger.testing.virtual.violation import Violation
-from dledger.testing.world import Life
+from dledger.testing.world import NodeLife
 
 
 class SimShell(AsyncShell):
-    """`observe` before `start`. What it finds, or the replica raises, fails the loop of the process."""
+    """A shell with checks. Call `observe` before `start`. Findings and exceptions of the replica fail the
+    loop of the process."""
 
-    def observe(self, process: Life) -> None:
+    def observe(self, process: NodeLife) -> None:
         self._process = process
         self._sim = process.sim
         self._in_step = False
-        self.done = 0  # what the replica has sent, answered, or given to the disk, and its changes of role
+        self.done = 0  # number of effects of the replica: sends, answers, disk jobs and role changes
 
     def note(self, what: str, *details: object) -> None:
         self._sim.trace.add(self._sim.clock.now_ms, self._process.node_id, what, *details)
@@ -49,6 +50,7 @@ class SimShell(AsyncShell):
         finally:
             self._in_step = False
         self._sim.invariants.after_step(self._process)
+        self._sim.cluster_time.after_step(self._process)
 
     def _broken(self, error: Exception) -> None:
         self.give_up()
@@ -96,7 +98,9 @@ class SimShell(AsyncShell):
             self._sim.counts["rebuilds behind damage that others have purged"] += 1
         super().rebuild(job)
 
-    def _log_read(self, job: RebuildJob, reading: asyncio.Future[Rebuilt | EntryDamaged | None]) -> None:
+    def _log_read(
+        self, job: RebuildJob, reading: asyncio.Future[RebuildResult | EntryDamaged | None]
+    ) -> None:
         if not reading.cancelled() and reading.exception() is None:
             self._sim.counts["damages found by a rebuild"] += isinstance(reading.result(), EntryDamaged)
         super()._log_read(job, reading)
@@ -109,7 +113,7 @@ class SimShell(AsyncShell):
         self._sim.counts["pushes loaded from disk"] += 1
         super().load_push(peer, stream_id, first_index, last_index, max_bytes)
 
-    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None:
         self.done += 1
         self.note("append answered:", outcome)
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
@@ -127,8 +131,8 @@ class SimShell(AsyncShell):
         super().answer_transfer(token, outcome)
 
     def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
-        """No history of elections is beyond reason."""
-        raise Violation("term", f"{self._process.node_id} refuses what {peer} sent: {error}")
+        """Raise a Violation: correct nodes never send messages that are refused."""
+        raise Violation("term", f"{self._process.node_id} refused a message from {peer}: {error}")
 
     def role_changed(self, notice: RoleNotice) -> None:
         self.done += 1

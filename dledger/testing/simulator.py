@@ -1,14 +1,14 @@
 """A whole cluster in one thread and in virtual time, from one seed.
 
-The replicas are the real ones, with real core and store; network, disks, clocks and clients are simulated::
+Replicas, core and store are the real ones; network, disks, clocks and clients are simulated::
 
-    simulation = Simulation(Profile(nodes=3), seed=7)
-    simulation.start()
-    simulation.run_until(lambda: simulation.leader() is not None, limit_ms=5_000)
-    simulation.crash("n0", CrashKind.POWER)
+ simulation = Simulation(Profile(nodes=3), seed=7)
+ simulation.start()
+ simulation.run_until(lambda: simulation.leader() is not None, limit_ms=5_000)
+ simulation.crash("n0", CrashKind.POWER)
 
-Every step is checked against `Invariants`; a broken promise raises `Violation`. `run.run_seed` drives a whole
-random run with faults, clients, healing and the checks at the end.
+Every step is checked against `Invariants`, which raise `Violation` if a guarantee is violated. `run.run_seed`
+drives a complete random run with faults, clients, healing and the final checks.
 """
 
 from __future__ import annotations
@@ -20,47 +20,48 @@ from typing import TextIO
 
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
+from dledger.infra.files.disk import CrashKind
 from dledger.node.machine.state_machine import AppliedEntry
 from dledger.replica.admission import AppendLimits
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
 from dledger.store.api import LogStore
-from dledger.store.disk import CrashKind
 from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.identity import Identity
 from dledger.testing.bit_flips import BitFlips
-from dledger.testing.checks.oracle import Append
+from dledger.testing.checks.oracle import ClientAppend
 from dledger.testing.clients import submit
 from dledger.testing.durable import (
     CheckedFeeder,
-    Judge,
     MachineFiles,
     MakeMachine,
+    ReferenceState,
     SimApplier,
-    Truth,
+    StateJudge,
 )
-from dledger.testing.network import PushStream
-from dledger.testing.owners import Owner
+from dledger.testing.network import SimPushStream
+from dledger.testing.owners import NumberingOwner
 from dledger.testing.process import LifeMakers, SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.virtual.event_loop import VirtualLoop
-from dledger.testing.virtual.sim_disk import SimulatedCrash
+from dledger.testing.virtual.sim_disk import CrashPoint, SimulatedCrash
 from dledger.testing.virtual.violation import Violation
-from dledger.testing.world import Life, NodeFiles, NodeOwner, SimNode, StateMachine, World
+from dledger.testing.world import NodeFiles, NodeLife, NodeOwner, SimNode, SimWorld, StateMachine
 
-#: Of nodes that may lose their disks: the next one is as often lower as higher.
+#: First incarnation of nodes that may lose their disks, so that the incarnation after a loss is lower as
+#: often as higher.
 FIRST_INCARNATION = 1 << 29
-_DISK_STOP_MS = 500  # what a stop waits for the disk
-MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
+_DISK_STOP_MS = 500  # time that a graceful stop waits for the disk
+MAX_LIVES = 1000  # limit that stops a node which dies in every start
 
 
 @dataclass(slots=True)
 class Attempt:
-    """An append that a test made by hand; `answer` is there once the node has given it."""
+    """An append made by a test. `answer` is set once the node has responded."""
 
-    append: Append
+    append: ClientAppend
     answer: AppendOutcome | DLedgerError | None = None
 
     @property
@@ -68,8 +69,8 @@ class Attempt:
         return isinstance(self.answer, AppendOutcome)
 
 
-class Simulation(World):
-    """See the module."""
+class Simulation(SimWorld):
+    """A simulated cluster that a test drives by hand; see the docstring of the module."""
 
     def __init__(
         self,
@@ -85,12 +86,12 @@ class Simulation(World):
         self._state_machine = state_machine
         self._durable_machine = durable_machine
         super().__init__(profile, seed=seed, sink=sink)
-        self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
+        self.gone: set[str] = set()  # stopped nodes that healing does not restart
         self.bit_flips = BitFlips(self)
         self._judge = self.new_judge()
         self._makers = LifeMakers(self.new_owner, self.new_state_machine, self.new_applier, self.new_replica)
-        self.preloaded: dict[bytes, Append] = {}
-        self._dead: list[Life] = []  # kept, so that nothing of them ends in the middle of a run
+        self.preloaded: dict[bytes, ClientAppend] = {}
+        self._dead: list[NodeLife] = []  # kept, so that garbage collection does not end them during a run
 
     def _new_node(self, node_id: str) -> SimNode:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
@@ -98,12 +99,14 @@ class Simulation(World):
         host: StoreHost = (DiskHost if self.profile.on_disk else MemoryHost)(identity, first)
         mirror = self.invariants.mirrors[node_id]
         mirror.hard_state = mirror.hard_state_wanted = HardState(incarnation=first)
-        return SimNode(node_id, host, self.seeds.take(node_id), self.new_files())
+        return SimNode(node_id, host, self.seeds.random_for(node_id), self.new_files())
 
     def preload(self, node_id: str, terms: Sequence[int], hard_state: HardState) -> None:
-        """Before `start`: give a node a durable log, one entry for each of `terms`, and a term and vote.
+        """Give a node a durable log, with one entry for each of `terms`, and a term and vote. Call before
+        `start`.
 
-        Entries of one index and term are the same on all nodes, so their terms before have to be, too.
+        Entries with the same index and term must be equal on all nodes, so all earlier terms must match,
+        too.
         """
         store, batches = self.nodes[node_id].host.open(), []
         tail = store.tail
@@ -111,7 +114,7 @@ class Simulation(World):
             body = b"preloaded %d of term %d" % (index, term)
             batches.append(encode_batch(tail, term, [body], data_file_size=self.profile.data_file_size))
             tail = batches[-1].tail
-            append = self.preloaded.setdefault(body, Append([body], None))
+            append = self.preloaded.setdefault(body, ClientAppend([body], None))
             self.oracle.begin(append)
         self.invariants.preloaded(node_id, batches, hard_state)
         store.append(batches)
@@ -129,36 +132,38 @@ class Simulation(World):
         self.clock.run_until(self.clock.now_ms + duration_ms)
 
     def run_until(self, condition: Callable[[], bool], *, limit_ms: int) -> int:
-        """Run until the condition holds, looked at after every event. Returns how long it took, in virtual
-        milliseconds; a Violation if it takes longer than the limit."""
+        """Run until the condition holds, which is evaluated after every event. Returns the elapsed virtual
+        milliseconds. Raises Violation at the limit."""
         begin_ms = self.clock.now_ms
         while not condition():
             if self.clock.now_ms - begin_ms > limit_ms or not self.clock.step():
-                raise Violation("liveness", f"not within {limit_ms} ms: {self.summary()}")
+                raise Violation(
+                    "liveness", f"the goal was not reached within {limit_ms} ms: {self.summary()}"
+                )
         return self.clock.now_ms - begin_ms
 
     def close(self) -> None:
-        """Nothing happens any more, also when this is no longer referred to. Repeatable."""
+        """Stop all activity, including activity during later garbage collection. Repeatable."""
         self.trace.close()
         for process in self.processes():
             process.die()
         for loop in self.loops():
             loop.close()
 
-    # -- what can be seen
+    # -- observation
 
     def loops(self) -> list[VirtualLoop]:
-        """Of all processes that there have been."""
+        """Return the event loops of all processes, past and present."""
         return [process.loop for process in (*self._dead, *self.processes())]
 
     def leader(self) -> str | None:
-        """The node that leads the highest term, if one does. It may not know yet that it was deposed."""
+        """Return the leader of the highest term, if there is one. It may not know yet that it was deposed."""
         leaders = [p for p in self.processes() if p.replica.core.role is Role.LEADER]
         return max(leaders, key=lambda p: p.replica.core.term).node_id if leaders else None
 
     def is_settled(self) -> bool:
-        """One leader that all follow, all logs equal, committed and durable to their end, and all rebuilt;
-        on all nodes that are not gone."""
+        """Return True if all nodes, except for permanently removed ones, follow one leader, and their logs
+        are equal, committed, durable and rebuilt."""
         processes = self.processes()
         if len(processes) < self.profile.nodes - len(self.gone):
             return False
@@ -180,7 +185,7 @@ class Simulation(World):
         )
 
     def summary(self) -> str:
-        """One line on every node, for messages."""
+        """Describe every node on one line, for messages."""
         parts = []
         for node in self.nodes.values():
             if node.process is None:
@@ -210,7 +215,7 @@ class Simulation(World):
             written = self.invariants.mirrors[node_id].written
             ends = batch_ends(store, written, is_damaged=flipped)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
-            rng = self.seeds.take(f"{node_id}.{node.lives}")
+            rng = self.seeds.random_for(f"{node_id}.{node.lives}")
             process = SimProcess(self, node_id, store, rng, self._makers)
         except SimulatedCrash:
             self._crashed_within(node)
@@ -224,7 +229,7 @@ class Simulation(World):
         process.start()
 
     def crash(self, node_id: str, kind: CrashKind) -> None:
-        """SIGKILL the process, or take the power from its machine."""
+        """Kill the process, or cut the power of its machine."""
         node = self.nodes[node_id]
         process = node.process
         if process is None:
@@ -242,9 +247,11 @@ class Simulation(World):
             node.files.crash(kind, node.rng)
 
     def lose_disk(self, node_id: str, incarnation: int | None = None) -> bool:
-        """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
-        nothing done, if so many have lost their logs that the promises would not cover it. `incarnation`:
-        with which the new one begins; as with `dledger init --rejoin` any, lower than the old one or higher.
+        """Replace a machine with one that has an empty disk. Returns False, without a change, if so many
+        nodes have lost their logs that the guarantees would no longer apply.
+
+        `incarnation`: the incarnation of the new node, which may be lower or higher than the old one, as
+        after `dledger server --rejoin`.
         """
         lost = (self.invariants.lost_nodes | self.bit_flips.nodes) - {node_id}
         if len(lost) + 1 > (self.profile.nodes - 1) // 2:
@@ -259,18 +266,22 @@ class Simulation(World):
         return True
 
     def remove_minority(self, rng: Random) -> None:
-        """Nodes go for good, as many as the promises cover beside those that have lost their logs."""
+        """Permanently remove as many nodes as the guarantees permit, in addition to nodes that lost their
+        logs."""
         impaired = self.invariants.lost_nodes | self.bit_flips.nodes
-        most = (self.profile.nodes - 1) // 2 - len(impaired)
+        limit = (self.profile.nodes - 1) // 2 - len(impaired)
         whole = [node_id for node_id in self.nodes if node_id not in impaired]
-        self.gone = set(rng.sample(whole, max(0, most)))
+        self.gone = set(rng.sample(whole, max(0, limit)))
         for node_id in self.gone:
             self.crash(node_id, rng.choice((CrashKind.PROCESS, CrashKind.POWER)))
             self.counts["nodes gone for good"] += 1
 
-    def _tear(self, stream: PushStream, dead: Life, kind: CrashKind, *, own_ms: int | None = None) -> None:
-        """A killed process's kernel says so at once, if it is heard; a machine without power says nothing.
-        `own_ms`: when the process itself notices, if it lives yet."""
+    def _tear(
+        self, stream: SimPushStream, dead: NodeLife, kind: CrashKind, *, own_ms: int | None = None
+    ) -> None:
+        """Break a stream of a dead process. The kernel of a killed process resets it immediately, if the link
+        works; a machine without power does not. `own_ms`: time after which the process itself notices, if it
+        still runs."""
         rng, network = self.network.rng, self.network
         ends = (stream.leader.node_id, stream.follower.node_id)
         is_heard = not network.is_cut(*ends) and not network.is_cut(*reversed(ends))
@@ -282,14 +293,14 @@ class Simulation(World):
         else:
             stream.break_off(delay_ms, own_ms)
 
-    def _kill(self, process: Life) -> None:
+    def _kill(self, process: NodeLife) -> None:
         process.die()
         self._dead.append(process)
         self.nodes[process.node_id].process = None
         self._waiting = [w for w in self._waiting if w.process is not process]
 
     def pause(self, node_id: str) -> None:
-        """SIGSTOP."""
+        """Pause a process (SIGSTOP)."""
         process = self.process(node_id)
         if process.is_paused:
             return
@@ -298,7 +309,7 @@ class Simulation(World):
         process.is_paused = True
 
         def give_up() -> None:
-            # Nobody answers the keep-alive of a stopped process... but its own side learns when it goes on.
+            # A suspended process does not respond to keep-alive pings. Its own end notices when it resumes.
             if process.alive and process.is_paused:
                 for stream in self.network.streams_of(node_id):
                     stream.break_off(0, 0)
@@ -306,17 +317,17 @@ class Simulation(World):
         self.clock.after(self.profile.keepalive_ms, give_up)
 
     def resume(self, node_id: str) -> None:
-        """SIGCONT."""
+        """Resume a process (SIGCONT)."""
         process = self.nodes[node_id].process
         if process is not None and process.is_paused:
             self.trace.add(self.clock.now_ms, node_id, "resumed")
             process.resume()
 
     def stop(self, node_id: str, done: Callable[[], None] | None = None) -> None:
-        """A graceful stop: hand leadership over if there is any, then close the store."""
+        """Stop a node gracefully: transfer leadership, if it leads, then close the store."""
 
         def close(_: object = None) -> None:
-            # Outside of the turn in which the transfer was answered.
+            # Outside the turn in which the transfer was answered.
             self.clock.after(0, finish)
 
         def finish() -> None:
@@ -325,7 +336,7 @@ class Simulation(World):
             process.post(lambda: process.stop_parts(lambda: self.clock.after(0, lambda: released(0))))
 
         def released(waited_ms: int) -> None:
-            """What was given to the disk is done first, but nobody waits for one that hangs."""
+            """Wait until the disk is idle, but not longer than `_DISK_STOP_MS`."""
             if not process.alive:
                 return
             if process.is_disk_idle:
@@ -362,8 +373,8 @@ class Simulation(World):
         else:
             close()
 
-    def guarded_disk(self, process: Life, action: Callable[[], None]) -> None:
-        """Run something on a disk; the machine may go down inside it, or the disk may fail."""
+    def guarded_disk(self, process: NodeLife, action: Callable[[], None]) -> None:
+        """Run a disk operation; the machine may crash inside it, or the disk may fail."""
         try:
             action()
         except SimulatedCrash:
@@ -372,14 +383,24 @@ class Simulation(World):
             self._disk_failed(self.nodes[process.node_id], error)
 
     def fail_disk(self, node_id: str, operation: str, calls: int, restart_after_ms: int) -> bool:
-        """Let a disk call fail: the process has to stop, and is started again. False if it cannot be done."""
+        """Make a disk call fail, so that the process stops and restarts. Returns False if the host does not
+        support it."""
         node = self.nodes[node_id]
         node.restart_after_ms = restart_after_ms
         node.disk_fails = node.host.fail_within(operation, calls)
         return node.disk_fails
 
+    def go_down_in(self, job: str, node_id: str) -> None:
+        """Called when a job starts on a node's disk; crashes the machine inside the job if a fault requested
+        it."""
+        node = self.nodes[node_id]
+        if node.crash_in == job:
+            node.crash_in = ""
+            if node.host.crash_within(node.rng.randint(1, 16), node.rng.choice(tuple(CrashPoint))):
+                self.counts[f"crashes: inside a {job}"] += 1
+
     def _disk_failed(self, node: SimNode, error: StorageError) -> None:
-        """Rule 9: whatever the page cache says now, it is not to be believed. Fail-stop."""
+        """Stop the process, because the page cache cannot be trusted after a failure (rule 9)."""
         if not node.disk_fails or error.code not in (Code.FSYNC_FAILED, Code.DISK_ERROR):
             raise error
         node.disk_fails = False
@@ -410,20 +431,20 @@ class Simulation(World):
     # -- links
 
     def isolate(self, node_id: str) -> None:
-        """Cut a node off from all others, both ways."""
+        """Cut a node off from all others, in both directions."""
         for other in self.nodes:
             self.network.cut(node_id, other)
             self.network.cut(other, node_id)
 
     def split(self, group: set[str]) -> None:
         """Cut all links between a group of nodes and the others."""
-        for one in self.nodes:
-            for other in self.nodes:
-                if (one in group) != (other in group):
-                    self.network.cut(one, other)
+        for source in self.nodes:
+            for target in self.nodes:
+                if (source in group) != (target in group):
+                    self.network.cut(source, target)
 
     def heal(self) -> None:
-        """Everything works from now on: network, disks, processes, but of those nodes that are gone."""
+        """Repair network, disks and processes of all nodes, except for permanently removed ones."""
         self.network.heal_all()
         for node in self.nodes.values():
             if node.node_id in self.gone:
@@ -431,6 +452,7 @@ class Simulation(World):
             node.disk_factor = 1
             node.host.make_room()
             node.host.repair()
+            node.crash_in = ""
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:
@@ -445,11 +467,11 @@ class Simulation(World):
         node_id: str,
         *bodies: bytes,
         session: tuple[int, int] | None = None,
-        again: Append | None = None,
+        again: ClientAppend | None = None,
         open_session: bool = False,
     ) -> Attempt:
-        """Append a batch on a node now. Bodies are unique in a run; `again` repeats an earlier batch."""
-        append = again or Append(bodies, session, opens_session=open_session)
+        """Append a batch on a node now. Bodies must be unique in a run; `again` repeats an earlier batch."""
+        append = again or ClientAppend(bodies, session, opens_session=open_session)
         attempt = Attempt(append)
         self.oracle.tried_again(append)
         self.oracle.begin(append)
@@ -464,8 +486,8 @@ class Simulation(World):
 
     # -- the processes call these
 
-    def new_replica(self, process: Life, store: LogStore) -> Replica:
-        """For a process that has its shell."""
+    def new_replica(self, process: NodeLife, store: LogStore) -> Replica:
+        """Create the replica of a process that has its shell."""
         profile = self.profile
         core = CoreConfig(
             process.node_id,
@@ -482,10 +504,11 @@ class Simulation(World):
             group_bytes=profile.group_bytes,
             max_sessions=profile.max_sessions,
             stamp_every_ms=profile.stamp_every_ms,
-            owner_stamp_every_ms=20,  # as there are many elections, and each may move time on by so much
+            # small, because elections are frequent and each may advance time by this amount
+            owner_stamp_every_ms=20,
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
-        rng = self.seeds.take(f"{process.node_id} core")
+        rng = self.seeds.random_for(f"{process.node_id} core")
         return self._replica_type(
             config, store, process.shell, random_ms=rng.randint, wall_ms=process.wall_ms
         )
@@ -493,29 +516,31 @@ class Simulation(World):
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None
 
-    # -- what a simulation of a program has of its own
+    # -- hooks for simulations of programs
 
     def new_files(self) -> NodeFiles:
-        """Of one machine, for the durable state machines on it."""
+        """Create the files of a machine for its durable state machines."""
         return MachineFiles()
 
-    def new_judge(self) -> Judge | None:
-        """Of durable state machines, if there are any."""
+    def new_judge(self) -> StateJudge | None:
+        """Create the judge of durable state machines, if there are any."""
         if self._durable_machine is None:
             return None
-        return Truth(self._durable_machine(MachineFiles(), lambda: -1, self.seeds.take("truth")))
+        return ReferenceState(
+            self._durable_machine(MachineFiles(), lambda: -1, self.seeds.random_for("truth"))
+        )
 
-    def new_owner(self, process: Life) -> NodeOwner | None:
-        """The program that owns the node, for one life of it."""
+    def new_owner(self, process: NodeLife) -> NodeOwner | None:
+        """Create the program that owns the node, for one process of the node."""
         owned = self.profile.owned
-        return Owner(process, self.seeds.take(f"{process.node_id} owner")) if owned else None
+        return NumberingOwner(process, self.seeds.random_for(f"{process.node_id} owner")) if owned else None
 
-    def new_applier(self, process: Life) -> SimApplier:
-        rng = self.seeds.take(f"{process.node_id} state")
+    def new_applier(self, process: NodeLife) -> SimApplier:
+        rng = self.seeds.random_for(f"{process.node_id} state")
         return SimApplier(process, self.new_feeder(process, rng), rng)
 
-    def new_feeder(self, process: Life, rng: Random) -> CheckedFeeder | None:
-        """Of a durable state machine, if the simulation has any."""
+    def new_feeder(self, process: NodeLife, rng: Random) -> CheckedFeeder | None:
+        """Create the feeder of a durable state machine, if the simulation has any."""
         if self._durable_machine is None or self._judge is None:
             return None
         files, store = self.nodes[process.node_id].files, process.store
@@ -523,11 +548,9 @@ class Simulation(World):
         machine = self._durable_machine(files, lambda: store.durable_index, rng)
         return CheckedFeeder(process, machine, self._judge, rng)
 
-    # -- the processes call these, too
+    # -- callbacks of the invariants
 
     def _entry_committed(self, batch: Batch) -> None:
-        fastest = (1 + self.profile.skew) * 1.001
-        self.invariants.housekeeping.check_time(int(self.clock.now_ms * fastest) + 1000)
         self.counts["entries committed"] += batch.count
         self.oracle.committed(batch)
         if self.profile.owned:

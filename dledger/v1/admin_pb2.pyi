@@ -32,8 +32,15 @@ class MemberAddress(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls", "owner", "rebuilding")
+    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls", "owner", "rebuilding", "clocks", "clock_spread_ms", "age_purge_step_ms", "age_purge_pause_ms")
     class LimitsHitEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +101,10 @@ class NodeStatus(_message.Message):
     TLS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REBUILDING_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SPREAD_MS_FIELD_NUMBER: _ClassVar[int]
+    AGE_PURGE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    AGE_PURGE_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     node_id: str
@@ -148,7 +159,11 @@ class NodeStatus(_message.Message):
     tls: str
     owner: str
     rebuilding: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ..., owner: _Optional[str] = ..., rebuilding: _Optional[str] = ...) -> None: ...
+    clocks: _containers.ScalarMap[str, int]
+    clock_spread_ms: int
+    age_purge_step_ms: int
+    age_purge_pause_ms: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ..., owner: _Optional[str] = ..., rebuilding: _Optional[str] = ..., clocks: _Optional[_Mapping[str, int]] = ..., clock_spread_ms: _Optional[int] = ..., age_purge_step_ms: _Optional[int] = ..., age_purge_pause_ms: _Optional[int] = ...) -> None: ...
 
 class DamagedRange(_message.Message):
     __slots__ = ("first_index", "last_index", "file", "offset", "reason")

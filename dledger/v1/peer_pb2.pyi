@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret")
+    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret", "rules_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Envelope(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
@@ -24,7 +25,8 @@ class Envelope(_message.Message):
     incarnation: int
     members: _containers.RepeatedScalarFieldContainer[str]
     secret: bytes
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    rules_version: int
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., rules_version: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")
@@ -35,7 +37,7 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("envelope", "term", "ledger_end_index", "ledger_end_term", "pre_vote", "transfer", "round")
+    __slots__ = ("envelope", "term", "ledger_end_index", "ledger_end_term", "pre_vote", "transfer", "round", "wall_ms")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,7 @@ class VoteRequest(_message.Message):
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     term: int
     ledger_end_index: int
@@ -50,38 +53,57 @@ class VoteRequest(_message.Message):
     pre_vote: bool
     transfer: bool
     round: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., pre_vote: bool = ..., transfer: bool = ..., round: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., pre_vote: bool = ..., transfer: bool = ..., round: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
-    __slots__ = ("refusal", "term", "vote_result", "pre_vote", "round", "incarnation")
+    __slots__ = ("refusal", "term", "vote_result", "pre_vote", "round", "incarnation", "wall_ms", "cluster_time")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VOTE_RESULT_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_TIME_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     vote_result: int
     pre_vote: bool
     round: int
     incarnation: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., vote_result: _Optional[int] = ..., pre_vote: bool = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    cluster_time: CountedTime
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., vote_result: _Optional[int] = ..., pre_vote: bool = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ..., wall_ms: _Optional[int] = ..., cluster_time: _Optional[_Union[CountedTime, _Mapping]] = ...) -> None: ...
+
+class CountedTime(_message.Message):
+    __slots__ = ("stamp_ms", "time_ms", "slew_ms")
+    STAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    SLEW_MS_FIELD_NUMBER: _ClassVar[int]
+    stamp_ms: int
+    time_ms: int
+    slew_ms: int
+    def __init__(self, stamp_ms: _Optional[int] = ..., time_ms: _Optional[int] = ..., slew_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("envelope", "term", "round", "committed_index")
+    __slots__ = ("envelope", "term", "round", "committed_index", "wall_ms", "cluster_time")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_TIME_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     term: int
     round: int
     committed_index: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    cluster_time: CountedTime
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ..., wall_ms: _Optional[int] = ..., cluster_time: _Optional[_Union[CountedTime, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all", "wall_ms")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +113,7 @@ class HeartbeatResponse(_message.Message):
     NO_ROOM_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     STORED_ALL_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -100,7 +123,8 @@ class HeartbeatResponse(_message.Message):
     no_room: bool
     owner: OwnerFitness
     stored_all: bool
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class OwnerFitness(_message.Message):
     __slots__ = ("lag_bytes", "unfit")

@@ -1,9 +1,9 @@
-// Messages are pushed to a listener, with the released Node.js client of RocketMQ 5.
+// Receive messages through a listener with the released Node.js client of RocketMQ 5.
 //
 //     npm install rocketmq-client-nodejs
 //     node consumer.cjs 127.0.0.1:20911 orders 3
 //
-// Ends after so many messages.
+// Exits after receiving the given number of messages.
 'use strict';
 
 const { PushConsumer, ConsumeResult } = require('rocketmq-client-nodejs');
@@ -21,7 +21,7 @@ async function main(endpoints, topic, count) {
       async consume(message) {
         console.log('received', message.body.toString(), `(attempt ${message.deliveryAttempt})`);
         if (--left === 0) done();
-        return ConsumeResult.SUCCESS; // FAILURE: it comes again after a while
+        return ConsumeResult.SUCCESS; // FAILURE: the message is delivered again later
       },
     },
   });

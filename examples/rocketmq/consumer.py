@@ -3,15 +3,15 @@
     pip install rocketmq-python-client
     python consumer.py 127.0.0.1:20911 orders 3
 
-Ends after so many messages.
+Exits after receiving the given number of messages.
 """
 
 import sys
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, SimpleConsumer
 
-AWAIT_S = 5  # a receive waits so long for a message
-INVISIBLE_S = 30  # what is not acknowledged in this time comes again
+AWAIT_S = 5  # maximum wait of a receive for a message
+INVISIBLE_S = 30  # messages that are not acknowledged within this time are delivered again
 
 
 def main(address: str, topic: str, count: int) -> None:
@@ -21,7 +21,7 @@ def main(address: str, topic: str, count: int) -> None:
     while count > 0:
         for message in consumer.receive(16, INVISIBLE_S):
             print("received", message.body.decode(), f"(attempt {message.delivery_attempt})")
-            consumer.ack(message)  # from now on it is done for this group, whatever fails
+            consumer.ack(message)  # the group does not receive it again, whatever fails afterwards
             count -= 1
     consumer.shutdown()
 

@@ -3,7 +3,7 @@
 //     npm install rocketmq-client-nodejs
 //     node producer.cjs 127.0.0.1:20911 orders
 //
-// The address is that of any node of `dledger cluster up --broker`; the topic is created automatically.
+// Pass the address of any node of `dledger cluster up --broker`. The topic is created automatically.
 'use strict';
 
 const { Producer } = require('rocketmq-client-nodejs');
@@ -18,7 +18,7 @@ async function main(endpoints, topic) {
       keys: [ `order-${number}` ],
       body: Buffer.from(`order ${number} from Node.js`),
     });
-    // A majority of the nodes has the message on disk.
+    // Returns when a majority of the nodes has the message on disk.
     console.log('sent', receipt.messageId);
   }
   await producer.shutdown();

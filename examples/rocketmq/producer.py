@@ -3,7 +3,7 @@
     pip install rocketmq-python-client
     python producer.py 127.0.0.1:20911 orders
 
-The address is that of any node of `dledger cluster up --broker`; the topic is created automatically.
+Pass the address of any node of `dledger cluster up --broker`. The topic is created automatically.
 """
 
 import sys

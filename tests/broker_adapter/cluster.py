@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.api import OutgoingMessage, PullStatus
+from broker_adapter.api import GetMessageStatus, OutgoingMessage
 from broker_adapter.config.settings import parse_settings
-from broker_adapter.format.message import decode
 from broker_adapter.server.program import BrokerProgram
+from broker_adapter.wire.message import decode
 from dledger import NodeConfig
-from dledger.platform import parse_config
+from dledger.node.setup.config import parse_config
 from tests.node.local import CLUSTER, GROUP, PATIENT, first_leader, until
 from tests.process.cluster import free_ports
 
@@ -36,12 +36,14 @@ class BrokerCluster:
         settings: Mapping[str, Any],
         more: Mapping[str, Any],
         tls_of: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
         self._settings = {**SMALL, **settings}
         self._more = more
         self._tls_of = tls_of
+        self._options = options or {}
         self.programs: dict[str, BrokerProgram] = {}
 
     def config(self, node_id: str) -> NodeConfig:
@@ -61,7 +63,7 @@ class BrokerCluster:
     async def start(self, *node_ids: str) -> None:
         for node_id in node_ids or self.members:
             program = BrokerProgram(self.config(node_id), parse_settings(self._settings))
-            node = program.make_node()
+            node = program.make_node(**self._options)
             await node.start()
             await program.start()
             self.programs[node_id] = program
@@ -103,7 +105,7 @@ async def bodies(program: BrokerProgram, topic: str, queue_id: int, tags: Sequen
     while True:
         result = await program.broker.pull(topic, queue_id, offset, tags=tags)
         found += [decode(record).body for record in result.records]
-        if result.status not in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
+        if result.status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
             return found
         offset = result.next_offset
 
@@ -120,12 +122,14 @@ async def brokers(
     *,
     tls_of: Mapping[str, Any] | None = None,
     data_file_size: int = 4 << 20,
+    options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AsyncIterator[BrokerCluster]:
-    """A started cluster with a writable master. `tls_of`: the section [tls] of each node."""
+    """A started cluster with a writable master. `tls_of`: the section [tls] of each node. `options` of
+    each `NodeServer`, as `wall_ms`."""
     from dledger.store.identity import Identity, init_directory
 
-    cluster = BrokerCluster(folder, count, settings or {}, more, tls_of)
+    cluster = BrokerCluster(folder, count, settings or {}, more, tls_of, options)
     for node_id in cluster.members:
         init_directory(folder / node_id, Identity(CLUSTER, GROUP, node_id, data_file_size=data_file_size))
     try:

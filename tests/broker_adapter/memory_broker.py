@@ -12,30 +12,28 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import (
-    Assignment,
     BrokerInfo,
     BrokerRole,
+    GetMessageResult,
+    GetMessageStatus,
     GroupConfig,
     OutgoingMessage,
-    PullResult,
-    PullStatus,
     QueueOffset,
     QueueStats,
-    SendResult,
     TopicConfig,
 )
 from broker_adapter.errors import (
-    GroupRefused,
     IllegalMessage,
     NotMaster,
     ReadFailed,
     Status,
     TopicRefused,
 )
-from broker_adapter.format.host import NO_HOST, Host
-from broker_adapter.format.message import Message, decode, encode, patch_offsets
-from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
-from broker_adapter.format.topic_names import check_topic_name
+from broker_adapter.put.sender import PutResult
+from broker_adapter.wire.host import NO_HOST, Host
+from broker_adapter.wire.message import MessageRecord, decode, encode, patch_offsets
+from broker_adapter.wire.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
+from broker_adapter.wire.topic_names import check_topic_name
 
 T = TypeVar("T")
 
@@ -48,49 +46,29 @@ class Stored(NamedTuple):
     store_ms: int
 
 
-class Member(NamedTuple):
-    topics: tuple[str, ...]
-    expires: float  # of the cluster's clock
-
-
-class GroupState:
-    """What the log knows of a group, and who its members are, which only the master knows."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self.offsets: dict[tuple[str, int], int] = {}
-        self.members: dict[str, Member] = {}
-        self.queues: dict[str, list[tuple[str, int]]] = {}
-
-
 class MemoryCluster:
     """What all brokers agree on, and which of them is the master."""
 
-    def __init__(self, size: int = 2, *, clock: Callable[[], float] | None = None) -> None:
-        self.clock = asyncio.get_running_loop().time if clock is None else clock
+    def __init__(self, size: int = 2) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.first: dict[tuple[str, int], int] = defaultdict(int)  # least offset of a queue
         self.by_position: dict[int, bytes] = {}
         self.end = 0
         self.group_configs: dict[str, GroupConfig] = {}
-        self.groups: dict[str, GroupState] = defaultdict(GroupState)
+        self.offsets: dict[str, dict[tuple[str, int], int]] = defaultdict(dict)  # by group
         self.arrived = asyncio.Event()
         self.term = 0
         self.now_ms = 1_700_000_000_000
-        self.commits: list[tuple[str, int, tuple[QueueOffset, ...]]] = []  # acknowledged, in order
         self.auto_create = True
         self.brokers = [MemoryBroker(self, i) for i in range(size)]
         self.master: MemoryBroker | None = None
         self.lead(0)
 
     def lead(self, number: int | None) -> None:
-        """Make a broker the master, None: nobody. As after a failover, the members are forgotten."""
+        """Make a broker the master, None: nobody."""
         self.term += 1
         self.master = None if number is None else self.brokers[number]
-        for group in self.groups.values():
-            group.members.clear()
-            group.queues.clear()
         self.wake()
 
     def wake(self) -> None:
@@ -160,7 +138,7 @@ class MemoryBroker:
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
-    ) -> SendResult:
+    ) -> PutResult:
         if self.before_send is not None and asyncio.iscoroutine(wait := self.before_send()):
             await wait
         self._need_master()
@@ -179,13 +157,13 @@ class MemoryBroker:
 
     def _store(
         self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], born_host: str
-    ) -> SendResult:
+    ) -> PutResult:
         cluster = self.cluster
         queue = cluster.queues[topic, queue_id]
         # All are encoded before the first is stored: a batch is stored whole or not at all.
         encoded = [
             encode(
-                Message(
+                MessageRecord(
                     topic,
                     m.body,
                     join_properties(m.properties),
@@ -200,17 +178,16 @@ class MemoryBroker:
             )
             for m in messages
         ]
-        first, positions, ids = len(queue), [], []
+        first, positions = len(queue), list[int]()
         for message, record in zip(messages, encoded, strict=True):
             at = cluster.end + _HEADER
             patch_offsets(record, len(queue), at)
             positions.append(at)
-            ids.append(decode(record).offset_id)
             cluster.by_position[at] = bytes(record)
             cluster.end += _HEADER + len(record)
             queue.append(Stored(bytes(record), message.properties.get(TAGS, ""), cluster.now_ms))
         index = len(cluster.by_position) - len(positions)
-        return SendResult(queue_id, first, positions, ids, cluster.term, self.info().node_id, index)
+        return PutResult(queue_id, first, False, positions[0], index, cluster.term, None, positions)
 
     async def pull(
         self,
@@ -223,8 +200,9 @@ class MemoryBroker:
         tags: Sequence[str] = (),
         wait_ms: int = 0,
         group: str = "",
+        client_id: str = "",
         remote: str = "",
-    ) -> PullResult:
+    ) -> GetMessageResult:
         self.pulls += 1
         self.remotes.append(remote)
         try:
@@ -232,7 +210,7 @@ class MemoryBroker:
             while True:
                 arrived = self.cluster.arrived
                 result = self._look(topic, queue_id, offset, max_messages, max_bytes, tags)
-                if result.status is not PullStatus.NO_NEW_MESSAGE or not wait_ms:
+                if result.status is not GetMessageStatus.NO_NEW_MESSAGE or not wait_ms:
                     return result
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -250,7 +228,7 @@ class MemoryBroker:
         max_messages: int,
         max_bytes: int,
         tags: Sequence[str],
-    ) -> PullResult:
+    ) -> GetMessageResult:
         config = self._topic(topic, create=False)
         if not config.is_readable:
             raise TopicRefused(Status.TOPIC_NOT_READABLE, f"topic {topic} is not readable")
@@ -259,7 +237,7 @@ class MemoryBroker:
         queue = self.cluster.queues[topic, queue_id]
         least, end = self.cluster.first[topic, queue_id], len(queue)
         if not least <= offset <= end:
-            return PullResult(PullStatus.OFFSET_ILLEGAL, min(max(offset, least), end), least, end)
+            return GetMessageResult(GetMessageStatus.OFFSET_ILLEGAL, min(max(offset, least), end), least, end)
         records: list[bytes] = []
         size, at = 0, offset
         while at < end and len(records) < max_messages:
@@ -271,9 +249,16 @@ class MemoryBroker:
                 records.append(record)
             at += 1
         if records:
-            return PullResult(PullStatus.FOUND, at, least, end, records)
-        status = PullStatus.NO_NEW_MESSAGE if at == offset else PullStatus.NO_MATCHED_MESSAGE
-        return PullResult(status, at, least, end)
+            return GetMessageResult(GetMessageStatus.FOUND, at, least, end, records)
+        status = GetMessageStatus.NO_NEW_MESSAGE if at == offset else GetMessageStatus.NO_MATCHED_MESSAGE
+        return GetMessageResult(status, at, least, end)
+
+    async def read(
+        self, topic: str, queue_id: int, offset: int, *, max_messages: int = 1, remote: str = ""
+    ) -> list[bytes]:
+        self._topic(topic, create=False)
+        queue = self.cluster.queues[topic, queue_id]
+        return [record for record, _, _ in queue[offset : offset + max_messages]]
 
     async def message_at(self, physical_offset: int, *, remote: str = "") -> bytes:
         record = self.cluster.by_position.get(physical_offset)
@@ -293,9 +278,14 @@ class MemoryBroker:
                 found.append(record)
         return found[:max_messages]
 
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, remote: str = "") -> int:
+    async def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, is_upper: bool = False, remote: str = ""
+    ) -> int:
         self._topic(topic, create=False)
         queue = self.cluster.queues[topic, queue_id]
+        if is_upper:
+            earlier = [i for i, stored in enumerate(queue) if stored.store_ms <= timestamp_ms]
+            return max(self.cluster.first[topic, queue_id], *earlier[-1:])
         later = (i for i, stored in enumerate(queue) if stored.store_ms >= timestamp_ms)
         return max(next(later, len(queue)), self.cluster.first[topic, queue_id])
 
@@ -314,6 +304,11 @@ class MemoryBroker:
         self._need_master()
         check_topic_name(config.name)
         self.cluster.topics[config.name] = config
+
+    async def change_topic(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig], *, is_forced: bool = False
+    ) -> None:
+        await self.put_topic(change(self.cluster.topics.get(name)))
 
     async def delete_topic(self, name: str) -> None:
         self._need_master()
@@ -346,78 +341,41 @@ class MemoryBroker:
         self._need_master()
         self.cluster.group_configs[config.name] = config
 
-    async def delete_group(self, name: str) -> None:
+    async def change_group(self, name: str, change: Callable[[GroupConfig | None], GroupConfig]) -> None:
+        await self.put_group(change(self.cluster.group_configs.get(name)))
+
+    async def delete_group(self, name: str, *, keeps_offsets: bool = False) -> None:
         self._need_master()
         self.cluster.group_configs.pop(name, None)
-        self.cluster.groups[name].offsets.clear()
-        self.cluster.groups[name].generation += 1
+        self.cluster.offsets.pop(name, None)
 
     def groups(self) -> list[GroupConfig]:
         return list(self.cluster.group_configs.values())
 
-    # -- offsets and members
+    # -- offsets
 
-    async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
+    async def commit_offsets(
+        self, group: str, offsets: Sequence[QueueOffset], *, client_id: str = ""
+    ) -> None:
         self._need_master()
-        state = self.cluster.groups[group]
-        wanted = -1 if not state.members else state.generation
-        if generation != wanted:
-            raise GroupRefused(Status.GENERATION_STALE, f"generation {generation}; it is {wanted}")
+        stored = self.cluster.offsets[group]
         for topic, queue_id, offset in offsets:
             self._topic(topic, create=False)
-            state.offsets[topic, queue_id] = max(offset, state.offsets.get((topic, queue_id), 0))
-        self.cluster.commits.append((group, generation, tuple(offsets)))
+            stored[topic, queue_id] = max(offset, stored.get((topic, queue_id), 0))
 
-    async def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+    async def offset(
+        self, group: str, topic: str, queue_id: int, *, client_id: str = "", remote: str = ""
+    ) -> int | None:
         self._need_master()
-        return self.cluster.groups[group].offsets.get((topic, queue_id))
+        return self.cluster.offsets[group].get((topic, queue_id))
 
-    async def offsets(self, group: str, *, remote: str = "") -> tuple[int, list[QueueOffset]]:
+    async def offsets(self, group: str, *, remote: str = "") -> list[QueueOffset]:
         self._need_master()
-        state = self.cluster.groups[group]
-        return state.generation, [QueueOffset(*queue, at) for queue, at in sorted(state.offsets.items())]
+        return [QueueOffset(*queue, at) for queue, at in sorted(self.cluster.offsets[group].items())]
 
-    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
+    async def reset_offsets(
+        self, group: str, offsets: Sequence[QueueOffset], *, is_import: bool = False
+    ) -> int:
         self._need_master()
-        state = self.cluster.groups[group]
-        state.generation += 1
-        state.offsets.update({(topic, queue_id): offset for topic, queue_id, offset in offsets})
-        return state.generation
-
-    async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
-        self._need_master()
-        state, now = self.cluster.groups[group], self.cluster.clock()
-        for topic in topics:
-            self._topic(topic, create=False)
-        before = {m: state.members[m].topics for m in state.members}
-        state.members[member_id] = Member(tuple(topics), now + lease_ms / 1000)
-        self._expire(state, now)
-        if before != {m: state.members[m].topics for m in state.members}:
-            self._assign(state)
-        return Assignment(
-            state.generation, state.queues[member_id], len(state.members), max(1, lease_ms // 3)
-        )
-
-    async def leave(self, group: str, member_id: str) -> None:
-        self._need_master()
-        state = self.cluster.groups[group]
-        if state.members.pop(member_id, None) is not None:
-            self._assign(state)
-
-    def _expire(self, state: GroupState, now: float) -> None:
-        for member_id in [m for m, member in state.members.items() if member.expires < now]:
-            del state.members[member_id]
-
-    def _assign(self, state: GroupState) -> None:
-        """RocketMQ's AllocateMessageQueueAveragely, topic by topic."""
-        state.generation += 1
-        state.queues = {member_id: [] for member_id in state.members}
-        for topic in sorted({topic for member in state.members.values() for topic in member.topics}):
-            members = sorted(m for m, member in state.members.items() if topic in member.topics)
-            queues = [(topic, q) for q in range(self.cluster.topics[topic].read_queues)]
-            size, rest = divmod(len(queues), len(members))
-            at = 0
-            for i, member_id in enumerate(members):
-                share = size + (i < rest)
-                state.queues[member_id] += queues[at : at + share]
-                at += share
+        self.cluster.offsets[group].update({(topic, queue_id): at for topic, queue_id, at in offsets})
+        return 0

@@ -12,36 +12,37 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import (
+    GetMessageResult,
+    GetMessageStatus,
     GroupConfig,
     OutgoingMessage,
-    PullResult,
-    PullStatus,
     QueueOffset,
     TopicConfig,
 )
 from broker_adapter.errors import BrokerError, NotMaster, ReadFailed, Status
-from broker_adapter.format.message import decode
 from broker_adapter.server.broker import Broker
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.queue_reader import QueueReader
+from broker_adapter.wire.message import decode
 from dledger import AppliedEntry
-from dledger.platform import ENTRY_HEADER_SIZE
+from dledger.core.values import ENTRY_HEADER_SIZE
 from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 
 
 async def test_a_message_is_in_one_queue_of_every_broker_once_it_was_answered(tmp_path: Path) -> None:
     async with brokers(tmp_path) as cluster:
         master = await cluster.master()
-        result = await master.broker.send("orders", messages("a", "b", "c"), queue_id=1)
-        assert (result.queue_id, result.queue_offset, len(result.offset_ids)) == (1, 0, 3)
+        result = await send_to(master, "orders", messages("a", "b", "c"), queue_id=1)
+        assert (result.queue_id, result.queue_offset, len(result.physical_offsets)) == (1, 0, 3)
         await in_step(*cluster.programs.values())
         for program in cluster.programs.values():
             assert await bodies(program, "orders", 1) == [b"a", b"b", b"c"]
             assert await bodies(program, "orders", 0) == []
             record = decode(await program.broker.message_at(result.physical_offsets[1]))
-            assert (record.body, record.queue_offset, record.offset_id) == (b"b", 1, result.offset_ids[1])
+            assert (record.body, record.queue_offset) == (b"b", 1)
             assert record.physical_offset == result.physical_offsets[1]
 
 
@@ -52,7 +53,7 @@ async def test_only_the_master_takes_messages_and_others_name_it(tmp_path: Path)
         for program in cluster.programs.values():
             if program is not master:
                 with pytest.raises(NotMaster) as caught:
-                    await program.broker.send("orders", messages("a"))
+                    await send_to(program, "orders", messages("a"))
                 assert caught.value.master_address == master.config.address
 
 
@@ -61,14 +62,14 @@ async def test_messages_offsets_and_topics_survive_the_master(tmp_path: Path) ->
         old = await cluster.master()
         await old.broker.put_topic(TopicConfig("orders", read_queues=3, write_queues=3))
         for n in range(60):
-            await old.broker.send("orders", messages(f"{n}"), queue_id=n % 3)
-        await old.broker.commit_offsets("readers", -1, [QueueOffset("orders", 0, 7)])
+            await send_to(old, "orders", messages(f"{n}"), queue_id=n % 3)
+        await old.broker.commit_offsets("readers", [QueueOffset("orders", 0, 7)])
         gone = old.config.node_id
         await cluster.stop(gone)
         new = await cluster.master(other_than=gone)
         assert new.broker.topics() == [TopicConfig("orders", read_queues=3, write_queues=3)]
-        assert (await new.broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 7)]
-        result = await new.broker.send("orders", messages("after"), queue_id=0)
+        assert await new.broker.offsets("readers") == [QueueOffset("orders", 0, 7)]
+        result = await send_to(new, "orders", messages("after"), queue_id=0)
         assert result.queue_offset == 20, "no offset is used twice, none is left out"
         await cluster.start(gone)
         back = cluster.programs[gone]
@@ -93,7 +94,7 @@ async def test_a_pull_is_not_sent_back_to_what_a_slave_has_shown_already(
     looked: list[int] = []
     look = QueueReader.read
 
-    def looking(self: QueueReader, topic: str, queue_id: int, offset: int, **how: Any) -> PullResult:
+    def looking(self: QueueReader, topic: str, queue_id: int, offset: int, **how: Any) -> GetMessageResult:
         looked.append(offset)
         return look(self, topic, queue_id, offset, **how)
 
@@ -102,19 +103,19 @@ async def test_a_pull_is_not_sent_back_to_what_a_slave_has_shown_already(
     async with brokers(tmp_path) as cluster:
         try:
             master = await cluster.master()
-            await master.broker.send("orders", messages("first"), queue_id=0)
+            await send_to(master, "orders", messages("first"), queue_id=0)
             slave = next(p for p in cluster.programs.values() if p is not master)
             await in_step(*cluster.programs.values())
             behind.append(master.dispatcher)
-            await master.broker.send("orders", messages("second", "third"), queue_id=0)
+            await send_to(master, "orders", messages("second", "third"), queue_id=0)
             await until(lambda: slave.files.bounds("orders", 0) == (0, 3))
             assert master.files.bounds("orders", 0) == (0, 1)
             pulls = [asyncio.create_task(master.broker.pull("orders", 0, offset)) for offset in (3, 4)]
             await until(lambda: {3, 4} <= set(looked))
             gate.set()
             there, beyond = await asyncio.gather(*pulls)
-            assert (there.status, there.next_offset) == (PullStatus.NO_NEW_MESSAGE, 3)
-            assert (beyond.status, beyond.next_offset) == (PullStatus.OFFSET_ILLEGAL, 3)
+            assert (there.status, there.next_offset) == (GetMessageStatus.NO_NEW_MESSAGE, 3)
+            assert (beyond.status, beyond.next_offset) == (GetMessageStatus.OFFSET_ILLEGAL, 3)
         finally:
             gate.set()
 
@@ -122,15 +123,15 @@ async def test_a_pull_is_not_sent_back_to_what_a_slave_has_shown_already(
 async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> None:
     async with brokers(tmp_path) as cluster:
         master = await cluster.master()
-        await master.broker.send("orders", messages("first"), queue_id=0)
+        await send_to(master, "orders", messages("first"), queue_id=0)
         slave = next(p for p in cluster.programs.values() if p is not master)
         await in_step(master, slave)
         waiting = asyncio.create_task(slave.broker.pull("orders", 0, 1, wait_ms=30_000, tags=["x"]))
         await until(lambda: len(slave.broker.long_polls) == 1)
-        await master.broker.send("orders", messages("no"), queue_id=0)
-        await master.broker.send("orders", messages("yes", TAGS="x"), queue_id=0)
+        await send_to(master, "orders", messages("no"), queue_id=0)
+        await send_to(master, "orders", messages("yes", TAGS="x"), queue_id=0)
         result = await waiting
-        assert (result.status, result.next_offset) == (PullStatus.FOUND, 3)
+        assert (result.status, result.next_offset) == (GetMessageStatus.FOUND, 3)
         assert [decode(record).body for record in result.records] == [b"yes"]
 
 
@@ -154,9 +155,9 @@ async def test_reads_of_an_address_take_turns_with_those_of_others(
 ) -> None:
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
-        await program.broker.send("orders", messages("a"), queue_id=0)
+        await send_to(program, "orders", messages("a"), queue_id=0)
         await in_step(program)
-        await program.broker.commit_offsets("g", -1, [QueueOffset("orders", 0, 1)])
+        await program.broker.commit_offsets("g", [QueueOffset("orders", 0, 1)])
         gate, turns = Event(), program._readers._readers
         assert turns.executor is not None
         began = BegunWork(turns.executor)
@@ -171,7 +172,7 @@ async def test_reads_of_an_address_take_turns_with_those_of_others(
         await asyncio.sleep(0)
         remotes = [*(f"10.0.0.1:{port}" for port in range(50)), "10.0.0.2:1"]
         reads = [asyncio.create_task(read(remote)) for remote in remotes]
-        await until(lambda: sum(map(len, turns._waiting.values())) == 51)
+        await until(lambda: turns._free.waiting == 51)
         gate.set()
         await asyncio.gather(*busy, *reads)
         assert len(began.order) == 53
@@ -182,9 +183,9 @@ async def test_offsets_of_groups_are_read_beside_the_event_loop(tmp_path: Path) 
     """A group may have tens of thousands, and there may be thousands of groups."""
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
-        await program.broker.send("orders", messages("a"), queue_id=0)
+        await send_to(program, "orders", messages("a"), queue_id=0)
         for group in ("g1", "g2"):
-            await program.broker.commit_offsets(group, -1, [QueueOffset("orders", 0, 1)])
+            await program.broker.commit_offsets(group, [QueueOffset("orders", 0, 1)])
         where: list[str] = []
 
         class Noting:
@@ -200,17 +201,18 @@ async def test_offsets_of_groups_are_read_beside_the_event_loop(tmp_path: Path) 
         assert await program.broker.all_offsets() == {
             group: [QueueOffset("orders", 0, 1)] for group in ("g1", "g2")
         }
-        assert (await program.broker.offsets("g1"))[1] == [QueueOffset("orders", 0, 1)]
+        assert await program.broker.offsets("g1") == [QueueOffset("orders", 0, 1)]
         assert await program.broker.groups_of("orders") == ["g1", "g2"]
         assert where == ["pull"] * 5
 
 
 async def test_messages_are_found_by_key_tag_and_time(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1) as cluster:
-        broker = (await cluster.master()).broker
+        program = await cluster.master()
+        broker = program.broker
         for n in range(10):
             properties = {"KEYS": f"k{n % 3} shared", "TAGS": "Aa" if n % 2 else "BB", "UNIQ_KEY": f"id{n}"}
-            await broker.send("orders", [OutgoingMessage(b"%d" % n, properties)], queue_id=0)
+            await send_to(program, "orders", [OutgoingMessage(b"%d" % n, properties)], queue_id=0)
         await in_step(cluster.programs["n1"])
         ever = {"begin_ms": 0, "end_ms": 1 << 60}
         found = await broker.query("orders", "k0", **ever, max_messages=10)
@@ -231,14 +233,15 @@ async def test_messages_are_found_by_key_tag_and_time(tmp_path: Path) -> None:
 async def test_what_is_wrong_is_refused_with_its_own_status(tmp_path: Path) -> None:
     settings = {"auto_create_topics": False, "max_body_bytes": 100}
     async with brokers(tmp_path, 1, settings) as cluster:
-        broker = (await cluster.master()).broker
+        program = await cluster.master()
+        broker = program.broker
         await broker.put_topic(TopicConfig("open"))
         await broker.put_topic(TopicConfig("closed", perm=4))
         await broker.put_topic(TopicConfig("hidden", perm=2))
 
         async def status_of(topic: str, body: bytes = b"x", queue_id: int = 0, **properties: str) -> Status:
             with pytest.raises(BrokerError) as caught:
-                await broker.send(topic, [OutgoingMessage(body, properties)], queue_id=queue_id)
+                await send_to(program, topic, [OutgoingMessage(body, properties)], queue_id=queue_id)
             return caught.value.status
 
         assert await status_of("nowhere") is Status.TOPIC_UNKNOWN
@@ -251,15 +254,11 @@ async def test_what_is_wrong_is_refused_with_its_own_status(tmp_path: Path) -> N
             await broker.pull("hidden", 0, 0)
         assert caught.value.status is Status.TOPIC_NOT_READABLE
         await broker.put_group(GroupConfig("stopped", consume_enable=False))
-        for refused in (
-            broker.pull("open", 0, 0, group="stopped"),
-            broker.join("stopped", "m", ["open"], 9000),
-        ):
-            with pytest.raises(BrokerError) as caught:
-                await refused
-            assert caught.value.status is Status.GROUP_NOT_ENABLED
+        with pytest.raises(BrokerError) as caught:
+            await broker.pull("open", 0, 0, group="stopped")
+        assert caught.value.status is Status.GROUP_NOT_ENABLED
         pulled = await broker.pull("open", 0, 5)
-        assert (pulled.status, pulled.next_offset) == (PullStatus.OFFSET_ILLEGAL, 0)
+        assert (pulled.status, pulled.next_offset) == (GetMessageStatus.OFFSET_ILLEGAL, 0)
         with pytest.raises(BrokerError) as caught:
             await broker.message_at(1234)
         assert caught.value.status is Status.MESSAGE_NOT_FOUND
@@ -269,7 +268,7 @@ async def test_a_restart_goes_on_from_the_checkpoint_and_the_log(tmp_path: Path)
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
         for n in range(200):
-            await program.broker.send("orders", messages(f"{n}", KEYS=f"k{n}"), queue_id=n % 2)
+            await send_to(program, "orders", messages(f"{n}", KEYS=f"k{n}"), queue_id=n % 2)
         for kept in (True, False):
             await cluster.stop("n1")
             if not kept:
@@ -280,38 +279,23 @@ async def test_a_restart_goes_on_from_the_checkpoint_and_the_log(tmp_path: Path)
             await in_step(cluster.programs["n1"])
             found = await program.broker.query("orders", "k77", begin_ms=0, end_ms=1 << 60, max_messages=5)
             assert [decode(record).body for record in found] == [b"77"]
-        assert (await program.broker.send("orders", messages("next"), queue_id=1)).queue_offset == 100
+        assert (await send_to(program, "orders", messages("next"), queue_id=1)).queue_offset == 100
 
 
-async def test_members_of_a_group_share_its_queues_and_a_stale_commit_is_refused(tmp_path: Path) -> None:
+async def test_a_group_commits_up_to_the_end_and_only_a_reset_sets_it_back(tmp_path: Path) -> None:
     async with brokers(tmp_path) as cluster:
-        master = await cluster.master()
-        broker = master.broker
+        program = await cluster.master()
+        broker = program.broker
         await broker.put_topic(TopicConfig("orders", read_queues=4, write_queues=4))
-        await broker.send("orders", messages(*"123456789"), queue_id=0)
+        await send_to(program, "orders", messages(*"123456789"), queue_id=0)
         with pytest.raises(BrokerError) as caught:
-            await broker.commit_offsets("readers", -1, [QueueOffset("orders", 0, 10)])
+            await broker.commit_offsets("readers", [QueueOffset("orders", 0, 10)])
         assert caught.value.status is Status.OFFSET_OUT_OF_RANGE
-        alone = await broker.join("readers", "m1", ["orders"], 10_000)
-        while not alone.queues:
-            alone = await broker.join("readers", "m1", ["orders"], 10_000)
-        assert [queue for _, queue in alone.queues] == [0, 1, 2, 3]
-        shared = {"m1": alone, "m2": await broker.join("readers", "m2", ["orders"], 10_000)}
-        while sum(len(one.queues) for one in shared.values()) != 4 or not all(
-            a.queues for a in shared.values()
-        ):
-            shared = {m: await broker.join("readers", m, ["orders"], 10_000) for m in shared}
-        generation = shared["m1"].generation
-        assert shared["m2"].generation == generation > alone.generation
-        await broker.commit_offsets("readers", generation, [QueueOffset("orders", 0, 5)])
-        with pytest.raises(BrokerError) as caught:
-            await broker.commit_offsets("readers", alone.generation, [QueueOffset("orders", 0, 9)])
-        assert caught.value.status is Status.GENERATION_STALE
-        await broker.commit_offsets("readers", generation, [QueueOffset("orders", 0, 3)])
-        assert (await broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 5)]
-        reset = await broker.reset_offsets("readers", [QueueOffset("orders", 0, 1)])
-        assert reset > generation
-        assert (await broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 1)]
+        await broker.commit_offsets("readers", [QueueOffset("orders", 0, 5)])
+        await broker.commit_offsets("readers", [QueueOffset("orders", 0, 3)])
+        assert await broker.offsets("readers") == [QueueOffset("orders", 0, 5)]
+        await broker.reset_offsets("readers", [QueueOffset("orders", 0, 1)])
+        assert await broker.offsets("readers") == [QueueOffset("orders", 0, 1)]
 
 
 async def test_a_purge_of_derived_files_that_fails_is_not_the_last_one(

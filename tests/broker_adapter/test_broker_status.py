@@ -5,22 +5,22 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker_adapter.pop.service import DeliveryFigures
-from broker_adapter.proxy.forwarding.forwarder import Figures
-from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics, Step
+from broker_adapter.delivery.service import DeliveryFigures
+from broker_adapter.endpoints.forwarding.forwarder import ForwardingMetrics
+from broker_adapter.endpoints.traffic import Traffic
+from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics, RoleStep
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.program import BrokerProgram
 from broker_adapter.store.applied import NOTHING
-from broker_adapter.store.dispatcher import DispatchFigures
+from broker_adapter.store.dispatcher import DispatchMetrics
 from broker_adapter.store.dispatching import SetAside
-from broker_adapter.traffic.traffic import Traffic
 
-DISPATCH = DispatchFigures(NOTHING, NOTHING, 2, 3, foreign_records=4, set_aside=SetAside(5, 17, "why"))
+DISPATCH = DispatchMetrics(NOTHING, NOTHING, 2, 3, foreign_records=4, set_aside=SetAside(5, 17, "why"))
 
 
 def handler_status(**changed: Any) -> HandlerStatus:
     values: dict[str, Any] = {
-        "step": Step.MASTER,
+        "step": RoleStep.MASTER,
         "role": "LEADER",
         "term": 3,
         "role_epoch": 7,
@@ -49,11 +49,11 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         dispatcher=SimpleNamespace(figures=lambda: DISPATCH),
         broker=SimpleNamespace(long_polls=[]),
         metadata=SimpleNamespace(topics={}),
-        delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
+        delivery=SimpleNamespace(figures=lambda: DeliveryFigures(*range(1, 13)), duplicates={"t": 3}),
         clients=SimpleNamespace(
             service=SimpleNamespace(waiting_receives=9), streams=SimpleNamespace(by_type=dict)
         ),
-        forwarder=SimpleNamespace(figures=Figures()),
+        forwarder=SimpleNamespace(figures=ForwardingMetrics()),
         remoting=SimpleNamespace(server=None, counts={(34, 0): 2}),
         topic_expiry=SimpleNamespace(expired=0),
         traffic=Traffic(lambda: 0.0, lambda: 0),
@@ -71,10 +71,10 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
 def test_everything_that_the_handler_counts_is_exported() -> None:
     changes = RoleChangeMetrics()
     changes.elected_to_writable.observe(0.012)
-    changes.switches[Step.MASTER] = 2
-    changes.seconds[Step.WAITING_FOR_DISPATCH] = 1.5
-    changes.failures[Step.RECOVERING] = 3
-    changes.overdue[Step.WAITING_FOR_COMMIT] = 4
+    changes.switches[RoleStep.MASTER] = 2
+    changes.seconds[RoleStep.WAITING_FOR_DISPATCH] = 1.5
+    changes.failures[RoleStep.RECOVERING] = 3
+    changes.overdue[RoleStep.WAITING_FOR_COMMIT] = 4
     changes.superseded, changes.stale_events = 5, 6
     changes.hand_overs["done"] = 7
     found = samples(handler_status(), changes)
@@ -92,7 +92,7 @@ def test_everything_that_the_handler_counts_is_exported() -> None:
 
 def test_a_wait_is_told_with_its_reason_as_long_as_it_lasts() -> None:
     waiting = handler_status(
-        step=Step.WAITING_FOR_DISPATCH, waits_for="dispatch up to 5", waiting_ms=1500, fit=False
+        step=RoleStep.WAITING_FOR_DISPATCH, waits_for="dispatch up to 5", waiting_ms=1500, fit=False
     )
     found = samples(waiting, RoleChangeMetrics())
     assert found["broker_role_change_waiting_seconds", "WAITING_FOR_DISPATCH"] == 1.5

@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.errors import Busy, Status
 from broker_adapter.metadata import creation_limits
 from broker_adapter.metadata.creation_limits import CreationLimits
-from dledger.shares import client_of
+from dledger.infra.quotas import client_of
 
 
 def limits(most: int = 10_000, each: int = 10_000) -> CreationLimits:
@@ -19,7 +19,7 @@ def taken(limits: CreationLimits, client: str, count: int, now_s: float) -> int:
     done = 0
     for n in range(count):
         try:
-            limits.take(client, f"{client}-{now_s}-{n}", (), 0, now_s)
+            limits.count_creation(client, f"{client}-{now_s}-{n}", (), 0, now_s)
         except Busy:
             continue
         done += 1
@@ -57,13 +57,13 @@ def test_who_was_heard_of_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(creation_limits, "MAX_CLIENTS", 3)
     one = limits(each=1)
     for client in ("a", "b", "c"):
-        one.take(client, client, (client,), 0, 0.0)
+        one.count_creation(client, client, (client,), 0, 0.0)
     with pytest.raises(Busy):
-        one.take("a", "more", ("a",), 0, 0.0)
-    one.take("d", "d", ("d",), 0, 0.0)
-    with pytest.raises(Busy, match="created for a"):
-        one.take("a", "more", ("a",), 0, 0.0)
-    one.take("b", "more", ("b",), 0, 0.0)
+        one.count_creation("a", "more", ("a",), 0, 0.0)
+    one.count_creation("d", "d", ("d",), 0, 0.0)
+    with pytest.raises(Busy, match="a has already created"):
+        one.count_creation("a", "more", ("a",), 0, 0.0)
+    one.count_creation("b", "more", ("b",), 0, 0.0)
 
 
 def test_the_port_of_a_client_does_not_matter() -> None:
@@ -76,7 +76,7 @@ def test_the_port_of_a_client_does_not_matter() -> None:
 def test_the_last_places_are_for_administrators(count: int, is_allowed: bool) -> None:
     one = limits(most=10)
     if is_allowed:
-        one.take("a", "T", (), count, 0.0)
+        one.count_creation("a", "T", (), count, 0.0)
         return
     with pytest.raises(Busy):
-        one.take("a", "T", (), count, 0.0)
+        one.count_creation("a", "T", (), count, 0.0)

@@ -13,15 +13,15 @@ import pytest
 from broker_adapter.api import GroupConfig
 from broker_adapter.client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer
 from broker_adapter.client.core.queue_choice import QueueNumber
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.server.program import BrokerProgram
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
 from dledger import AsyncClient, ConfigError
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.namesrv.helpers import name_server
-from tests.broker_adapter.processor.asker import LISTEN
-from tests.broker_adapter.proxy.forwarding.node_calls import NodeCalls, client_of
-from tests.broker_adapter.proxy.world import ack_request, message, resource
+from tests.broker_adapter.v4.asker import LISTEN
+from tests.broker_adapter.v5.forwarding.node_calls import NodeCalls, client_of
+from tests.broker_adapter.v5.world import ack_request, message, resource
 from tests.node.local import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -124,12 +124,10 @@ async def test_a_producer_is_asked_about_its_transaction(tmp_path: Path) -> None
 
 async def test_producers_and_consumers_of_the_remoting_protocol(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0")
-        )
+        server = await stack.enter_async_context(name_server(tmp_path / "namesrv"))
         settings = {**LISTEN, "namesrv": [server.address]}
         await stack.enter_async_context(brokers(tmp_path, 3, settings, data_file_size=FILE))
-        names = server.remoting_address
+        names = server.address
         admin = await stack.enter_async_context(Admin(names, options=ClientOptions(timeout_s=60.0)))
         await admin.create_topic("t", queues=1)
         # Compressed it would not be large.
@@ -141,6 +139,7 @@ async def test_producers_and_consumers_of_the_remoting_protocol(tmp_path: Path) 
         assert [one.body for one in found.messages] == [BODY]
 
 
+@pytest.mark.slow
 async def test_a_delayed_one_outlives_the_log_that_held_it(tmp_path: Path) -> None:
     """In the image, on all nodes."""
     async with world(tmp_path, retention={"check_interval": "200ms"}) as (cluster, client):
@@ -187,6 +186,7 @@ async def test_small_data_files_and_smaller_limits_bound_what_is_told_to_clients
             raise AssertionError("a broker without room for a message has started")
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_stored_or_refused(tmp_path: Path) -> None:
     """What waits is bounded in bytes; who is refused may try again."""
     async with world(tmp_path) as (cluster, client):

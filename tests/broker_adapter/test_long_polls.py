@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.server.long_polls import LongPolls
+from broker_adapter.server.broker import LongPolls
 
 
 async def begun(polls: LongPolls, *pulls: tuple[str, int, int]) -> list[asyncio.Task[None]]:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.format.message import Message, decode, encode
-from broker_adapter.format.properties import join_properties
 from broker_adapter.log.replicated import ReplicatedRecords
 from broker_adapter.store.queue_reader import QueueReader
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.wire.message import MessageRecord, decode, encode
+from broker_adapter.wire.properties import join_properties
 from dledger import Code
 from dledger import ReadFailed as LogReadFailed
-from dledger.platform import ENTRY_HEADER_SIZE
+from dledger.core.values import ENTRY_HEADER_SIZE
 
-SIZE = len(encode(Message("t", b"body", "")))
+SIZE = len(encode(MessageRecord("t", b"body", "")))
 #: Distance of entries in this log.
 STEP = 200
 
@@ -34,7 +34,7 @@ class Log:
 
     def body_at(self, pos: int) -> bytes:
         n = pos // STEP
-        message = Message("t", b"body", "", queue_offset=n, store_timestamp=1000 + n)
+        message = MessageRecord("t", b"body", "", queue_offset=n, store_timestamp=1000 + n)
         return bytes(encode(message))
 
 
@@ -53,6 +53,9 @@ class Files:
             raise ReadFailed(Status.OFFSET_BELOW_MINIMUM, "purged meanwhile")
         offsets = range(offset, min(offset + count, self.end))
         return [ConsumeQueueUnit(n * STEP + ENTRY_HEADER_SIZE, SIZE, 0) for n in offsets]
+
+    def first_position(self, topic: str, queue_id: int) -> int:
+        return 0
 
     def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
         return []
@@ -80,7 +83,9 @@ def test_a_query_finds_nothing_of_a_deleted_topic_with_the_same_name() -> None:
         def body_at(self, pos: int) -> bytes:
             n = pos // STEP
             properties = join_properties({"KEYS": "k"})
-            return bytes(encode(Message("t", b"body", properties, queue_offset=n, store_timestamp=1000 + n)))
+            return bytes(
+                encode(MessageRecord("t", b"body", properties, queue_offset=n, store_timestamp=1000 + n))
+            )
 
     class Anew(Files):
         def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Status, error_for
-from broker_adapter.format.message import decode
-from broker_adapter.metadata.topic_creation import TopicCreation
-from broker_adapter.proxy.messages.context import CallContext
-from broker_adapter.proxy.messages.request import Request
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.server.program import batch_entries
+from broker_adapter.metadata.writable_topics import CreationQueue
+from broker_adapter.server.record_limits import batch_entries
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
+from broker_adapter.wire.message import decode
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers, in_step
-from tests.broker_adapter.proxy.world import message as proxied
+from tests.broker_adapter.sending import send_to
+from tests.broker_adapter.v5.world import message as proxied
 
 TOPIC = TopicConfig("t")
 
@@ -30,7 +31,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicConfig] = {}
-        self.creation = TopicCreation(self.topics.get)
+        self.creation = CreationQueue(self.topics.get)
         self.asked: list[asyncio.Future[None]] = []
         self.order: list[int] = []
 
@@ -53,7 +54,7 @@ async def test_one_creation_is_under_way_and_nobody_overtakes() -> None:
     tasks.append(asyncio.create_task(desk.use(5)))
     await asyncio.sleep(0)
     desk.asked[0].set_result(None)
-    while desk.creation._coming:
+    while desk.creation._pending:
         if len(tasks) == 6 and desk.order:
             tasks.append(asyncio.create_task(desk.use(6)))
         await asyncio.sleep(0)
@@ -70,7 +71,7 @@ async def test_what_a_creation_failed_with_all_get_who_waited_for_it() -> None:
     desk.asked[0].set_exception(error_for(Status.TOO_MANY_TOPICS, "too many"))
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert [one.status for one in ends if isinstance(one, BrokerError)] == [Status.TOO_MANY_TOPICS] * 5
-    assert (len(desk.asked), desk.creation._coming) == (1, {})
+    assert (len(desk.asked), desk.creation._pending) == (1, {})
 
 
 async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
@@ -86,7 +87,7 @@ async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
     assert desk.order == [1]
 
 
-@pytest.mark.parametrize("way", ["by the proxy", "by delivery", "by the broker"])
+@pytest.mark.parametrize("way", ["by the proxy", "by remoting"])
 async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
     tmp_path: Path, way: str
 ) -> None:
@@ -108,9 +109,7 @@ async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
                 request = calls.SendMessageRequest(messages=[fifo])
                 made = Request("SendMessage", request.SerializeToString())
                 return program.clients.handlers.unary(made, CallContext("c"))
-            if way == "by delivery":  # messages of remoting producers
-                return program.delivery.send("t", message, message_id=f"{number}", queue_id=0)
-            return program.broker.send("t", [message], queue_id=0)
+            return send_to(program, "t", message, message_id=f"{number}", queue_id=0)
 
         for number in range(count):
             done.append(asyncio.create_task(send(number)))
@@ -126,9 +125,11 @@ async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
 
 async def test_delivery_rounds_keep_to_the_logs_limit_of_entries(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1, limits={"max_batch_entries": 8}) as cluster:
-        delivery = (await cluster.master()).delivery
-        await delivery.send("t", OutgoingMessage(b"first"), message_id="first")
-        sends = [delivery.send("t", OutgoingMessage(b"x"), message_id=f"{number}") for number in range(100)]
+        program = await cluster.master()
+        await send_to(program, "t", OutgoingMessage(b"first"), message_id="first")
+        sends = [
+            send_to(program, "t", OutgoingMessage(b"x"), message_id=f"{number}") for number in range(100)
+        ]
         assert len(await asyncio.gather(*sends)) == 100
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from tests.broker_adapter.cluster import brokers
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 
 
@@ -16,12 +17,12 @@ async def test_a_topic_made_by_use_expires_unless_it_holds_a_message_or_is_an_ad
         program = await cluster.master()
         broker, topics = program.broker, program.metadata
         await broker.put_topic(TopicConfig("ours"))
-        await broker.send("full", [OutgoingMessage(b"kept")])
-        await broker.ensure_topic("empty", "10.0.0.1:1")
-        await broker.make_topic("%DLQ%gone")
+        await send_to(program, "full", [OutgoingMessage(b"kept")])
+        await program.topic_creation.ensure("empty", "10.0.0.1:1")
+        await program.topic_creation.make("%DLQ%gone")
         await until(lambda: program.topic_expiry.expired == 2)
         for _ in range(2):
-            await program.topic_expiry.look()
+            await program.topic_expiry.sweep()
         assert set(topics.topics) == {"ours", "full"}
-        sent = await broker.send("empty", [OutgoingMessage(b"again")])
+        sent = await send_to(program, "empty", [OutgoingMessage(b"again")])
         assert sent.queue_offset == 0 and topics.topic("empty") is not None

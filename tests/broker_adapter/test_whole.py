@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from broker_adapter.client import (
     Admin,
     ClientOptions,
@@ -19,7 +21,7 @@ from broker_adapter.client import (
 )
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.namesrv.helpers import name_server
-from tests.broker_adapter.processor.asker import LISTEN
+from tests.broker_adapter.v4.asker import LISTEN
 from tests.node.local import until
 
 #: Messages at least, and so many when the masters have come and gone.
@@ -44,12 +46,12 @@ FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 @asynccontextmanager
 async def world(folder: Path, count: int) -> AsyncIterator[tuple[BrokerCluster, str]]:
     """Brokers, and the address of a NameServer that knows their master."""
-    async with name_server(folder / "namesrv", remoting_listen="127.0.0.1:0") as server:
+    async with name_server(folder / "namesrv") as server:
         # Locks are short: those of a member whose farewell went to an old master are waited for.
         door = {"remoting": {**LISTEN["remoting"], "lock_live_ms": 3_000}}
         settings = {**door, "namesrv": [server.address], "default_queues": QUEUES}
         async with brokers(folder, count, settings=settings) as cluster:
-            yield cluster, server.remoting_address
+            yield cluster, server.address
 
 
 class Reading:
@@ -103,6 +105,7 @@ async def replace_master(cluster: BrokerCluster) -> None:
     await cluster.start(old)
 
 
+@pytest.mark.slow
 async def test_a_group_gets_all_in_order_while_masters_and_members_come_and_go(
     tmp_path: Path,
 ) -> None:

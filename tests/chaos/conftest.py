@@ -1,4 +1,4 @@
-"""Every run of the harness that a test makes in its own process has its trace walked by the specification."""
+"""The trace of every run of the harness that a test makes in its own process must keep the rules of Raft."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.run import Result, Run
-from chaos.spec.__main__ import describe
-from chaos.spec.reading import read_trace
-from chaos.spec.walk import Verdict, walk
+from chaos.run import Run, ScenarioResult
+from tests.chaos.checker.raft_rules import broken_rules
 
 
 @pytest.fixture(autouse=True, scope="session")
-def walked_runs() -> Iterator[None]:
+def judged_runs() -> Iterator[None]:
     original = Run.run
 
-    async def run_and_walk(run: Run) -> Result:
+    async def run_and_judge(run: Run) -> ScenarioResult:
         result = await original(run)
         if run._trace_nodes:
-            outcome = walk(read_trace(run._directory))
-            assert outcome.verdict is Verdict.ACCEPTED, describe(outcome)
+            assert broken_rules([run._directory]) == []
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "run", run_and_walk)
+        patch.setattr(Run, "run", run_and_judge)
         yield

@@ -10,16 +10,16 @@ from typing import IO, Any
 
 import pytest
 
-from chaos.checker.engines.java import NoJava
+from chaos.checker.engines.java import JavaNotFound
 from chaos.cli import checking
 from chaos.trace.writer import TraceWriter
-from chaos.verdict import Verdict
+from chaos.verdict import RunVerdict
 from dledger.errors import ConfigError
 
 
 def test_a_missing_java_or_spark_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_java(folder: Path) -> None:
-        raise NoJava("install one")
+        raise JavaNotFound("install one")
 
     monkeypatch.setattr(checking, "java_home", no_java)
     with pytest.raises(ConfigError, match="install one"):
@@ -65,9 +65,9 @@ def test_verdicts_are_those_of_the_runs_whatever_their_directories_are_called(
     a, b, c = folders(tmp_path, "a", "b", "c")
     found = checking.check_runs([c, a, b], tmp_path / "report")
     assert found == {
-        a: (Verdict.VALID, "a-7 is valid"),
-        b: (Verdict.INVALID, "b-7 is invalid"),
-        c: (Verdict.VOID, "c-7 is unknown"),
+        a: (RunVerdict.VALID, "a-7 is valid"),
+        b: (RunVerdict.INVALID, "b-7 is invalid"),
+        c: (RunVerdict.VOID, "c-7 is unknown"),
     }
 
 
@@ -85,7 +85,7 @@ def test_the_result_of_another_run_is_no_verdict(tmp_path: Path, monkeypatch: py
     with pytest.raises(ConfigError, match="no memory left"):
         checking.check_runs([a], tmp_path / "report")
     monkeypatch.setattr(subprocess, "run", Checker({"a-7": "invalid"}, 1))
-    assert checking.check_runs([a], tmp_path / "report") == {a: (Verdict.INVALID, "a-7 is invalid")}
+    assert checking.check_runs([a], tmp_path / "report") == {a: (RunVerdict.INVALID, "a-7 is invalid")}
 
 
 @pytest.mark.parametrize(

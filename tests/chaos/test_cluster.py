@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from chaos.cluster.cluster import ChaosCluster
-from chaos.faults.faults import Kill, Network, Stop, Terminate
+from chaos.faults import faults
+from chaos.faults.faults import Kill, NetworkFault, PauseProcesses, Terminate
 from chaos.network.impairment import Impairment
 from chaos.network.topology import isolate
 from dledger.client import AsyncClient
@@ -69,9 +70,26 @@ async def test_killing_what_is_dead_did_not_happen(cluster: ChaosCluster) -> Non
     killed = Kill(cluster, ["n1"])
     assert (await killed.begin()).happened
     assert not (await Kill(cluster, ["n1"]).begin()).happened
-    assert not (await Stop(cluster, ["n1"]).begin()).happened
+    assert not (await PauseProcesses(cluster, ["n1"]).begin()).happened
     assert not (await Terminate(cluster, ["n1"]).begin()).happened
     assert (await killed.end()).happened
+
+
+@pytest.mark.parametrize("kind", [Kill, PauseProcesses, Terminate])
+async def test_a_fault_happened_although_the_node_answers_late(
+    cluster: ChaosCluster, kind: type[Kill | PauseProcesses | Terminate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine: the end does not wait longer than it may, and what happened has happened."""
+
+    async def too_late(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(faults, "all_answer", too_late)
+    fault = kind(cluster, ["n1"])
+    assert (await fault.begin()).happened
+    ended = await fault.end()
+    assert ended.happened and ended.facts["answered"] == 0
+    await cluster.wait_healthy(all_run=True)
 
 
 async def test_a_wiped_node_rejoins(cluster: ChaosCluster) -> None:
@@ -88,7 +106,7 @@ async def test_a_wiped_node_rejoins(cluster: ChaosCluster) -> None:
 
 async def test_a_stopped_node_is_stopped_until_the_end(cluster: ChaosCluster) -> None:
     leader = await cluster.wait_healthy()
-    fault = Stop(cluster, [leader.node_id])
+    fault = PauseProcesses(cluster, [leader.node_id])
     assert (await fault.begin()).happened
     assert (await cluster.wait_leadership(after_term=leader.term)).node_id != leader.node_id
     assert (await fault.end()).happened
@@ -98,7 +116,7 @@ async def test_a_stopped_node_is_stopped_until_the_end(cluster: ChaosCluster) ->
 async def test_an_isolated_leader_is_replaced_while_it_runs(cluster: ChaosCluster) -> None:
     leader = await cluster.wait_healthy()
     pairs = isolate(cluster.node_ids, [leader.node_id])
-    fault = Network(cluster, "isolate", [leader.node_id], pairs, Impairment(cut=True))
+    fault = NetworkFault(cluster, "isolate", [leader.node_id], pairs, Impairment(cut=True))
     assert (await fault.begin()).happened
     after = await cluster.wait_leadership(after_term=leader.term)
     assert after.node_id != leader.node_id

@@ -44,7 +44,7 @@ def test_who_has_lost_everything_has_lost_every_copy() -> None:
     assert not copies.may_damage("n2", 7) and copies.may_damage("n1", 7)
     with pytest.raises(TooManyCopies):
         copies.lose("n2")
-    copies.whole("n1")
+    copies.mark_recovered("n1")
     copies.damage("n2", 7)
     with pytest.raises(TooManyCopies):
         copies.lose("n1")
@@ -67,7 +67,7 @@ def test_no_order_of_events_leaves_an_entry_without_a_good_majority(count: int, 
         hurt = {"damage": [index], "lose": range(4)}.get(what, [])
         try:
             {"damage": copies.damage, "repaired": copies.repaired}.get(what, lambda *_: None)(node, index)
-            {"lose": copies.lose, "whole": copies.whole}.get(what, lambda _: None)(node)
+            {"lose": copies.lose, "whole": copies.mark_recovered}.get(what, lambda _: None)(node)
         except TooManyCopies:
             continue
         for one in hurt:

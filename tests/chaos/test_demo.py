@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli import demo_command
-from chaos.cli.demo_input import default_input, read_lines
+from chaos.cli.demo_command import default_input, read_lines
 from chaos.cli.main import cli
 from chaos.plans.scenario import Scenario, find_scenario, plan
 from chaos.quick.check import QuickReport
-from chaos.run import Result, Watch
-from chaos.verdict import Verdict
+from chaos.run import ScenarioResult, Watch
+from chaos.verdict import RunVerdict
 
 
 class FakeRun:
@@ -28,27 +28,29 @@ class FakeRun:
         self._root, self._watch, self._seed = root, watch, seed
         assert lines == [b"one", b"two"]
 
-    async def run(self) -> Result:
+    async def run(self) -> ScenarioResult:
         self._root.mkdir()
         for phase in ("warming up", "faults"):
             self._watch.enter(phase)
-        for text in ("kill leader (n2) began", "kill leader (n2) ended"):
+        for text in ("kill leader (n2) started", "kill leader (n2) ended"):
             self._watch.note(text)
         self._watch.enter("a phase that nobody has heard of")
-        self._watch.note("stop leader (n1) DID NOT BEGIN")
-        report = QuickReport(acknowledged=12_000, in_doubt=3)
+        self._watch.note("stop leader (n1) DID NOT START")
+        report = QuickReport(acknowledged=12_000, in_doubt=3, in_doubt_stored=2)
         figures: dict[str, Any] = {"acknowledged_per_second": 400.0, "leader_changes": 3}
-        fields = dict.fromkeys(Result.__dataclass_fields__, 0)
-        known = {"scenario": "main-job", "seed": self._seed, "verdict": Verdict.VALID, "reasons": []}
-        return Result(**{**fields, **known, "report": report, "longest_silence_ms": 1_500, **figures})
+        figures |= {"repeated": 40, "recognized": 7}
+        figures |= {"faults": ["kill leader (n2)", "stop leader (n1)"], "pauses_ms": [310, 1_500]}
+        fields = dict.fromkeys(ScenarioResult.__dataclass_fields__, 0)
+        known = {"scenario": "main-job", "seed": self._seed, "verdict": RunVerdict.VALID, "reasons": []}
+        return ScenarioResult(**{**fields, **known, "report": report, "longest_silence_ms": 1_500, **figures})
 
 
 @pytest.mark.parametrize(
     ("checked", "code", "said"),
     [
         (0, 0, "OK"),
-        (1, 1, "FAILED     a promise was broken"),
-        (2, 2, "UNKNOWN    this run proves nothing"),
+        (1, 1, "FAILED     a guarantee was violated"),
+        (2, 2, "UNKNOWN    this run is inconclusive"),
         (255, 255, "FAILED     the checker failed; see check.log"),
     ],
 )
@@ -70,9 +72,11 @@ def test_the_exit_code_is_that_of_the_verdict(
     assert said in shown.output
     assert "n2, the master, is killed (SIGKILL)" in shown.output
     assert "n2 is back" in shown.output
-    assert "PROBLEM    stop leader (n1) DID NOT BEGIN" in shown.output
+    assert "PROBLEM    stop leader (n1) DID NOT START" in shown.output
     assert "nobody has heard of" not in shown.output
-    assert "12,000 messages acknowledged" in shown.output
+    assert "12,000 messages acknowledged, 0 refused, 3 in doubt (2 stored, 1 not stored)" in shown.output
+    assert "40 sends were repeated; brokers recognized 7 whose earlier attempt was stored" in shown.output
+    assert "longest time without an acknowledgment: kill 310 ms, stop 1,500 ms" in shown.output
     assert "report     /r/index.html" in shown.output
     assert ("PROBLEM    no Java here" in shown.output) == (code == 255)
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.format.consume_queue_unit import encode_units
-from broker_adapter.format.message import Message, encode
+from broker_adapter.delivery_state.commands import DELIVERY_TOPIC
 from broker_adapter.metadata.commands import METADATA_TOPIC
-from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.consume_queues import ConsumeQueues
-from chaos.cluster.cluster import Kind
+from broker_adapter.wire.consume_queue_unit import encode_units
+from broker_adapter.wire.message import MessageRecord, encode
+from chaos.cluster.cluster import ClusterVariant
 from chaos.dump import dump_node
 from chaos.hostile.orders import PREFIX
 from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
 from dledger.core.values import EMPTY_TAIL, ENTRY_HEADER_SIZE
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.format.layout import file_name
@@ -46,7 +46,9 @@ def write_store(folder: Path, bodies: Sequence[bytes], committed: int | None = N
     return batches
 
 
-def dumped(folder: Path, kind: Kind = "log", settled: int | None = None) -> dict[str, list[dict[str, Any]]]:
+def dumped(
+    folder: Path, kind: ClusterVariant = "log", settled: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """The lines of a dump by their kind."""
     with TraceWriter(folder, "r", "dump:n1") as writer:
         dump_node(writer, "n1", folder / "store", kind, settled)
@@ -124,9 +126,9 @@ def test_a_node_without_files_is_said_to_have_none(tmp_path: Path) -> None:
 
 def records_of(count: int) -> list[bytes]:
     """A metadata command, and messages of two queues in turn, as they lie in the entries behind a no-op."""
-    records = [encode(Message(METADATA_TOPIC, b"x"))]
+    records = [encode(MessageRecord(METADATA_TOPIC, b"x"))]
     for n in range(count):
-        message = Message("t", BODIES[n], queue_id=n % 2, queue_offset=n // 2)
+        message = MessageRecord("t", BODIES[n], queue_id=n % 2, queue_offset=n // 2)
         records.append(encode(message))
     return [bytes(record) for record in records]
 
@@ -176,7 +178,7 @@ def test_topics_of_hostile_clients_have_no_units_but_count_in_the_digest(tmp_pat
 
 @pytest.mark.parametrize("topic", [METADATA_TOPIC, DELIVERY_TOPIC])
 def test_commands_of_the_broker_are_no_messages(tmp_path: Path, topic: str) -> None:
-    write_store(tmp_path / "store", [bytes(encode(Message(topic, b"5 x")))])
+    write_store(tmp_path / "store", [bytes(encode(MessageRecord(topic, b"5 x")))])
     [_, row] = dumped(tmp_path, "broker")["dump"]
     assert row["internal"] and "mid" not in row
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.cli import failover_command
-from chaos.cli.failover_plot import PLOT_FILE, histogram, svg_plot
+from chaos.cli.failover_command import PLOT_FILE, histogram, svg_plot
 from chaos.failover import HOWS, FailoverMeasurement, How, Outage, quantile
 from dledger.errors import ConfigError
 

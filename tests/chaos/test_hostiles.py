@@ -8,10 +8,13 @@ from typing import Any, get_args
 
 import pytest
 
+from broker_adapter.endpoints.filters.sql92 import compile_sql
+from broker_adapter.endpoints.filters.sql_tokens import MAX_WORDS
 from chaos.faults.hostiles import HostileRun
 from chaos.hostile import handshakes, wire
+from chaos.hostile.consumers import costly_expressions
 from chaos.hostile.kinds import KINDS, achieved
-from chaos.hostile.orders import Orders, counts_of_line, counts_to_line
+from chaos.hostile.orders import HostileOrders, counts_of_line, counts_to_line
 from chaos.plans.scenario import (
     HostileKind,
     HostileOccurrence,
@@ -26,8 +29,8 @@ from chaos.plans.scenario import (
 from chaos.plans.soak import to_file
 from chaos.quick.trace import QuickReport
 from chaos.trace.schema import HOSTILE, Ev, problems
-from chaos.verdict import Phases, Verdict, judge_run
-from chaos.workloads.tally import Tally
+from chaos.verdict import Phases, RunVerdict, judge_run
+from chaos.workloads.tally import LoadTally
 from dledger.errors import ConfigError
 from tests.chaos.valid_runs import valid_run
 from tests.node.local import PATIENT
@@ -50,7 +53,7 @@ def test_each_kind_is_in_a_scenario_of_the_package() -> None:
         ('kind = "garbage"\nrate = -1', r"hostile\.0\.rate"),
         ('kind = "garbage"\nlasts = 0', r"hostile\.0\.lasts"),
         ('kind = "topic_floods"', "topic_floods needs brokers"),
-        ('kind = "handshake_floods"', "handshake_floods needs ports with TLS"),
+        ('kind = "handshake_floods"', "handshake_floods needs TLS ports"),
         ('kind = "garbage"\ntarget = "all"', r"hostile\.0\.target: Extra inputs"),
     ],
 )
@@ -76,7 +79,7 @@ def test_hostile_clients_that_do_not_end_in_time_are_left_out_and_all_of_them_re
     short, long = HostileStep(kind="garbage", at=1, lasts=3), HostileStep(kind="half_requests", lasts=30)
     scenario = Scenario(name="x", title="x", seconds=5, hostile=(long, short))
     assert [(one.number, one.step) for one in plan_hostiles(scenario)] == [(0, short)]
-    with pytest.raises(ConfigError, match="no hostile client ends within 5 s"):
+    with pytest.raises(ConfigError, match="no hostile client would end within 5 s"):
         plan_hostiles(Scenario(name="x", title="x", seconds=5, hostile=(long,)))
 
 
@@ -94,8 +97,8 @@ def test_a_scenario_with_hostile_clients_is_written_as_it_was_read(tmp_path: Pat
 
 
 def test_orders_and_counts_are_lines() -> None:
-    orders = Orders("garbage", 1, 2, 3.5, "c", "g", {"n1": "h:1"}, ("h:2",), ("h:3",), ("t",))
-    assert Orders.of_line(orders.to_line()) == orders
+    orders = HostileOrders("garbage", 1, 2, 3.5, "c", "g", {"n1": "h:1"}, ("h:2",), ("h:3",), ("t",))
+    assert HostileOrders.of_line(orders.to_line()) == orders
     assert orders.ports == ["h:1", "h:3", "h:2"]
     assert counts_of_line(counts_to_line({"a": 1})) == {"a": 1}
 
@@ -107,15 +110,15 @@ def test_achieved_is_what_shows_in_every_proof() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "verdict"), [([], Verdict.VALID), (["achieved nothing: "], Verdict.VOID)]
+    ("failures", "verdict"), [([], RunVerdict.VALID), (["had no effect: "], RunVerdict.VOID)]
 )
 def test_a_hostile_client_that_achieved_nothing_makes_a_run_void(
-    failures: list[str], verdict: Verdict
+    failures: list[str], verdict: RunVerdict
 ) -> None:
     scenario = Scenario(name="x", title="x", min_acknowledged=1, hostile=(HostileStep(kind="garbage"),))
     run = HostileRun(HostileOccurrence(0, scenario.hostile[0]), began=10**9, ended=2 * 10**9)
     run.failures = failures
-    tally = Tally()
+    tally = LoadTally()
     for at in (5, 15, 35):
         tally.ok(at * 10**8, at * 10**8)
     phases = Phases(0, 3 * 10**9, 4 * 10**9)
@@ -128,6 +131,16 @@ def test_long_headers_have_lengths_of_several_bytes() -> None:
     """RFC 7541, 5.1: 1337 with a prefix of five bits is 31, 154, 10; here it has seven."""
     block = wire.call_headers("/x", 1, (("a", "b" * 300),))
     assert block.endswith(bytes((1,)) + b"a" + bytes((0x7F, 0xAD, 0x01)) + b"b" * 300)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_costly_filters_are_valid_large_and_match_nothing(number: int) -> None:
+    """An invalid one would be refused before it costs anything."""
+    text = costly_expressions()[number]
+    compiled = compile_sql(text)
+    assert not compiled.matches({}) and not compiled.matches({"TAGS": "t", "KEYS": "k"})
+    assert len(text) > 16 << 10 or compiled.steps > MAX_WORDS * 9 // 10
+    assert len(text) < 28 << 10, "a receive has at most 32 KiB"
 
 
 def test_a_half_message_says_that_it_is_longer() -> None:

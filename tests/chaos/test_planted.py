@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from chaos.plans.scenario import load_scenario, plan
-from tests.chaos.planted import BUGS, Bug, copy_with, hunt
+from tests.chaos.planted import copy_with, hunt
+from tests.chaos.planted_bugs import BUGS, Bug
 
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_each_bug_can_be_planted_and_has_a_scenario(tmp_path: Path, bug: Bug) -> None:
     product = copy_with(bug, tmp_path / "product")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli.run_command import changed
-from chaos.cli.side_by_side import Ended, Job, run_side_by_side
+from chaos.cli.run_command import Job, JobResult, changed, run_side_by_side
 from chaos.plans.scenario import Scenario
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,14 +28,15 @@ def test_a_limit_of_the_rate_leaves_slower_loads_as_they_are() -> None:
     assert rate(4, 1000, given=0) == 1000 and rate(4, None, given=7) == 7
 
 
+@pytest.mark.slow
 async def test_each_job_ends_with_its_code_and_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    ended: list[Ended] = []
+    ended: list[JobResult] = []
     jobs = [Job("wrong", ["run", "no-such-thing"]), Job("list", ["list"]), Job("nothing", ["run"])]
     await run_side_by_side(jobs, 2, ended.append)
     found = {one.job.name: one for one in ended}
     assert {name: one.exit_code for name, one in found.items()} == {"wrong": 2, "list": 0, "nothing": 2}
-    assert "known are" in found["wrong"].output and "leader-kill" in found["list"].output
+    assert "known: " in found["wrong"].output and "leader-kill" in found["list"].output
 
 
 @pytest.mark.process

@@ -15,8 +15,8 @@ from chaos.cli.soak_command import Soak
 from chaos.plans.scenario import Scenario, all_scenarios, load_scenario, plan
 from chaos.plans.soak import DESTRUCTIVE, draw, to_file
 from chaos.quick.trace import QuickReport
-from chaos.run import Result
-from chaos.verdict import Verdict
+from chaos.run import ScenarioResult
+from chaos.verdict import RunVerdict
 
 
 def drawn(seed: int, count: int) -> list[Scenario]:
@@ -56,26 +56,26 @@ def test_a_scenario_as_a_file_is_the_same_scenario(tmp_path: Path) -> None:
 class Runs:
     """Stands for `Run`: each run ends as the next of `outcomes` says."""
 
-    def __init__(self, *outcomes: Verdict | BaseException) -> None:
+    def __init__(self, *outcomes: RunVerdict | BaseException) -> None:
         self.outcomes = list(outcomes)
 
     def __call__(self, scenario: Scenario, folder: Path, *, seed: int, command: str) -> Runs:
         self.scenario, self.folder, self.seed = scenario, folder, seed
         return self
 
-    async def run(self) -> Result:
+    async def run(self) -> ScenarioResult:
         self.folder.mkdir(parents=True)
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, BaseException):
             raise outcome
         report = QuickReport(acknowledged=1000)
-        reasons = [] if outcome is Verdict.VALID else ["why"]
+        reasons = [] if outcome is RunVerdict.VALID else ["why"]
         name = self.scenario.name
-        return Result(name, self.seed, outcome, reasons, report, 1.0, 9.0, 9.0, 0, 1, 5, ["x"])
+        return ScenarioResult(name, self.seed, outcome, reasons, report, 1.0, 9.0, 9.0, 0, 1, 5, ["x"])
 
 
 def soaked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: Verdict | BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: RunVerdict | BaseException
 ) -> tuple[Soak, list[str]]:
     monkeypatch.setattr(soak_command, "Run", Runs(*outcomes))
     # Nothing really runs: it does not matter whether the released client is installed here.
@@ -91,7 +91,7 @@ def soaked(
 def test_a_soak_goes_on_after_failures_keeps_them_and_removes_what_was_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = (Verdict.VALID, Verdict.INVALID, ValueError("boom"), Verdict.VOID, Verdict.VALID)
+    outcomes = (RunVerdict.VALID, RunVerdict.INVALID, ValueError("boom"), RunVerdict.VOID, RunVerdict.VALID)
     soak, lines = soaked(tmp_path, monkeypatch, *outcomes)
     assert len(lines) == 6
     verdicts = [line.split()[1] for line in lines[:5]]
@@ -105,16 +105,16 @@ def test_a_soak_goes_on_after_failures_keeps_them_and_removes_what_was_valid(
 @pytest.mark.parametrize(
     ("outcomes", "code"),
     [
-        ((Verdict.VALID, Verdict.VOID), 0),
-        ((Verdict.VOID,), 2),
-        ((Verdict.VALID, OSError("x")), 3),
-        ((OSError("x"), Verdict.INVALID), 1),
+        ((RunVerdict.VALID, RunVerdict.VOID), 0),
+        ((RunVerdict.VOID,), 2),
+        ((RunVerdict.VALID, OSError("x")), 3),
+        ((OSError("x"), RunVerdict.INVALID), 1),
     ],
 )
 def test_the_exit_code_of_a_soak_is_its_worst(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    outcomes: tuple[Verdict | BaseException, ...],
+    outcomes: tuple[RunVerdict | BaseException, ...],
     code: int,
 ) -> None:
     assert soaked(tmp_path, monkeypatch, *outcomes)[0].exit_code == code

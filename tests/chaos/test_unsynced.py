@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.injection.disk import FaultInjectingDisk
-from chaos.injection.orders import Counters, Did, OrderFile, Orders, combined, read_counter
+from chaos.injection.orders import Counters, FaultOrders, InjectedEffect, OrderFile, combined, read_counter
 from chaos.injection.unsynced import JOURNAL, lose_power
-from dledger.store.disk import CrashKind, Disk, replace_file
+from dledger.infra.files.disk import CrashKind, Disk, replace_file
 from dledger.testing.virtual.sim_disk import SimDisk
 
 Operation = tuple[str, str, int, int]
@@ -145,14 +145,14 @@ def test_orders_are_followed_and_counted(tmp_path: Path) -> None:
     root, folder = folders(tmp_path)
     disk, orders = FaultInjectingDisk(root, folder), OrderFile(folder)
     handle = disk.open(root / "log", create=True)
-    orders.save(Orders(write_error=True, sync_error=True))
+    orders.save(FaultOrders(write_error=True, sync_error=True))
     with pytest.raises(OSError) as caught:
         disk.pwritev(handle, [b"x"], 0)
     assert caught.value.errno == errno.EIO
     for sync in (lambda: disk.fdatasync(handle), lambda: disk.sync_directory(root)):
         with pytest.raises(OSError):
             sync()
-    orders.save(Orders(quota_bytes=100, slow_ms=1))
+    orders.save(FaultOrders(quota_bytes=100, slow_ms=1))
     with pytest.raises(OSError) as caught:
         disk.allocate(handle, 0, 101)
     assert caught.value.errno == errno.ENOSPC
@@ -162,23 +162,30 @@ def test_orders_are_followed_and_counted(tmp_path: Path) -> None:
         disk.open(root / "more", create=True)
     disk.pwritev(handle, [b"x"], 99)
     disk.fdatasync(handle)
-    orders.save(Orders())
+    orders.save(FaultOrders())
     replace_file(disk, root / "log", b"y" * 1000)
-    counts = {what: read_counter(folder, what) for what in Did}
-    assert counts[Did.WRITE_ERROR] == 1 and counts[Did.SYNC_ERROR] == 2
-    assert counts[Did.NO_SPACE] == 2 and counts[Did.SLOW_SYNC] == 1 and counts[Did.STUCK_SYNC] == 0
+    counts = {what: read_counter(folder, what) for what in InjectedEffect}
+    assert counts[InjectedEffect.WRITE_ERROR] == 1 and counts[InjectedEffect.SYNC_ERROR] == 2
+    assert (
+        counts[InjectedEffect.NO_SPACE] == 2
+        and counts[InjectedEffect.SLOW_SYNC] == 1
+        and counts[InjectedEffect.STUCK_SYNC] == 0
+    )
 
 
 def test_counts_go_on_in_the_next_life(tmp_path: Path) -> None:
     for _ in range(2):
-        Counters(tmp_path).add(Did.STUCK_SYNC)
-    assert read_counter(tmp_path, Did.STUCK_SYNC) == 2 and read_counter(tmp_path / "no", Did.NO_SPACE) == 0
+        Counters(tmp_path).add(InjectedEffect.STUCK_SYNC)
+    assert (
+        read_counter(tmp_path, InjectedEffect.STUCK_SYNC) == 2
+        and read_counter(tmp_path / "no", InjectedEffect.NO_SPACE) == 0
+    )
 
 
 def test_orders_of_overlapping_faults_add_up() -> None:
-    both = combined([Orders(slow_ms=5, clock_ms=-10), Orders(slow_ms=6, quota_bytes=7, stuck=True)])
-    assert both == Orders(slow_ms=11, clock_ms=-10, quota_bytes=7, stuck=True)
-    assert combined([]) == Orders()
+    both = combined([FaultOrders(slow_ms=5, clock_ms=-10), FaultOrders(slow_ms=6, quota_bytes=7, stuck=True)])
+    assert both == FaultOrders(slow_ms=11, clock_ms=-10, quota_bytes=7, stuck=True)
+    assert combined([]) == FaultOrders()
 
 
 def test_whatever_is_drawn_something_that_was_not_durable_is_lost(tmp_path: Path) -> None:

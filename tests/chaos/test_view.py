@@ -7,13 +7,13 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from chaos.cli.view import RunView, Shown, curve, panel_of, print_result
+from chaos.cli.run_command import PanelContent, RunView, curve, panel_of, print_result
 from chaos.quick.trace import QuickReport
-from chaos.run import During, Result
-from chaos.verdict import Verdict
+from chaos.run import FaultPeriodRates, ScenarioResult
+from chaos.verdict import RunVerdict
 
 
-def text_of(shown: Shown, markup: bool = True) -> str:
+def text_of(shown: PanelContent, markup: bool = True) -> str:
     console = Console(file=StringIO(), width=100, force_terminal=False)
     with console.capture() as captured:
         console.print(panel_of(shown), markup=markup)
@@ -22,7 +22,7 @@ def text_of(shown: Shown, markup: bool = True) -> str:
 
 def test_the_panel_tells_phase_fault_leader_rate_latency_and_outcomes() -> None:
     text = text_of(
-        Shown(
+        PanelContent(
             "faults",
             12.3,
             "n2, term 4",
@@ -49,23 +49,29 @@ def test_the_panel_tells_phase_fault_leader_rate_latency_and_outcomes() -> None:
         "NOT_LEADER 7",
     ):
         assert part in text, text
-    assert "not begun" not in text
+    assert "not started" not in text
 
 
 def test_an_open_loop_that_falls_behind_says_so() -> None:
-    assert "3 not begun" in text_of(Shown("faults", 1.0, shed=3))
+    assert "3 not started" in text_of(PanelContent("faults", 1.0, shed=3))
 
 
 def test_the_panel_keeps_its_height_from_the_first_moment_on() -> None:
-    early, late = text_of(Shown("starting", 0.0)), text_of(Shown("faults", 9.0, faults=["x"], rates=[1.0]))
+    early, late = (
+        text_of(PanelContent("starting", 0.0)),
+        text_of(PanelContent("faults", 9.0, faults=["x"], rates=[1.0])),
+    )
     assert early.count("\n") == late.count("\n") and "none in force" in early
 
 
 @pytest.mark.parametrize("markup", [True, False])
 def test_the_panel_needs_no_markup_and_takes_none_from_nodes(markup: bool) -> None:
-    plain = text_of(Shown("faults", 1.0, leader="x", faults=["kill"], rates=[1.0]), markup)
+    plain = text_of(PanelContent("faults", 1.0, leader="x", faults=["kill"], rates=[1.0]), markup)
     assert "[" not in plain
-    assert text_of(Shown("faults", 1.0, "[/]", faults=["[/]"], errors=[("[/]", 1)]), markup).count("[/]") == 3
+    assert (
+        text_of(PanelContent("faults", 1.0, "[/]", faults=["[/]"], errors=[("[/]", 1)]), markup).count("[/]")
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,9 @@ async def test_without_a_terminal_there_are_plain_whole_lines() -> None:
     view = RunView(console, "a title that is longer than forty characters are")
     async with view.showing():
         view.watch.enter("warming up")
-        view.watch.note("kill leader (n1) began, and this line is longer than the width, too")
+        view.watch.note("kill leader (n1) started, and this line is longer than the width, too")
     reasons = ["fault 0, kill leader (n1): the leader was not replaced, for a reason"]
-    result = Result("x", 1, Verdict.VOID, reasons, QuickReport(), 1.0, 0.0, 0.0, 0, 0, 0)
+    result = ScenarioResult("x", 1, RunVerdict.VOID, reasons, QuickReport(), 1.0, 0.0, 0.0, 0, 0, 0)
     print_result(console, result)
     lines = out.getvalue().splitlines()
     assert len(lines) == 6 and "\x1b" not in out.getvalue()
@@ -91,8 +97,10 @@ async def test_without_a_terminal_there_are_plain_whole_lines() -> None:
 
 
 def test_rates_during_the_faults_are_told_one_by_one() -> None:
-    during = During(sends=600.4, messages=1050.0, read=2100.0)
-    result = Result("x", 1, Verdict.VALID, [], QuickReport(), 1.0, 0.0, 0.0, 0, 0, 0, during=during)
+    during = FaultPeriodRates(sends=600.4, messages=1050.0, read=2100.0)
+    result = ScenarioResult(
+        "x", 1, RunVerdict.VALID, [], QuickReport(), 1.0, 0.0, 0.0, 0, 0, 0, during=during
+    )
     out = StringIO()
     print_result(Console(file=out, width=200), result)
     assert "during the faults 1,050 messages/s acknowledged in 600 sends/s, 2,100/s read" in out.getvalue()

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.plans.scenario import Scenario
-from chaos.run import Result, Run
-from chaos.verdict import Verdict
+from chaos.run import Run, ScenarioResult
+from chaos.verdict import RunVerdict
 
 
 class ValidRun(NamedTuple):
-    result: Result
+    result: ScenarioResult
     folder: Path
     seed: int
 
@@ -23,7 +23,7 @@ async def valid_run(scenario: Scenario, folder: Path) -> ValidRun:
         run = folder / f"run-{seed}"
         run.parent.mkdir(parents=True, exist_ok=True)
         result = await Run(scenario, run, seed=seed).run()
-        assert result.verdict is not Verdict.INVALID, result.reasons
-        if result.verdict is Verdict.VALID:
+        assert result.verdict is not RunVerdict.INVALID, result.reasons
+        if result.verdict is RunVerdict.VALID:
             return ValidRun(result, run, seed)
     raise AssertionError(f"all runs are void: {result.reasons}")

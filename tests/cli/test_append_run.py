@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from dledger.cli.append_run import AppendRun
+from dledger.cli import search_notice
+from dledger.cli.append_command import AppendRun
 from dledger.cli.line_source import LineBatches
 from dledger.client.values import AppendResult
 from dledger.errors import Code, DLedgerError, Indeterminate, Overloaded, Refused
+
+from .conftest import Command
 
 
 class FakeLog:
@@ -126,3 +129,16 @@ async def test_progress_is_told() -> None:
     run = AppendRun(FakeLog(), lines_of(DATA), in_flight=1, on_progress=lambda t: seen.append(t.acknowledged))
     await run.run()
     assert seen == [*range(10, 95, 10), 95]
+
+
+def test_an_append_that_finds_no_leader_says_why_while_it_waits(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_notice, "_PAUSE_SECONDS", 0.05)
+    result = command("append", "--servers", "127.0.0.1:1", "--timeout", "1.5", stdin=b"a\n", code=1)
+    waiting, summary, error, _ = result.stderr.splitlines()
+    assert waiting == (
+        "still waiting: no leader was found yet; 127.0.0.1:1: connection refused: no server listens there"
+    )
+    assert summary == "0 lines acknowledged, 1 failed"
+    assert error.startswith("error 302 NETWORK_ERROR: no leader was found in time; 127.0.0.1:1: ")

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from dledger.cli.local.cluster_commands import events_between
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode, describe
-from dledger.cli.local.supervise import events_between
+from tests.process.small_disks import mounted
 
 from .conftest import DATA_FILE_SIZE, Command
 
@@ -70,7 +71,7 @@ def test_up_status_down_and_up_again(command: Command, directory: Path) -> None:
     assert ",".join(node["address"] for node in plan["nodes"]) == servers
 
     again = run(command, "cluster", "up", *where, "--detach", code=1)
-    assert "run already" in again.stderr
+    assert "already run" in again.stderr
     assert "Traceback" not in again.stderr
 
     down = run(command, "cluster", "down", *where, "--timeout", "60")
@@ -102,6 +103,19 @@ def test_the_foreground_tells_what_happens_and_stops_the_nodes(command: Command,
     assert cluster.running() == []
 
 
+def test_a_cluster_on_a_full_disk_says_so_instead_of_waiting_for_a_leader(
+    command: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "small"
+    with mounted([folder], 8 << 20):
+        directory = folder / "cluster"
+        where = ("--dir", str(directory), "--base-port", "0")
+        done = run(command, "cluster", "up", *where, "--timeout", "600", code=1)
+        assert "error 415 DISK_FULL: no leader: no space for another log file in" in done.stderr
+        assert "n1: running, FOLLOWER, term 0, the disk is full" in done.stderr
+        assert LocalCluster(directory).running() == []
+
+
 def test_taken_ports_are_named(command: Command, directory: Path) -> None:
     cluster = LocalCluster.create(directory, base_port=0, data_file_size=DATA_FILE_SIZE)
     host, _, port = cluster.addresses[1].rpartition(":")
@@ -110,7 +124,7 @@ def test_taken_ports_are_named(command: Command, directory: Path) -> None:
         other.listen()
         result = run(command, "cluster", "up", "--dir", str(directory), "--detach", code=2)
     assert result.stderr.startswith(
-        f"error 635 PORT_IN_USE: in use by another process: {cluster.addresses[1]};"
+        f"error 635 PORT_IN_USE: these ports are in use by another process: {cluster.addresses[1]};"
     )
     assert cluster.running() == []
 
@@ -146,8 +160,8 @@ def test_pause_and_resume(command: Command, directory: Path) -> None:
         result = command("cluster", "kill", *where, "leader", code=1)
         assert "no node leads now" in result.stderr
         result = command("cluster", "kill", *where, "n1", code=1)
-        assert "n1 does not run: stopped (exit code 0)" in result.stderr
-        with pytest.raises(ClusterError, match="no node runs"):
+        assert "n1 is not running: stopped (exit code 0)" in result.stderr
+        with pytest.raises(ClusterError, match="all nodes are down"):
             cluster.wait_for_leader()
 
 
@@ -205,3 +219,6 @@ def test_events(before: LocalNode, now: LocalNode, events: list[str]) -> None:
 def test_describe() -> None:
     down = LocalNode("n2", "down", 1, "a", "b", why="killed by SIGKILL")
     assert describe([LEADER, down]) == "n1: running, LEADER, term 2; n2: killed by SIGKILL"
+    full = replace(LEADER, health="the disk is full")
+    paused = replace(LEADER, state="paused")
+    assert describe([full, paused]) == "n1: running, LEADER, term 2, the disk is full; n1: paused"

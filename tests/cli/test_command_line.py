@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from dledger.cli.client_options import GREATEST, parse_servers
+from dledger.cli.client_options import MAX_INT64, parse_servers
 from dledger.cli.exits import Exit, error_line, exit_code_of
 from dledger.cli.main import cli
 from dledger.cli.output import human_bytes, print_table
@@ -40,7 +41,7 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 #: One more than the greatest index.
-BEYOND = str(GREATEST + 1)
+BEYOND = str(MAX_INT64 + 1)
 COMMANDS = list(all_commands(cli))
 
 
@@ -140,8 +141,8 @@ def test_exit_codes(error: DLedgerError, code: Exit) -> None:
 
 
 def test_an_error_is_one_line_with_its_number_and_the_fix() -> None:
-    line = error_line(NotLeader("n1 does not lead"))
-    assert line.startswith("error 404 NOT_LEADER: n1 does not lead; ")
+    line = error_line(NotLeader("n1 is not the leader"))
+    assert line.startswith("error 404 NOT_LEADER: n1 is not the leader; ")
     assert "--servers" in line
 
 
@@ -149,6 +150,25 @@ def test_nobody_there_is_one_line(command: Command) -> None:
     result = command("read", "--servers", "127.0.0.1:1", "--timeout", "0.1", code=1)
     assert result.stderr.startswith("error 302 NETWORK_ERROR: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("imported", ["click", "dledger.cli.main", "dledger.cli.append_command", "grpc"])
+def test_an_interrupt_during_the_imports_of_a_command_is_one_line(imported: str) -> None:
+    """A finder sends the signal in the step in which this module is imported."""
+    code = f"""
+import os, signal, sys
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == {imported!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["dledger", "append", "--servers", "127.0.0.1:1"]
+from dledger.cli.start import command
+command()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "interrupted\n")
 
 
 def test_debug_shows_where(command: Command) -> None:

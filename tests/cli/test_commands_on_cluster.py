@@ -51,7 +51,8 @@ def test_json_tells_text_from_bytes(on_cluster: Command) -> None:
     ]
     bodies = [base64.b64decode(e["body_base64"]) if "body_base64" in e else e["body"].encode() for e in shown]
     assert bodies == BINARY.split(b"\n")
-    assert [e["index"] for e in shown] == list(range(shown[0]["index"], shown[0]["index"] + 5))
+    indexes = [e["index"] for e in shown]
+    assert indexes == sorted(set(indexes)), "entries of a new leader may stand in between"
     assert all(e["term"] >= 1 and e["pos"] > 0 for e in shown)
 
 
@@ -156,7 +157,7 @@ def test_no_majority_leaves_lines_in_doubt(cluster: LocalCluster, on_cluster: Co
                 cluster.resume(node_id)
     assert process.returncode == 3, errors
     assert b"1 lines acknowledged, 1 in doubt" in errors
-    assert b"the first line concerned is line 2" in errors
+    assert b"the first affected line is line 2" in errors
     cluster.wait_for_all()
 
 

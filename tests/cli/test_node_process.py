@@ -120,7 +120,7 @@ def test_a_reused_pid_is_never_touched(stand: Stand, monkeypatch: pytest.MonkeyP
             assert "belongs to another process" in stand.process.why_down()
         finally:
             stranger.kill()
-    assert "nobody saw how" in stand.process.why_down()
+    assert "unknown reason" in stand.process.why_down()
 
 
 def test_a_terminal_signal_does_not_reach_it(stand: Stand) -> None:

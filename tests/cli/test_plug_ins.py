@@ -51,10 +51,11 @@ def run(installed: Path, missing: str, *arguments: str) -> subprocess.CompletedP
 
 
 def test_the_script_is_the_logs_own() -> None:
-    assert PROJECT["scripts"]["dledger"] == "dledger.cli.main:command"
-    assert PROJECT["entry-points"]["dledger.commands"] == {"broker": "broker_adapter.cli.plug_in:extended"}
+    assert PROJECT["scripts"]["dledger"] == "dledger.cli.start:command"
+    assert PROJECT["entry-points"]["dledger.commands"] == {"broker": "broker_adapter.cli.main:extended"}
 
 
+@pytest.mark.slow
 def test_dledger_alone_helps_and_works(installed: Path, tmp_path: Path) -> None:
     alone = "broker_adapter,chaos"
     shown = run(installed, alone, "--help")
@@ -72,6 +73,7 @@ def test_dledger_alone_helps_and_works(installed: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_broker_adds_its_commands_where_it_is(installed: Path) -> None:
     shown = run(installed, "chaos", "broker", "--help")
     assert shown.returncode == 0 and "topic" in shown.stdout, shown.stderr

@@ -54,15 +54,18 @@ def test_a_cluster_with_tls(up: tuple[LocalCluster, dict[str, str]], tmp_path: P
 
     plain = Command({"DLEDGER_SERVERS": exports["DLEDGER_SERVERS"]})
     refused = plain("append", "--timeout", "1", stdin=b"x\n", code=1)
-    assert "hung up on plain text" in refused.output and "--tls-ca" in refused.output
+    assert "closed the plain-text connection" in refused.output and "--tls-ca" in refused.output
     other = Authority("other").save(tmp_path / "other")
     refused = plain("status", "--tls-ca", str(other), code=1)
     assert "CERTIFICATE_REFUSED" in refused.output
     assert "need --tls-ca" in plain("status", "--tls-key", str(other), code=2).output
-    assert "go together" in plain("status", "--tls-ca", str(other), "--tls-key", str(other), code=2).output
+    assert (
+        "must be given together"
+        in plain("status", "--tls-ca", str(other), "--tls-key", str(other), code=2).output
+    )
 
 
 def test_tls_cannot_be_added_later(command: Command, tmp_path: Path) -> None:
     LocalCluster.create(tmp_path / "cluster", nodes=1, base_port=0)
     refused = command("cluster", "up", "--dir", str(tmp_path / "cluster"), "--tls", code=2)
-    assert "made without TLS" in refused.output
+    assert "created without TLS" in refused.output

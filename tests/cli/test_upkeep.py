@@ -31,7 +31,7 @@ def test_purging_then_a_backup_and_a_new_cluster_of_it(
 ) -> None:
     on_cluster("append", "--quiet", stdin=LINES)
     said = on_cluster("purge", "--before", "15000").stdout
-    assert "entries below 15000 may go" in said
+    assert "entries below 15000 will be removed" in said
 
     def purged(nodes: list[LocalNode]) -> LocalNode | None:
         return nodes[0] if all(0 < node.ledger_begin_index <= 15_000 for node in nodes) else None

@@ -18,7 +18,7 @@ from zlib import crc32
 import grpc
 
 from dledger.errors import Code
-from dledger.rpc.transport.channels import new_server
+from dledger.infra.transport.channels import new_server
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
 HEADER = struct.Struct(">iiqqqiIIi")

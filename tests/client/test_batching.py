@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dledger import Indeterminate, Limits, Refused
-from dledger.client.batching import Call, Queue, split
-from dledger.rpc.transport.channels import channel_options
+from dledger.client.batching import AppendCall, CallQueue, split
+from dledger.infra.transport.channels import channel_options
 from tests.client.fake_cluster import swallow
 from tests.client.helpers import cluster_and_client, until
 
@@ -106,15 +106,17 @@ def test_split_keeps_what_fits_in_one_piece() -> None:
 
 async def test_a_queue_gives_back_in_order_and_forgets_the_done() -> None:
     loop = asyncio.get_running_loop()
-    calls = [Call((b"%d" % i,), single=True, future=loop.create_future(), deadline=1.0) for i in range(5)]
-    queue = Queue(Limits(max_batch_count=2))
+    calls = [
+        AppendCall((b"%d" % i,), single=True, future=loop.create_future(), deadline=1.0) for i in range(5)
+    ]
+    queue = CallQueue(Limits(max_batch_count=2))
     for call in calls:
         queue.add(call)
-    first, _ = queue.take()
+    first, _ = queue.next_calls()
     calls[2].future.set_result(None)
-    queue.put_back(first)
-    assert queue.take()[0] == calls[:2]
-    assert queue.take()[0] == calls[3:]
+    queue.requeue(first)
+    assert queue.next_calls()[0] == calls[:2]
+    assert queue.next_calls()[0] == calls[3:]
     assert (bool(queue), queue.size) == (False, 0)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Queue
 
 import pytest
 
 from dledger import Client, Code, Indeterminate, InvalidRequest, Limits, NodeStatus, SessionExpired
+from dledger.client.blocking import SUBMITS_PER_SYNC
+from dledger.infra.loops.loop_thread import LoopThread
 from tests.client.fake_cluster import FakeCluster, refuse
 
 
@@ -137,6 +140,58 @@ def test_a_read_may_be_left_early(client: Client) -> None:
     assert next(follow).body == b"x"
     follow.close()  # type: ignore[attr-defined]
     assert next(client.read()).body == b"x"
+
+
+def in_callback(client: Client, call: Callable[[], object]) -> object:
+    """The result or the error of a call from a callback of a future."""
+    results: Queue[object] = Queue()
+
+    def run(_: object) -> None:
+        try:
+            results.put(call())
+        except Exception as error:
+            results.put(error)
+
+    client.submit(b"x").add_done_callback(run)
+    return results.get(timeout=20)
+
+
+def test_a_call_that_would_wait_for_its_own_thread_fails_and_changes_nothing(
+    client: Client, cluster: FakeCluster
+) -> None:
+    calls = (lambda: client.append(b"y"), lambda: client.append_many([b"y"]), client.leader, client.close)
+    for call in calls:
+        assert "deadlock" in str(in_callback(client, call))
+    assert set(cluster.log.bodies) == {b"x"}
+    client.append(b"z")
+
+
+def test_callbacks_may_submit(client: Client, cluster: FakeCluster) -> None:
+    """Also the appends at which other threads wait for room."""
+    for _ in range(SUBMITS_PER_SYNC + 1):
+        future = in_callback(client, lambda: client.submit(b"y"))
+        assert isinstance(future, Future)
+        future.result(20)
+    assert cluster.log.bodies.count(b"y") == SUBMITS_PER_SYNC + 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_that_wants_to_exit_does_not_end_the_thread_of_the_client(
+    client: Client, error: type[BaseException]
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    client.submit(b"a").add_done_callback(fail)
+    assert client.submit(b"b").result(20).index > 0
+    thread = LoopThread()
+    may_end = asyncio.Event()
+    thread.start(may_end.wait()).add_done_callback(fail)
+    thread.loop.call_soon_threadsafe(may_end.set)
+    for _ in range(10):
+        thread.run(asyncio.sleep(0))
+    thread.stop()
 
 
 def test_a_closed_client_says_so(cluster: FakeCluster) -> None:

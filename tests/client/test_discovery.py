@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger import AsyncClient, Client, DLedgerError, InvalidRequest, NodeStatus, NotLeader
+from dledger import AsyncClient, Client, Code, DLedgerError, InvalidRequest, NodeStatus, NotLeader
 from dledger.client import directory
 from tests.client.fake_cluster import FakeCluster, FakeServer
 from tests.client.helpers import cluster_and_client, until
@@ -75,6 +75,30 @@ async def test_no_leader_in_time_is_not_leader() -> None:
         cluster.lead(None)
         with pytest.raises(NotLeader):
             await client.leader(timeout=1.0)
+
+
+async def test_an_append_without_a_leader_fails_with_the_reason_of_each_server() -> None:
+    async with AsyncClient(["127.0.0.1:1", "host.invalid:2"], timeout=2.0) as client:
+        with pytest.raises(NotLeader, match=r"127\.0\.0\.1:1: connection refused") as caught:
+            await client.append(b"a")
+    assert "host.invalid:2: the host name is unknown" in caught.value.message
+    assert caught.value.code is Code.NETWORK_ERROR
+
+
+async def test_a_server_that_knows_no_leader_is_not_unreachable() -> None:
+    async with FakeCluster(1) as cluster, AsyncClient([*cluster.addresses, "127.0.0.1:1"]) as client:
+        cluster.lead(None)
+        with pytest.raises(NotLeader, match="connection refused") as caught:
+            await client.leader(timeout=1.0)
+    assert caught.value.code is Code.NOT_LEADER
+
+
+async def test_a_client_explains_a_search_that_still_runs() -> None:
+    async with AsyncClient(["127.0.0.1:1"]) as client:
+        assert client.search_problem is None
+        waiting = asyncio.create_task(client.append(b"a", timeout=60.0))
+        await until(lambda: "connection refused" in str(client.search_problem))
+        waiting.cancel()
 
 
 async def test_leadership_is_handed_over_and_followed() -> None:

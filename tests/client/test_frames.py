@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger import StorageError
-from dledger.client.frames import decode
+from dledger.client.reader import decode
 from tests.client.fake_cluster import Stored
 
 ENTRIES = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=60)), min_size=1, max_size=20)

@@ -58,7 +58,6 @@ async def test_seq_starts_at_1_and_grows_by_1() -> None:
     [
         refuse(Code.NOT_LEADER),
         refuse(Code.LEADER_TRANSFERRING),
-        refuse(Code.LEADER_NOT_READY),
         refuse(Code.LEADER_PENDING_FULL),
         refuse(Code.SESSION_WINDOW_FULL),
         refuse(Code.SESSION_GAP),
@@ -145,6 +144,38 @@ async def test_an_expired_session_fails_everything_until_the_user_opens_a_new_on
         await client.new_session()
         await client.append(b"c")
         assert cluster.log.bodies == [b"a", b"c"]
+
+
+async def test_concurrent_calls_for_a_new_session_get_the_same_one() -> None:
+    """Each of many tasks that learn of the expiry asks for one: one is opened, and none is left behind."""
+    async with cluster_and_client(1) as (cluster, client):
+        await client.append(b"a")
+        cluster.log.sessions.clear()
+        sessions = await asyncio.gather(*(client.new_session() for _ in range(5)))
+        assert len(set(map(id, sessions))) == 1 and cluster.servers[0].opens == 2
+        await client.append(b"b")
+        assert sessions[0] is client.appender and cluster.log.bodies == [b"a", b"b"]
+        assert await client.new_session() is not sessions[0], "a later call wants another one"
+        assert cluster.servers[0].opens == 3
+
+
+async def test_a_call_for_a_new_session_that_fails_leaves_the_next_one_its_turn() -> None:
+    async with cluster_and_client(1) as (cluster, client):
+        await client.append(b"a")
+        cluster.servers[0].gate.clear()
+        outcomes = await asyncio.gather(
+            client.new_session(timeout=0.1), client.new_session(timeout=0.2), return_exceptions=True
+        )
+        assert all(isinstance(outcome, Indeterminate) for outcome in outcomes)
+        first = asyncio.create_task(client.new_session())
+        second = asyncio.create_task(client.new_session())
+        await asyncio.sleep(0)
+        first.cancel()
+        cluster.servers[0].gate.set()
+        session = await second
+        assert session is client.appender and first.cancelled()
+        await client.append(b"b")
+        assert cluster.log.bodies == [b"a", b"b"]
 
 
 async def test_a_timed_out_append_is_indeterminate_and_leaves_no_hole_in_the_order() -> None:
@@ -255,7 +286,7 @@ async def test_sessions_of_one_client_are_independent() -> None:
 
 async def test_opening_a_session_follows_the_leader_and_gives_up_in_time() -> None:
     async with cluster_and_client(3) as (cluster, client):
-        cluster.servers[0].open_answers.extend([refuse(Code.LEADER_NOT_READY), refuse(Code.TERM_CHANGED)])
+        cluster.servers[0].open_answers.extend([refuse(Code.LEADER_TRANSFERRING), refuse(Code.TERM_CHANGED)])
         session = await client.open_session()
         assert session.session_id == 0
         cluster.lead(None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.api import GroupConfig, TopicConfig
-from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
 from broker_adapter.client import Admin, ClientOptions
 from dledger import Client, DLedgerError
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
@@ -62,7 +62,7 @@ class ClientCluster:
         asyncio.run(self._put(configs))
 
     async def _put(self, configs: tuple[TopicConfig | GroupConfig, ...]) -> None:
-        names = self.local.plan.companions[0].remoting_address
+        names = self.local.plan.companions[0].address
         async with Admin(names, options=ClientOptions(timeout_s=30.0)) as admin:
             for config in configs:
                 if isinstance(config, TopicConfig):
@@ -75,7 +75,22 @@ class ClientCluster:
                         attributes=message_type,
                     )
                 else:
-                    await admin.put_group(config)
+                    await admin.create_group(
+                        config.name,
+                        consume_enable=config.consume_enable,
+                        consume_orderly=config.consume_orderly,
+                        retry_max_times=config.retry_max_times,
+                    )
+
+    def reset(self, group: str, topic: str) -> None:
+        """To the begin of all queues."""
+        asyncio.run(self._reset(group, topic))
+
+    async def _reset(self, group: str, topic: str) -> None:
+        names = self.local.plan.companions[0].address
+        async with Admin(names, options=ClientOptions(timeout_s=30.0)) as admin:
+            for queue in await admin.topic_stats(topic):
+                await admin.reset_offset(group, queue, 0)
 
     def lead_with(self, node: str) -> None:
         """Until this node's broker takes messages."""

@@ -13,8 +13,8 @@ import sys
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
-from dledger.rpc.transport.channels import new_server
-from tests.broker_adapter.proxy.world import World
+from dledger.infra.transport.channels import new_server
+from tests.broker_adapter.v5.world import World
 
 #: As in production, but for waits that only make tests slow.
 SETTINGS = ClientServiceSettings(min_polling_ms=1_000, max_polling_ms=3_000, min_invisible_ms=1_000)

@@ -446,6 +446,21 @@ def steady(s: Session) -> Any:
     return {"sent": len(sent), "failed": failed, "lost": sorted(missing), "last": error}
 
 
+def reset(s: Session) -> Any:
+    """Ten messages, until each has come twice; it has begun when they have come once."""
+    producer, consumer = s.producer(f"{s.name}-reset"), s.simple(f"{s.name}-reset-g", f"{s.name}-reset")
+    for i in range(10):
+        producer.send(s.message(f"{s.name}-reset", b"%d" % i))
+    times = dict.fromkeys(bodies(take(consumer, 10)), 1)
+    print("begun", flush=True)
+    end = time.monotonic() + 2 * PATIENCE_S
+    while min(times.values()) < 2 and time.monotonic() < end:
+        for one in consumer.receive(32, INVISIBLE_S):
+            times[one.body.decode()] += 1
+            consumer.ack(one)
+    return {"times": times}
+
+
 def ordered(s: Session) -> Any:
     """Messages of three groups in turn, and a push consumer that gets each group in order."""
     producer, over, pause = s.producer(f"{s.name}-ordered"), told(), threading.Event()
@@ -569,7 +584,7 @@ SCENARIOS = {
             of_topic,
             calls,
         ),
-        *(steady, ordered, retried, orphan, held),
+        *(steady, reset, ordered, retried, orphan, held),
     )
 }
 

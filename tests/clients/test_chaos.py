@@ -9,7 +9,7 @@ import pytest
 from chaos.cli.checking import check_runs
 from chaos.plans.scenario import find_scenario
 from chaos.run import Run
-from chaos.verdict import Verdict
+from chaos.verdict import RunVerdict
 from tests.clients import installed
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-chaos")]
@@ -26,11 +26,11 @@ async def test_a_master_that_dies_under_released_clients_breaks_no_promise(
     for seed in (1, 2, 3):
         folder = tmp_path / f"run-{seed}"
         result = await Run(scenario, folder, seed=seed).run()
-        assert result.verdict is not Verdict.INVALID, result.reasons
-        if result.verdict is Verdict.VALID:
+        assert result.verdict is not RunVerdict.INVALID, result.reasons
+        if result.verdict is RunVerdict.VALID:
             break
-    assert result.verdict is Verdict.VALID, result.reasons
+    assert result.verdict is RunVerdict.VALID, result.reasons
     report = result.report
     assert report.acknowledged > 500 and report.consumed > 500 and report.redelivered > 0
     [(verdict, sentence)] = check_runs([folder], tmp_path / "report").values()
-    assert verdict is Verdict.VALID, sentence
+    assert verdict is RunVerdict.VALID, sentence

@@ -60,7 +60,7 @@ def test_the_java_and_go_clients_are_the_pinned_ones() -> None:
 def test_the_client_and_the_service_cannot_live_in_one_process(tmp_path: Path) -> None:
     """Both register the same message names: so each client here is a process of its own."""
     installed.require("python")
-    program = "import broker_adapter.proxy.v2.definition_pb2\nprint('alone')\nimport rocketmq"
+    program = "import broker_adapter.v2.definition_pb2\nprint('alone')\nimport rocketmq"
     seen = said(program, tmp_path)
     assert seen.startswith("alone") and "duplicate symbol 'apache.rocketmq.v2." in seen
 

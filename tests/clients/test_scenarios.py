@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from broker_adapter.api import GroupConfig, TopicConfig
 from tests.clients import installed
 from tests.clients.cluster import MAX_BODY, ClientCluster
 from tests.clients.conftest import Run
+from tests.clients.load import Load
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-scenarios")]
 
@@ -158,6 +160,17 @@ def test_illegal_names_are_refused(run: Run) -> None:
 def test_a_late_group_gets_everything(run: Run) -> None:
     everything = [str(i) for i in range(5)]
     assert run("late") == {"first": everything, "second": everything}
+
+
+@only("python")
+def test_a_group_that_is_reset_while_it_receives_gets_everything_again(
+    client: str, cluster: ClientCluster, tmp_path: Path
+) -> None:
+    installed.require(client)
+    name = installed.NAMES[client]
+    with Load(client, tmp_path / "home", cluster.address(cluster.first), "reset") as load:
+        cluster.reset(f"{name}-reset-g", f"{name}-reset")
+        assert load.finish() == {"times": dict.fromkeys(map(str, range(10)), 2)}
 
 
 def test_namespaces_do_not_see_each_other(run: Run) -> None:

@@ -17,17 +17,17 @@ from dledger.core.effects import (
     PushAppended,
     PushRange,
     RoleChanged,
-    Send,
+    SendMessage,
     StoreEntries,
     TruncateLog,
 )
 from dledger.core.events import (
-    Appended,
+    CommitSettled,
+    EntriesAppended,
+    EntriesPushed,
+    EntriesStored,
     Event,
-    Pushed,
-    Receive,
-    Settled,
-    Stored,
+    MessageReceived,
     StreamUp,
     Tick,
 )
@@ -78,6 +78,10 @@ def lowest(low: int, high: int) -> int:
     return low
 
 
+def highest(low: int, high: int) -> int:
+    return high
+
+
 class Node:
     """One core. `terms` are those of its log; term and vote are its hard state."""
 
@@ -124,7 +128,7 @@ class Node:
         return self.effects[before:]
 
     def receive(self, peer: str, message: Message, chain_matches: bool | None = None) -> list[Effect]:
-        return self.step(Receive(peer, message, chain_matches))
+        return self.step(MessageReceived(peer, message, chain_matches))
 
     def ask(self, peer: str, message: Message, chain_matches: bool | None = None) -> list[Message]:
         """What this node sends to `peer` because of the message."""
@@ -139,12 +143,12 @@ class Node:
     def store(self) -> list[Effect]:
         """The disk reports all that was written so far."""
         log = self.core.log
-        return self.step(Stored(log.end_index, log.end_term, log.generation))
+        return self.step(EntriesStored(log.end_index, log.end_term, log.generation))
 
     def append(self, count: int = 1) -> list[Effect]:
         """The leader's own node puts a batch of `count` entries after the end of the log."""
         first = self.core.log.end_index + 1
-        return self.step(Appended(first, first + count - 1, self.core.term, count * ENTRY_BYTES))
+        return self.step(EntriesAppended(first, first + count - 1, self.core.term, count * ENTRY_BYTES))
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         queue = list(effects)
@@ -153,13 +157,13 @@ class Node:
             self.effects.append(effect)
             log = self.core.log
             match effect:
-                case Send(peer, message) | PushAppended(peer, message):
+                case SendMessage(peer, message) | PushAppended(peer, message):
                     self.sent.append((peer, message))
                 case AppendNoop(term):
                     end = log.end_index + 1
-                    queue += self.core.step(Appended(end, end, term, ENTRY_BYTES), self.now)
+                    queue += self.core.step(EntriesAppended(end, end, term, ENTRY_BYTES), self.now)
                     if self.fast_disk:
-                        queue += self.core.step(Stored(end, term, log.generation), self.now)
+                        queue += self.core.step(EntriesStored(end, term, log.generation), self.now)
                 case PushRange(peer, stream_id, first, last, _, prev_term):
                     runs = log.runs_between(first, last)
                     push = Append(
@@ -168,12 +172,14 @@ class Node:
                     )  # fmt: skip
                     self.sent.append((peer, push))
                     size = (last - first + 1) * ENTRY_BYTES
-                    queue += self.core.step(Pushed(peer, stream_id, first, last, size), self.now)
+                    queue += self.core.step(EntriesPushed(peer, stream_id, first, last, size), self.now)
                 case StoreEntries() | TruncateLog():
                     if self.fast_disk:
-                        queue += self.core.step(Stored(log.end_index, log.end_term, log.generation), self.now)
+                        queue += self.core.step(
+                            EntriesStored(log.end_index, log.end_term, log.generation), self.now
+                        )
                 case CommitAdvanced():
-                    queue += self.core.step(Settled(), self.now)
+                    queue += self.core.step(CommitSettled(), self.now)
                 case _:
                     pass
 

@@ -9,13 +9,13 @@ import pytest
 
 from dledger.core.effects import Fatal, PersistHardState
 from dledger.core.events import (
+    CommitSettled,
+    EntriesPushed,
+    EntriesStored,
     Event,
     LeaderStreamLost,
-    Pushed,
+    MessageReceived,
     ReadIndexRequest,
-    Receive,
-    Settled,
-    Stored,
     StreamDown,
     StreamUp,
     Tick,
@@ -143,9 +143,9 @@ class Chaos:
                 return Tick()
             case 2:
                 index = rng.randint(-1, core.log.end_index + 1)
-                return Stored(index, self.term(), core.log.generation - rng.choice((0, 0, 1)))
+                return EntriesStored(index, self.term(), core.log.generation - rng.choice((0, 0, 1)))
             case 3:
-                return Stored(core.log.end_index, core.log.end_term, core.log.generation)
+                return EntriesStored(core.log.end_index, core.log.end_term, core.log.generation)
             case 4:
                 self.stream += 1
                 return StreamUp(peer, self.stream, rng.randint(1, 2))
@@ -153,13 +153,13 @@ class Chaos:
                 return rng.choice((StreamDown, LeaderStreamLost))(peer, self.stream_id())
             case 6:
                 first = max(0, self.index())
-                return Pushed(peer, self.stream_id(), first, first - 1, 0)
+                return EntriesPushed(peer, self.stream_id(), first, first - 1, 0)
             case 7:
                 return rng.choice(
-                    (Settled(), ReadIndexRequest(1), TransferRequest(1, rng.choice((None, "b"))))
+                    (CommitSettled(), ReadIndexRequest(1), TransferRequest(1, rng.choice((None, "b"))))
                 )
             case _:
-                return Receive(peer, self.message(peer), rng.choice((None, True)))
+                return MessageReceived(peer, self.message(peer), rng.choice((None, True)))
 
 
 @dataclass
@@ -196,7 +196,7 @@ def claims(message: Message) -> dict[int, int]:
 
 def justified(fatal: Fatal, event: Event, before: Before) -> bool:
     """Did the world really contradict what this node knows to be safe?"""
-    if not isinstance(event, Receive):
+    if not isinstance(event, MessageReceived):
         return False
     if fatal.code is Code.INCONSISTENT_LEADER:
         another = before.role is Role.LEADER or before.leader_id not in (None, event.peer)
@@ -208,6 +208,7 @@ def justified(fatal: Fatal, event: Event, before: Before) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400))
 def test_no_event_in_any_reachable_state_breaks_the_core(seed: int) -> None:
     rng = Random(seed)
@@ -234,7 +235,7 @@ def test_no_event_in_any_reachable_state_breaks_the_core(seed: int) -> None:
             effects = node.append(rng.randint(1, 3))
         else:
             event = chaos.event()
-            if isinstance(event, StreamUp | StreamDown | Pushed) and event.peer not in peers_known:
+            if isinstance(event, StreamUp | StreamDown | EntriesPushed) and event.peer not in peers_known:
                 continue
             effects = node.step(event)
         core = node.core

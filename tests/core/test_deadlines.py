@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from dledger.core.deadlines import next_tick_ms
-from dledger.core.effects import Effect, RoleChanged, Send, TransferEnded
-from dledger.core.events import Fitness, LeaderStreamLost, Tick, TransferRequest
+from dledger.core.effects import Effect, RoleChanged, SendMessage, TransferEnded
+from dledger.core.events import FitnessChanged, LeaderStreamLost, Tick, TransferRequest
 from dledger.core.messages import (
     Compare,
     Heartbeat,
@@ -22,9 +22,9 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import Role, VoteResult
+from dledger.core.values import Role, Timing, VoteResult
 from dledger.errors import Code
-from tests.core.driver import Node, compare, vote_request
+from tests.core.driver import Node, compare, highest, lowest, vote_request
 
 Meanwhile = Callable[[Node, int], None]
 Expected = Callable[[Effect], bool]
@@ -62,7 +62,9 @@ def observe(case: Case, *, sleeps: bool) -> tuple[list[tuple[int, Effect]], list
 
 
 def sends(kind: type[Message], to: str = "b") -> Expected:
-    return lambda effect: isinstance(effect, Send) and effect.peer == to and isinstance(effect.message, kind)
+    return lambda effect: (
+        isinstance(effect, SendMessage) and effect.peer == to and isinstance(effect.message, kind)
+    )
 
 
 def becomes(role: Role, cause: str) -> Expected:
@@ -86,14 +88,6 @@ def beats(*peers: str) -> Meanwhile:
     return answer
 
 
-def lowest(low: int, high: int) -> int:
-    return low
-
-
-def highest(low: int, high: int) -> int:
-    return high
-
-
 def leader(*preferred: str, random_ms: RandomMs = lowest) -> Node:
     """Leads for 70 ms, with its no-op committed: other deadlines are none of a heartbeat."""
     node = Node(preferred=preferred, random_ms=random_ms).become_leader()
@@ -104,8 +98,8 @@ def leader(*preferred: str, random_ms: RandomMs = lowest) -> Node:
     return node
 
 
-def follower(random_ms: RandomMs = lowest) -> Node:
-    node = Node(random_ms=random_ms)
+def follower(random_ms: RandomMs = lowest, timing: Timing | None = None) -> Node:
+    node = Node(random_ms=random_ms, timing=timing)
     node.receive("b", compare(1, -1, -1, stream=4))
     return node
 
@@ -164,13 +158,13 @@ def predecessor(*, may_lead: bool = True, random_ms: RandomMs = lowest) -> Node:
     log = node.core.log
     node.receive("b", vote_request(2, log.end_index, log.end_term, transfer=True))
     assert node.core.role is Role.FOLLOWER and node.core.successor_awaited
-    node.step(Fitness(may_lead, has_room=True))
+    node.step(FitnessChanged(may_lead, has_room=True))
     return node
 
 
 def without(node: Node) -> Node:
     """Its program or its disk keeps it from leading from now on."""
-    node.step(Fitness(may_lead=False, has_room=True))
+    node.step(FitnessChanged(may_lead=False, has_room=True))
     return node
 
 
@@ -202,7 +196,7 @@ def refused_candidate() -> Node:
 
 def may_lead_again(node: Node, ms: int) -> None:
     if ms == 5:
-        node.step(Fitness(may_lead=True, has_room=True))
+        node.step(FitnessChanged(may_lead=True, has_room=True))
 
 
 def stalled() -> Node:
@@ -213,7 +207,7 @@ def stalled() -> Node:
             node.receive(peer, replace(node.beat_back(peer), stored_all=True))
         node.pass_time(node.core.timing.heartbeat_ms)
     assert node.core.role is Role.FOLLOWER
-    assert node.core.stall.candidate_from_ms > node.core.election_deadline_ms
+    assert node.core.stall_guard.candidate_from_ms > node.core.election_deadline_ms
     return node
 
 
@@ -238,6 +232,12 @@ CASES = {
     ),
     "the stream of the leader is lost": Case(
         follower_of_a_lost_stream, sends(VoteRequest), [100, 160, 220, 280], for_ms=1500
+    ),
+    "the leader is silent": Case(
+        lambda: follower(timing=Timing(silence_ms=300)),
+        sends(VoteRequest),
+        [350, 410, 470, 530],
+        for_ms=900,
     ),
     "elections are left to others after a stall": Case(
         stalled, becomes(Role.CANDIDATE, "timeout"), [6000], for_ms=6000

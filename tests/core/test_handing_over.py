@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dledger.core.events import Fitness, Tick, TransferRequest
+from dledger.core.events import FitnessChanged, Tick, TransferRequest
 from dledger.core.messages import Compare, HeartbeatResponse, PushResponse, PushType, TakeLeadership
 from dledger.core.progress import PushState
 from dledger.core.values import OwnerFitness, Role
@@ -35,7 +35,7 @@ def no_room_at(node: Node, peer: str, index: int) -> PushResponse:
 def test_rule_9_a_leader_without_room_hands_over_to_a_peer_with_room() -> None:
     leader = committing_leader()
     beat(leader, without_room=("c",))
-    leader.step(Fitness(may_lead=True, has_room=False))
+    leader.step(FitnessChanged(may_lead=True, has_room=False))
     leader.pass_time(999)
     beat(leader, without_room=("c",))
     leader.pass_time(1)
@@ -44,7 +44,7 @@ def test_rule_9_a_leader_without_room_hands_over_to_a_peer_with_room() -> None:
 
 def test_rule_9_a_full_leader_stays_if_nobody_has_room() -> None:
     leader = committing_leader()
-    leader.step(Fitness(may_lead=True, has_room=False))
+    leader.step(FitnessChanged(may_lead=True, has_room=False))
     for _ in range(8):
         beat(leader, without_room=("b", "c"))
         leader.pass_time(500)
@@ -54,7 +54,7 @@ def test_rule_9_a_full_leader_stays_if_nobody_has_room() -> None:
 
 def test_rule_10_a_damaged_leader_hands_over() -> None:
     leader = committing_leader()
-    leader.step(Fitness(may_lead=False, has_room=True))
+    leader.step(FitnessChanged(may_lead=False, has_room=True))
     leader.pass_time(999)
     beat(leader)
     leader.pass_time(1)
@@ -130,7 +130,7 @@ def owners_say(node: Node, **owners: OwnerFitness | None) -> None:
 
 def fittest(node: Node, own: OwnerFitness | None = None) -> str | None:
     assert node.core.leadership is not None
-    return node.core.leadership.fittest_peer(own)
+    return node.core.leadership.peer_with_least_backlog(own)
 
 
 def test_the_fittest_is_who_lags_least_and_less_than_we_do() -> None:
@@ -169,7 +169,7 @@ def test_what_an_owner_says_travels_with_every_answer() -> None:
     leader.receive("b", replace(leader.ack("b", leader.core.log.end_index), owner=owner))
     assert leader.core.leadership is not None and leader.core.leadership.progress["b"].owner == owner
     follower = Node("b")
-    follower.step(Fitness(may_lead=True, has_room=True, owner=owner))
+    follower.step(FitnessChanged(may_lead=True, has_room=True, owner=owner))
     follower.receive("a", heartbeat(1, "a"))
     follower.receive("a", Compare(1, "a", 1, -1, -1, -1), True)
     assert follower.last_sent(HeartbeatResponse).owner == owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.effects import ResetLog, TruncateLog
-from dledger.core.events import Purged
+from dledger.core.events import LogPurged
 from dledger.core.messages import Append, InstallBase, PushResponse, PushType
 from dledger.core.values import Base
 from dledger.errors import Code
@@ -96,7 +96,7 @@ def test_a_follower_whose_missing_entries_are_purged_is_given_the_base_and_other
     leader.receive("b", behind)
     leader.forget()
     base = Base(2, 1, 3 * 1024, 7)
-    leader.step(Purged(base))
+    leader.step(LogPurged(base))
     assert [m.base for m in leader.all_sent(InstallBase, "b")] == [base]
     assert leader.all_sent(InstallBase, "c") == []
     leader.receive("b", PushResponse(

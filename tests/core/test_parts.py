@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from dledger.core.election import Candidacy, compare_logs
-from dledger.core.progress import Progress, PushState
+from dledger.core.progress import FollowerProgress, PushState
 from dledger.core.read_index import ReadIndexQueue
 from dledger.core.values import Membership, VoteResult
 from tests.core.driver import log_of, vote_request
@@ -15,8 +15,8 @@ from tests.core.driver import log_of, vote_request
 # -- Progress
 
 
-def appending(match: int = -1) -> Progress:
-    p = Progress("b", 0)
+def appending(match: int = -1) -> FollowerProgress:
+    p = FollowerProgress("b", 0)
     p.stream_up(1, 7)
     p.probe_index = match
     p.matched(match)

@@ -31,6 +31,7 @@ def dumb_contains(majorities: list[set[str]], nodes: Collection[str]) -> bool:
     return any(group <= set(nodes) for group in majorities)
 
 
+@pytest.mark.slow
 def test_50_000_random_cases_equal_the_dumb_implementation() -> None:
     rng = Random(1)
     names = "abcdefg"

@@ -99,6 +99,17 @@ def test_rule_11_it_does_not_vote_in_a_term_in_which_a_former_life_may_have() ->
         assert node.last_sent(VoteResponse).result is result
 
 
+def test_rule_11_it_grants_no_pre_vote_for_a_term_in_which_it_would_not_vote() -> None:
+    """A candidate that counts on such votes stands in vain, and its term disturbs whoever leads."""
+    node = Node(term=7)
+    node.core.hard_state = replace(node.core.hard_state, barred_term=9)
+    for term, result in ((9, VoteResult.REJECT_NOT_READY), (10, VoteResult.ACCEPT)):
+        node.receive("b", vote_request(term, pre_vote=True))
+        said = node.last_sent(VoteResponse)
+        assert said.pre_vote and said.result is result
+    assert node.core.term == 7 and node.core.hard_state.voted_for is None
+
+
 def answer(node: Node, peer: str, end_term: int, end_index: int, *, rejoining: bool = False) -> None:
     """To what the node asked last."""
     round_ = node.last_sent(PositionRequest).round

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.events import Pushed
+from dledger.core.events import EntriesPushed
 from dledger.core.messages import Append, Compare, PushResponse, PushType, VoteResponse
 from dledger.core.progress import PushState
 from dledger.core.values import Role, VoteResult
@@ -52,9 +52,9 @@ def test_a_push_that_was_loaded_for_an_earlier_place_is_not_taken_for_the_one_un
     p.probe_index = 4
     p.matched(4)
     p.loading = True  # a read from disk of 5.. is under way
-    leader.step(Pushed("b", 1, 8, 9, 200))  # of a pipeline that was given up
+    leader.step(EntriesPushed("b", 1, 8, 9, 200))  # of a pipeline that was given up
     assert (p.state, p.loading, p.next_index) == (PushState.APPEND, True, 5)
-    leader.step(Pushed("b", 1, 8, 7, 0))
+    leader.step(EntriesPushed("b", 1, 8, 7, 0))
     assert (p.state, p.loading, p.next_index) == (PushState.APPEND, True, 5)
 
 

@@ -17,15 +17,15 @@ from dledger.core.effects import (
     ReadReady,
     ReadRefused,
     RoleChanged,
-    Send,
+    SendMessage,
     StoreEntries,
     TransferEnded,
     TruncateLog,
 )
 from dledger.core.events import (
+    EntriesStored,
     LeaderStreamLost,
     ReadIndexRequest,
-    Stored,
     StreamDown,
     TransferRequest,
 )
@@ -87,10 +87,10 @@ def test_rule_1_a_write_that_a_truncation_overtook_acknowledges_nothing() -> Non
     node.receive("b", push(1, -1, -1, [1, 1, 1]))
     node.receive("b", push(2, 0, 1, [2, 2]))
     node.forget()
-    node.step(Stored(2, 1, 0))
+    node.step(EntriesStored(2, 1, 0))
     assert node.core.log.durable_index == -1
-    node.step(Stored(0, 1, 1))
-    node.step(Stored(2, 2, 1))
+    node.step(EntriesStored(0, 1, 1))
+    node.step(EntriesStored(2, 2, 1))
     assert [m.index for m in node.all_sent(PushResponse)] == [0, 2]
 
 
@@ -102,13 +102,13 @@ def test_rule_2_term_and_vote_are_persisted_before_what_depends_on_them(role: st
     node = Node()
     if role == "voter":
         node.receive("b", vote_request(7))
-        first_send = next(i for i, e in enumerate(node.effects) if isinstance(e, Send))
+        first_send = next(i for i, e in enumerate(node.effects) if isinstance(e, SendMessage))
     else:
         node.win_pre_vote()
         first_send = next(
             i
             for i, e in enumerate(node.effects)
-            if isinstance(e, Send) and isinstance(e.message, VoteRequest) and not e.message.pre_vote
+            if isinstance(e, SendMessage) and isinstance(e.message, VoteRequest) and not e.message.pre_vote
         )
     persists = [i for i, e in enumerate(node.effects) if isinstance(e, PersistHardState)]
     assert persists and max(persists) < first_send

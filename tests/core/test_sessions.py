@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dledger.core.sessions import RESULTS_KEPT, Judgement, Result, SessionTable
+from dledger.core.sessions import RESULTS_KEPT, SequenceStatus, SessionTable, StoredBatch
 
 LIMIT = 3
 
@@ -27,7 +27,7 @@ class Open:
 class Done:
     session_id: int
     seq: int
-    result: Result
+    result: StoredBatch
 
     @property
     def last_index(self) -> int:
@@ -72,7 +72,7 @@ class SessionMachine(RuleBasedStateMachine):
         session_id = data.draw(st.sampled_from(sorted(alive)))
         seq = len(alive[session_id]) + 1
         first = self.end + 2
-        result = Result(first, count, crc, 1, first * 100, first + count - 1)
+        result = StoredBatch(first, count, crc, 1, first * 100, first + count - 1)
         self.end = result.last_index
         self.log.append(Done(session_id, seq, result))
         self.table.appended(session_id, seq, result)
@@ -112,17 +112,17 @@ class SessionMachine(RuleBasedStateMachine):
     )
     def judge(self, session_id: int, seq: int, count: int, crc: int) -> None:
         alive = replay(self.log)
-        expected: tuple[Judgement, Result | None]
+        expected: tuple[SequenceStatus, StoredBatch | None]
         if session_id not in alive:
-            expected = Judgement.EXPIRED, None
+            expected = SequenceStatus.EXPIRED, None
         elif seq > len(alive[session_id]) + 1:
-            expected = Judgement.GAP, None
+            expected = SequenceStatus.GAP, None
         elif seq == len(alive[session_id]) + 1:
-            expected = Judgement.NEW, None
+            expected = SequenceStatus.NEW, None
         else:
             first_try = alive[session_id][seq - 1].result
             same = (first_try.count, first_try.crc) == (count, crc)
-            expected = (Judgement.REPEAT if same else Judgement.CONFLICT), first_try
+            expected = (SequenceStatus.REPEAT if same else SequenceStatus.CONFLICT), first_try
         assert self.table.judge(session_id, seq, count, crc, self.committed) == expected
 
     @rule(session_id=st.integers(0, 12))
@@ -151,7 +151,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert len(fresh) == len(alive)
         for session_id, done in alive.items():
             judged = fresh.judge(session_id, len(done) + 1, 1, 0, self.committed)
-            assert judged == (Judgement.NEW, None)
+            assert judged == (SequenceStatus.NEW, None)
         assert len(self.table) == len(replay(self.log)) <= LIMIT
 
 
@@ -163,27 +163,27 @@ def filled(batches: int) -> SessionTable:
     table = SessionTable()
     table.opened(0)
     for seq in range(1, batches + 1):
-        table.appended(0, seq, Result(seq * 2, 1, 0, 1, seq * 100, seq * 2))
+        table.appended(0, seq, StoredBatch(seq * 2, 1, 0, 1, seq * 100, seq * 2))
     return table
 
 
 def test_as_many_results_are_kept_as_batches_may_be_uncommitted() -> None:
     table = filled(RESULTS_KEPT)
-    assert table.judge(0, RESULTS_KEPT + 1, 1, 0, 1)[0] is Judgement.WINDOW_FULL
-    assert table.judge(0, RESULTS_KEPT + 1, 1, 0, 2)[0] is Judgement.NEW
-    assert table.judge(0, 1, 1, 0, 2)[0] is Judgement.REPEAT
+    assert table.judge(0, RESULTS_KEPT + 1, 1, 0, 1)[0] is SequenceStatus.WINDOW_FULL
+    assert table.judge(0, RESULTS_KEPT + 1, 1, 0, 2)[0] is SequenceStatus.NEW
+    assert table.judge(0, 1, 1, 0, 2)[0] is SequenceStatus.REPEAT
     table = filled(RESULTS_KEPT + 1)
-    assert table.judge(0, 1, 1, 0, 4)[0] is Judgement.FORGOTTEN
-    assert table.judge(0, 2, 1, 0, 4)[0] is Judgement.REPEAT
+    assert table.judge(0, 1, 1, 0, 4)[0] is SequenceStatus.FORGOTTEN
+    assert table.judge(0, 2, 1, 0, 4)[0] is SequenceStatus.REPEAT
 
 
 def test_undoing_brings_back_results_that_had_fallen_out_of_the_window() -> None:
     table = filled(RESULTS_KEPT)
     table.committed(2)
-    table.appended(0, RESULTS_KEPT + 1, Result(500, 1, 0, 1, 0, 500))
-    assert table.judge(0, 1, 1, 0, 2)[0] is Judgement.FORGOTTEN
+    table.appended(0, RESULTS_KEPT + 1, StoredBatch(500, 1, 0, 1, 0, 500))
+    assert table.judge(0, 1, 1, 0, 2)[0] is SequenceStatus.FORGOTTEN
     table.truncate_after(499)
-    assert table.judge(0, 1, 1, 0, 2)[0] is Judgement.REPEAT
+    assert table.judge(0, 1, 1, 0, 2)[0] is SequenceStatus.REPEAT
 
 
 def test_an_eviction_that_was_truncated_says_nothing_of_a_session() -> None:

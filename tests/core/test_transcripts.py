@@ -10,11 +10,20 @@ from dledger.core.effects import (
     PushAppended,
     PushRange,
     RoleChanged,
-    Send,
+    SendMessage,
     StoreEntries,
     TruncateLog,
 )
-from dledger.core.events import Appended, Event, Pushed, Receive, Settled, Stored, StreamUp, Tick
+from dledger.core.events import (
+    CommitSettled,
+    EntriesAppended,
+    EntriesPushed,
+    EntriesStored,
+    Event,
+    MessageReceived,
+    StreamUp,
+    Tick,
+)
 from dledger.core.log_view import LogView
 from dledger.core.messages import (
     Append,
@@ -62,7 +71,7 @@ def effect_text(effect: Effect) -> str:
     match effect:
         case PersistHardState(state):
             return f"persist term {state.term}, vote {state.voted_for}"
-        case Send(peer, message):
+        case SendMessage(peer, message):
             return f"to {peer}: {message_text(message)}"
         case RoleChanged():
             return f"{effect.role.name} in term {effect.term} ({effect.cause})"
@@ -97,30 +106,30 @@ def new_core(terms: list[TermRun], end: int) -> RaftCore:
 
 
 def test_transcript_of_an_election_an_append_and_its_commit() -> None:
-    def ack(index: int) -> Receive:
-        return Receive("b", PushResponse(1, "b", 1, Code.SUCCESS, PushType.APPEND, index, 0, index))
+    def ack(index: int) -> MessageReceived:
+        return MessageReceived("b", PushResponse(1, "b", 1, Code.SUCCESS, PushType.APPEND, index, 0, index))
 
-    def matched(index: int) -> Receive:
-        return Receive("b", PushResponse(1, "b", 1, Code.SUCCESS, PushType.COMPARE, index, 0, index))
+    def matched(index: int) -> MessageReceived:
+        return MessageReceived("b", PushResponse(1, "b", 1, Code.SUCCESS, PushType.COMPARE, index, 0, index))
 
     told: list[tuple[str, int, Event]] = [
         ("tick", 99, Tick()),
         ("tick", 100, Tick()),
-        ("b grants the pre-vote", 101, Receive("b", VoteResponse(0, "b", VoteResult.ACCEPT, True, 1))),
-        ("b grants the vote", 102, Receive("b", VoteResponse(1, "b", VoteResult.ACCEPT, False, 2))),
-        ("the no-op is appended", 102, Appended(0, 0, 1, 48)),
+        ("b grants pre-vote", 101, MessageReceived("b", VoteResponse(0, "b", VoteResult.ACCEPT, True, 1))),
+        ("b grants the vote", 102, MessageReceived("b", VoteResponse(1, "b", VoteResult.ACCEPT, False, 2))),
+        ("the no-op is appended", 102, EntriesAppended(0, 0, 1, 48)),
         ("the stream to b is up", 103, StreamUp("b", 1, 1)),
-        ("b has nothing", 104, Receive("b", PushResponse(
+        ("b has nothing", 104, MessageReceived("b", PushResponse(
             1, "b", 1, Code.INCONSISTENT_STATE, PushType.COMPARE, 0, 0, -1, -1, 0))),
         ("b matches", 105, matched(-1)),
-        ("the push has left", 105, Pushed("b", 1, 0, 0, 48)),
-        ("the no-op is durable here", 106, Stored(0, 1, 0)),
+        ("the push has left", 105, EntriesPushed("b", 1, 0, 0, 48)),
+        ("the no-op is durable here", 106, EntriesStored(0, 1, 0)),
         ("and at b", 107, ack(0)),
-        ("settled", 107, Settled()),
-        ("a client's batch is appended", 108, Appended(1, 3, 1, 300)),
+        ("settled", 107, CommitSettled()),
+        ("a client's batch is appended", 108, EntriesAppended(1, 3, 1, 300)),
         ("b is faster", 109, ack(3)),
-        ("durable here", 110, Stored(3, 1, 0)),
-        ("settled", 110, Settled()),
+        ("durable here", 110, EntriesStored(3, 1, 0)),
+        ("settled", 110, CommitSettled()),
     ]  # fmt: skip
     assert transcript(new_core([], -1), told) == [
         "start",
@@ -130,7 +139,7 @@ def test_transcript_of_an_election_an_append_and_its_commit() -> None:
         "  CANDIDATE in term 0 (timeout)",
         "  to b: pre-vote? term 1, log ends -1/-1",
         "  to c: pre-vote? term 1, log ends -1/-1",
-        "101 ms: b grants the pre-vote",
+        "101 ms: b grants pre-vote",
         "  persist term 1, vote a",
         "  CANDIDATE in term 1 (timeout)",
         "  to b: vote? term 1, log ends -1/-1",
@@ -165,13 +174,13 @@ def test_transcript_of_an_election_an_append_and_its_commit() -> None:
 
 def test_transcript_of_a_follower_whose_tail_is_replaced() -> None:
     told: list[tuple[str, int, Event]] = [
-        ("b leads term 3 and compares", 10, Receive("b", compare(3, 4, 3))),
-        ("b steps back", 11, Receive("b", compare(3, 1, 1))),
-        ("b pushes", 12, Receive("b", push(3, 1, 1, [3, 3], committed=1))),
-        ("a write of before the cut ends", 13, Stored(3, 2, 0)),
-        ("the cut is done", 14, Stored(1, 1, 1)),
-        ("the new entries are durable", 15, Stored(3, 3, 1)),
-        ("b is told of the commit", 16, Receive("b", Commit(3, "b", 1, 3))),
+        ("b leads term 3 and compares", 10, MessageReceived("b", compare(3, 4, 3))),
+        ("b steps back", 11, MessageReceived("b", compare(3, 1, 1))),
+        ("b pushes", 12, MessageReceived("b", push(3, 1, 1, [3, 3], committed=1))),
+        ("a write of before the cut ends", 13, EntriesStored(3, 2, 0)),
+        ("the cut is done", 14, EntriesStored(1, 1, 1)),
+        ("the new entries are durable", 15, EntriesStored(3, 3, 1)),
+        ("b is told of the commit", 16, MessageReceived("b", Commit(3, "b", 1, 3))),
     ]
     core = new_core([TermRun(1, 0), TermRun(2, 2)], 3)
     assert transcript(core, told) == [

@@ -46,13 +46,7 @@ def fault_of(command: Command) -> str | None:
 
 def _fault_of_python(words: list[str]) -> str | None:
     """A module or a file of ours has to exist; modules of others are theirs."""
-    if words[:1] == ["-m"] and words[1].split(".")[0] in (
-        "dledger",
-        "broker_adapter",
-        "chaos",
-        "tests",
-        "tools",
-    ):
+    if words[:1] == ["-m"] and words[1].split(".")[0] in ("dledger", "broker_adapter", "chaos", "tests"):
         path = ROOT / words[1].replace(".", "/")
         runnable = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
         return None if runnable else f"there is no module {words[1]} to run"

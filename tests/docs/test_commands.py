@@ -16,9 +16,8 @@ def test_every_command_is_one_that_the_programs_take(page: str) -> None:
     assert [f"{page}:{command.line}: {command}: {fault}" for command, fault in found if fault] == []
 
 
-def test_many_commands_are_looked_at() -> None:
+def test_commands_of_all_programs_are_looked_at() -> None:
     found = [command for page in PAGES for command in commands_of((ROOT / page).read_text())]
-    assert len(found) > 200
     assert {command.words[0] for command in found} >= {"make", "dledger", "dledger-chaos", "dledger-namesrv"}
 
 

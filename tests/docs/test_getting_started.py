@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.cli.local_broker import BROKER_KIND
+from broker_adapter.cli.cluster_command import BROKER_KIND
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.namesrv.config import DEFAULT_LISTEN, NameServerConfig
 from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, plan_cluster
@@ -24,8 +24,9 @@ from tests.process.cluster import free_ports
 TEXT = PAGE.read_text()
 STEPS = list(steps_of(TEXT))
 NODE_PORT, NODE_HTTP_PORT, NAMESRV_HTTP_PORT = DEFAULT_BASE_PORT, 20980, 9880
+REMOTING_PORT, SEND_PORT = 10911, 10921
 NAMESRV_PORT = int(DEFAULT_LISTEN.rpartition(":")[2])
-PORTS = {NODE_PORT, NODE_HTTP_PORT, NAMESRV_PORT, NAMESRV_HTTP_PORT}
+PORTS = {NODE_PORT, NODE_HTTP_PORT, REMOTING_PORT, SEND_PORT, NAMESRV_PORT, NAMESRV_HTTP_PORT}
 _PATIENCE_S = 60.0
 
 
@@ -58,6 +59,8 @@ def test_the_file_of_a_node_is_valid(machine: int, with_broker: bool) -> None:
     if config.program is not None:
         settings = parse_settings(config.program.settings)
         assert list(settings.namesrv) == [f"{host}:{NAMESRV_PORT}" for host in HOSTS[:2]]
+        assert settings.remoting.listen == f"{HOSTS[machine - 1]}:{REMOTING_PORT}"
+        assert settings.remoting.send_listen == f"{HOSTS[machine - 1]}:{SEND_PORT}"
 
 
 @pytest.mark.parametrize("machine", [1, 2])
@@ -71,7 +74,8 @@ def test_the_file_of_a_nameserver_is_valid(machine: int) -> None:
 
 
 def test_the_ports_of_the_table_are_those_of_the_files() -> None:
-    table = {int(port) for port in re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)}
+    rows = re.findall(r"^\| (\d+)(?:, (\d+))? \|", TEXT, re.MULTILINE)
+    table = {int(port) for row in rows for port in row if port}
     assert table == PORTS
 
 
@@ -100,7 +104,7 @@ def test_every_number_of_the_page_is_an_error_of_the_log_or_of_the_broker() -> N
     from broker_adapter.errors import Status
 
     known = {int(code) for code in Code} | {int(status) for status in Status}
-    rows = TEXT.partition("## When it does not work")[2]
+    rows = TEXT.partition("## Troubleshooting")[2]
     numbers = {int(number) for number in re.findall(r"\b[4-7]\d\d\b", rows)}
     assert len(numbers) > 8
     assert numbers - known == set()
@@ -120,7 +124,6 @@ def wait_until_healthy(machines: Machines, servers: list[str]) -> None:
         machines.pause(0.1)
 
 
-@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.xdist_group("getting-started")
 def test_the_page_can_be_walked_through(tmp_path: Path) -> None:

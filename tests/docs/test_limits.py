@@ -1,4 +1,4 @@
-"""Limits that no configuration changes are what docs/limits.md says: no other page tells of them."""
+"""Limits that no configuration changes are what docs/limits.md lists."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import re
 
 import pytest
 
-from broker_adapter.ha import slave_progress
-from broker_adapter.ha.options import HaOptions
+from broker_adapter.delivery import api as pop
+from broker_adapter.endpoints.filters import filters, sql92, sql_instructions, sql_tokens
+from broker_adapter.endpoints.v4 import bodies, pulls
+from broker_adapter.endpoints.v5 import telemetry
+from broker_adapter.endpoints.v5.calls import consumer_calls
+from broker_adapter.log.classic.ha import connection as ha_connection
+from broker_adapter.log.classic.ha.options import HaOptions
 from broker_adapter.metadata import commands, creation_limits
-from broker_adapter.pop import api as pop
-from broker_adapter.processor import pulls
-from broker_adapter.proxy import telemetry
-from broker_adapter.proxy.calls import consumer_calls
-from broker_adapter.proxy.messages import filters, sql92
 from dledger.core import sessions, term_allowance
 from dledger.core.values import MAX_INCARNATION, MAX_INDEX, MAX_POS, MAX_TERM
-from dledger.node.disk import body_reader, page_cache_release
-from dledger.node.members import inbound
-from dledger.rpc.transport import channels, field_count, unsent_requests
-from dledger.status.connections import ConnectionLimits
+from dledger.infra.http.connections import HttpConnectionLimits
+from dledger.infra.transport import channels, field_count, first_messages
+from dledger.node.disk import body_reader, disk_worker
 from tests.docs.pages import ROOT
 
-HTTP = ConnectionLimits()
+HTTP = HttpConnectionLimits()
 HA = HaOptions()
 EACH, ALL = creation_limits.EACH_CLIENT, creation_limits.ALL_CLIENTS
 
@@ -40,66 +39,61 @@ def power(number: int) -> str:
 
 FIXED = {
     "uncommitted batches of a session": f"{sessions.RESULTS_KEPT}",
-    "sessions": f"{sessions.MAX_SESSIONS:,}",
-    "calls under way on one connection": f"{channels.MAX_CALLS_PER_CONNECTION:,}",
+    "sessions, equal on all nodes": f"{sessions.MAX_SESSIONS:,}",
+    "concurrent calls on one connection": f"{channels.MAX_CALLS_PER_CONNECTION:,}",
     "connections to a gRPC port, of clients and members": f"{channels.MAX_CONNECTIONS:,}",
-    "how long a connection may take until it speaks HTTP/2, TLS included": (
-        f"{channels.HANDSHAKE_TIMEOUT_MS / 1000:g}"
-    ),
-    "how long a push stream, or an append stream too many, may take until its first message": (
-        f"{channels.FIRST_MESSAGE_TIMEOUT_S:g}"
-    ),
-    "such streams that have not sent one yet": f"{channels.MAX_FIRST_MESSAGES} of each kind",
-    "how long a request may take to arrive completely, for calls with a single request": (
-        f"{unsent_requests.REQUEST_TIMEOUT_S:g}"
-    ),
-    "such calls whose request has been incomplete for more than a second, at a port": (
-        f"{unsent_requests.MAX_UNSENT}, so {mib(unsent_requests.MAX_UNSENT * channels.MAX_MESSAGE_BYTES)}"
+    "time until a connection speaks HTTP/2, TLS included": (f"{channels.HANDSHAKE_TIMEOUT_MS / 1000:g}"),
+    "time until the first message of a call is complete": f"{first_messages.FIRST_MESSAGE_TIMEOUT_S:g}",
+    "calls of a port whose first message takes more than 1 s": (
+        f"{first_messages.MAX_FIRST_MESSAGES}, "
+        f"so {mib(first_messages.MAX_FIRST_MESSAGES * channels.MAX_MESSAGE_BYTES)}"
     ),
     "one gRPC message": mib(channels.MAX_MESSAGE_BYTES),
     "bodies read by position in one call": mib(body_reader.MAX_BYTES),
-    "newest entries stored during catch-up, kept in the page cache": mib(page_cache_release.KEPT_BYTES),
-    "repairs of other members that read from this node": f"{inbound._MAX_FETCHES}",
-    "questions of members without an answer": f"{inbound._MAX_WAITING}",
+    "newest entries that catch-up keeps in the page cache": mib(disk_worker.KEPT_BYTES),
     "connections to the status port": f"{HTTP.connections}, and {HTTP.per_address} of one address",
-    "... when all of these are busy": f"{HTTP.probes}, and {HTTP.probes_per_address} of one address",
-    "how long the head of an HTTP request may take, TLS included": f"{HTTP.head_s:g}",
-    "how long such a connection may be without a request, or leave an answer unread": f"{HTTP.idle_s:g}",
-    "how far a peer's term may lie beyond a node's own": (
+    "additional connections while all of these are busy": (
+        f"{HTTP.probes}, and {HTTP.probes_per_address} of one address"
+    ),
+    "time until the head of an HTTP request is complete, TLS included": f"{HTTP.head_s:g}",
+    "idle time, or time with an unread response": f"{HTTP.idle_s:g}",
+    "a peer's term above the node's own": (
         f"{power(term_allowance.MAX_TERM_ADVANCE)}, and {power(term_allowance.TERMS_PER_MS)} more each ms"
     ),
     "a term; an index; a position; an incarnation": (
         "; ".join(map(power, (MAX_TERM, MAX_INDEX, MAX_POS, MAX_INCARNATION)))
     ),
+    "a JSON request body; its values; a name or client id; an expression": (
+        f"{mib(bodies.MAX_BODY_BYTES)}; {bodies.MAX_BODY_VALUES:,}; {bodies._MAX_NAME}; {sql92.MAX_LENGTH:,}"
+    ),
+    "a filter expression: length; words of SQL92; tags; digits of a number": (
+        f"{sql92.MAX_LENGTH:,}; {sql_tokens.MAX_WORDS:,}; {filters.MAX_TAGS:,}; {sql_tokens.MAX_DIGITS}"
+    ),
+    "a property that a filter compares as a number": f"{sql_instructions.MAX_NUMBER_LENGTH:,}",
     "connections of slaves to a classic master; of one address": f"{HA.connections}; {HA.per_address}",
-    "what a slave that does not read has waiting for it at its master": (
+    "data queued for a slave that does not read": (
         f"{(HA.unsent_bytes + HA.read_ahead_bytes) / (1 << 20):g} MiB"
     ),
     "reports of a slave beyond four for each frame": (
-        f"{slave_progress._FREE_REPORTS:,}, and {slave_progress._REPORTS_PER_S} more each second"
+        f"{ha_connection._FREE_REPORTS:,}, and {ha_connection._REPORTS_PER_S} more each second"
     ),
-    "how far behind a slave may be that sends wait for": mib(HA.max_gap_bytes),
-    "how fast they do": (
+    "lag up to which sends wait for a slave": mib(HA.max_gap_bytes),
+    "automatic creation of topics, and likewise of groups": (
         f"{EACH.burst:g} at once and {EACH.per_second:g} a second for an address; "
         f"{ALL.burst:g} and {ALL.per_second:g} for all"
     ),
 }
 COSTS = {
     "compiling a SQL92 filter": (
-        f"{sql92.MAX_LENGTH:,} characters, {sql92.MAX_WORDS:,} words, {sql92.MAX_OPERATORS} operators, "
-        f"{sql92.MAX_DEPTH} levels"
+        f"{sql92.MAX_LENGTH:,} characters, {sql_tokens.MAX_WORDS:,} words, of which an IN list is one"
     ),
-    "evaluating it": f"{pop.MAX_FILTER_STEPS:,} steps",
-    "tags": f"{filters.MAX_TAGS} tags",
+    "evaluating a SQL92 filter": f"{pop.MAX_FILTER_STEPS:,} steps",
+    "tags": f"{filters.MAX_TAGS:,} tags",
     "settings of a client": f"{telemetry.MAX_COMMAND_BYTES >> 10} KiB",
-    "parsing any request of RocketMQ 5 but a send": f"{field_count.MAX_FIELDS:,} fields",
-    "acknowledging, changing times": f"{consumer_calls._MAX_ACKS:,} handles",
+    "parsing any request of RocketMQ 5 except a send": f"{field_count.MAX_FIELDS:,} fields",
+    "acknowledgements, changes of invisible times": f"{consumer_calls._MAX_ACKS:,} handles",
     "offsets in one commit or reset": f"{commands.MAX_OFFSETS_PER_COMMAND:,}",
-    "members, topics and queues of a group's assignment": (
-        f"{commands.MAX_MEMBERS_PER_GROUP} members, {commands.MAX_TOPICS_PER_GROUP} topics, "
-        f"{commands.MAX_QUEUES_PER_TOPIC:,} queues"
-    ),
-    "finding by key, by time, by offset": f"{pulls._MAX_MESSAGES:,} messages",
+    "searches by key, by time, by offset": f"{pulls._MAX_MESSAGES:,} messages",
 }
 
 

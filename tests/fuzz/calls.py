@@ -23,10 +23,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from broker_adapter.errors import Status
-from broker_adapter.proxy.v2 import definition_pb2, service_pb2
-from broker_adapter.v1 import forward_pb2, namesrv_pb2
+from broker_adapter.v1 import forward_pb2
+from broker_adapter.v2 import definition_pb2, service_pb2
 from dledger.errors import Code
-from dledger.rpc.transport.channels import open_channel
+from dledger.infra.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 from tests.fuzz import http_calls
 from tests.fuzz.messages import Known, filled
@@ -106,30 +106,6 @@ _CLIENT: Known = {
     "permission": (4,),
     "checksum": ("00000000",),
 }
-_ROUTES: Known = {
-    "cluster": ("DefaultCluster",),
-    "broker_name": ("broker-a",),
-    "node_id": ("n1", "n2"),
-    "broker_id": (0, 1),
-    "role": ("SYNC_MASTER", "SLAVE"),
-    "address": ("127.0.0.1:1",),
-    "http_address": ("",),
-    "term": (1, 2),
-    "role_epoch": (1 << 32, (1 << 32) + 1),
-    "data_version": (1, 2),
-    "expire_ms": (10_000,),
-    "topic": ("T",),
-    "topics": ("T", "U"),
-    "read_queues": (4,),
-    "write_queues": (4,),
-    "perm": (6,),
-    "sys_flag": (0,),
-    "message_type": ("",),
-    "namespace": ("n",),
-    "key": ("k",),
-    "value": ("v",),
-    "limit": (10,),
-}
 _OF_MEMBERS: Known = {
     **OF_MEMBERS,
     "cluster_id": (CLUSTER,),
@@ -164,12 +140,12 @@ SERVICES: dict[str, tuple[tuple[Any, str, Known], ...]] = {
         (forward_pb2, "ForwardService", _OF_MEMBERS),
         (log_pb2, "LogService", _LOG),
     ),
-    "namesrv": ((namesrv_pb2, "NameServerService", _ROUTES),),
+    "namesrv": (),  # its status page alone
 }
 #: Methods that end when their caller wants, or when something comes.
 WAITING = frozenset(
     {
-        *("ReadStream", "ReceiveMessage", "PullMessage", "WatchRoutes", "Session"),
+        *("ReadStream", "ReceiveMessage", "PullMessage"),
         *("AppendStream", "Push", "Forward", "Telemetry", "Scrub", "Backup"),
     }
 )
@@ -222,7 +198,7 @@ class Caller:
 
     def next_call(self) -> Call:
         rng = self._rng
-        if rng.random() < _SHARE_OF_HTTP:
+        if not self._methods or rng.random() < _SHARE_OF_HTTP:
             return Call(
                 self.server.name, http_calls.METHOD, (http_calls.request(rng, self.server.http_address),)
             )

@@ -20,9 +20,9 @@ import click
 from broker_adapter.errors import FrameRefused, ResponseCode
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, encode
-from broker_adapter.remoting.frames import FrameReader
-from tests.broker_adapter.process.processes import BROKER, SMALL, NameServers
-from tests.broker_adapter.processor.asker import asking, send_fields
+from broker_adapter.remoting.connection import FrameReader
+from tests.broker_adapter.process.processes import BROKER, SMALL
+from tests.broker_adapter.v4.asker import asking, send_fields
 from tests.fuzz.frames import OF_BROKERS, OF_NAME_SERVERS, frame
 from tests.fuzz.registry import CORPUS
 from tests.fuzz.servers import MEMORY_BYTES, NameServer, Node, Server
@@ -54,7 +54,7 @@ class BrokerPort(Node):
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
         self.remoting = f"127.0.0.1:{port}"
-        own = {"remoting": {"listen": self.remoting}}
+        own = {"remoting": {"listen": self.remoting, "send_listen": "127.0.0.1:0"}}
         self.settings = {"program": {"factory": BROKER, "settings": {**SMALL, **own}}}  # type: ignore[misc]
         super().__init__(folder)
 
@@ -103,10 +103,7 @@ class NameServerPort(NameServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        (port,) = free_ports(1)
-        self.remoting = f"127.0.0.1:{port}"
-        self.servers = NameServers(self.folder, 1, {"remoting_listen": self.remoting})
-        (self.address,) = self.servers.addresses
+        self.remoting = self.address
 
     async def is_served(self) -> str:
         async with asking(self.remoting) as asker:

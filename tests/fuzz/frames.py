@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from random import Random
 
 from broker_adapter.errors import FrameRefused
-from broker_adapter.format.properties import join_properties
 from broker_adapter.namesrv.remoting_bodies import DataVersion, encode_register_body
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, encode
+from broker_adapter.wire.properties import join_properties
 from tests.broker_adapter.namesrv.helpers import ORDERS, PAYMENTS
 from tests.fuzz.mutation import NUMBERS, WORDS, mutated
 from tests.fuzz.targets_remoting import with_lengths

@@ -74,7 +74,8 @@ async def problem_of(address: str, data: bytes, seconds: float) -> str:
         return f"the connection is not closed within {seconds:g} s, although no more can come"
     finally:
         writer.close()
-    if answer and not answer.startswith(b"HTTP/1."):
+    # aiohttp answers a request that names no version with HTTP/0.9.
+    if answer and not answer.startswith((b"HTTP/1.", b"HTTP/0.9 ")):
         return f"no answer of HTTP: {answer[:200]!r}"
     heads = [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.")]
     broken = [line for line in heads if line.split()[1:2] in ([b"500"], [b"502"])]

@@ -21,7 +21,7 @@ NAMES = re.compile(
 #: Types of what is taken apart. A path is that of a file.
 TAKEN = re.compile(r"\b(bytes|memoryview|Buffer|Frames|str|Path|pb\.\w+|Any|object)\b")
 #: No node reads them: what simulates, and programs of a terminal.
-LEFT_OUT = ("dledger/testing/", "broker_adapter/testing/", "chaos/workloads/", "chaos/injection/")
+LEFT_OUT = ("dledger/testing/", "chaos/workloads/", "chaos/injection/")
 
 
 def decoders() -> Iterator[str]:
@@ -64,13 +64,11 @@ EXCEPTIONS = {
     "dledger.replica.replica:Replica.read_index": "asks for an index",
     "dledger.replica.shell:Shell.load_push": "asks for entries",
     "dledger.node.machine.state_machine:StateMachine.load": "what others implement",
-    "dledger.store.disk:read_file": "bytes as they are",
+    "dledger.infra.files.disk:read_file": "bytes as they are",
     "broker_adapter.store.queue_reader:QueueReader.read": "records of an offset: reading, not decoding",
     "broker_adapter.store.dispatcher:Metadata.load": "what others implement",
     "broker_adapter.store.open_files:OpenFiles.read": "bytes as they are",
     "chaos.cli.convert_command:convert_command": "a command",
-    "chaos.spec.model:load": "a step of the model",
-    "chaos.spec.reading:read_trace": "a directory: what is no line of a trace in it is a hole of the trace",
     "chaos.trace.parquet:convert": "DuckDB reads the lines, in a process of a command",
-    "chaos.cli.demo_input:read_lines": "lines of a file, whatever is in them",
+    "chaos.cli.demo_command:read_lines": "lines of a file, whatever is in them",
 }

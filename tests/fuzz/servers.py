@@ -8,19 +8,20 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from broker_adapter.api import GroupConfig
+from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.client.core.admin_bodies import group_body
 from broker_adapter.client.core.pulling import pull_request, pull_result
 from broker_adapter.client.core.requests import create_topic
 from broker_adapter.client.core.subscription import ALL, Subscription
 from broker_adapter.client.core.values import MessageQueue
 from broker_adapter.errors import ResponseCode
+from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.v1 import namesrv_pb2
-from dledger.rpc.transport.channels import open_channel
+from dledger.infra.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2
+from tests.broker_adapter.client.scripted import finish
 from tests.broker_adapter.process.processes import BROKER, SMALL, NameServers
-from tests.broker_adapter.processor.asker import asking, send_fields
+from tests.broker_adapter.v4.asker import asking, send_fields
 from tests.node.local import until
 from tests.process.cluster import GROUP, ProcessCluster, free_ports
 
@@ -30,7 +31,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SERVING = re.compile(r'\bevent="?serving\b')
 _ALARM = re.compile(r'event="fatal: the node stops" .*code=(409|4\d\d|6\d\d)')
 #: A busy machine must not depose a leader.
-_TIMING = {"heartbeat_ms": 200, "election_min_ms": 3000, "election_max_ms": 6000}
+_TIMING = {"heartbeat_ms": 200, "election_min_ms": 3000, "election_max_ms": 6000, "silence_ms": 0}
 _CLIENTS = {"rocketmq_v2": {"min_polling_ms": 100, "max_polling_ms": 500, "min_invisible_ms": 100}}
 
 
@@ -169,7 +170,7 @@ class BrokerNode(Node):
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
         self.remoting = f"127.0.0.1:{port}"
-        own = {**SMALL, **_CLIENTS, "remoting": {"listen": self.remoting}}
+        own = {**SMALL, **_CLIENTS, "remoting": {"listen": self.remoting, "send_listen": "127.0.0.1:0"}}
         self.settings = {"program": {"factory": BROKER, "settings": own}}  # type: ignore[misc]
         super().__init__(folder)
 
@@ -198,14 +199,14 @@ class BrokerNode(Node):
             at = int(sent.fields["queueOffset"])
             subscription = Subscription("good", ALL, 0)
             queue = MessageQueue("good", "broker-a", 0)
-            pull = pull_request("good", queue, at, subscription, most=1, wait_s=10.0)
+            pull = pull_request("good", queue, at, subscription, max_messages=1, wait_s=10.0)
             pulled = await asker.ask(pull.code, **pull.fields)
-            found = pull_result(pulled, queue, subscription)
+            found = finish(pull_result(pulled, queue, subscription, 32))
             return "" if [one.body for one in found.messages] == [b"good"] else f"not pulled: {pulled}"
 
 
 def _topic(name: str, queues: int) -> dict[str, str]:
-    made = create_topic(name, read_queues=queues, write_queues=queues, permission=6, attributes={})
+    made = create_topic(TopicConfig(name, queues, queues))
     return dict(made.fields)
 
 
@@ -233,7 +234,7 @@ class NameServer(Server):
     async def start(self) -> None:
         before = self._servings()
         await self.servers.start()
-        # All its ports: that for gRPC is the first to be open.
+        # All its ports: that for pages is the last to be open.
         await until(lambda: self._servings() > before)
 
     def _servings(self) -> int:
@@ -257,9 +258,8 @@ class NameServer(Server):
         return self.folder / "namesrv-0.log"
 
     async def is_served(self) -> str:
-        service = "/dledger.broker.v1.NameServerService"
-        request = namesrv_pb2.GetClusterInfoRequest()
-        answer = await self.ask(f"{service}/GetClusterInfo", request, namesrv_pb2.GetClusterInfoResponse)
+        async with NameServerClient([self.address], timeout_s=30.0) as client:
+            answer = await client.cluster_info()
         return "" if answer.pid == self.process else f"no information: {answer}"
 
 

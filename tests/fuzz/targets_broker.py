@@ -11,25 +11,24 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.errors import BrokerError, IllegalMessage, Status, StoredDataDamaged
-from broker_adapter.format import consume_queue_unit, host, index_layout, message, message_id, properties
-from broker_adapter.format.index_layout import IndexHeader, IndexShape
+from broker_adapter.delivery_state import handles
+from broker_adapter.delivery_state import image as delivery_image
+from broker_adapter.delivery_state import records as delivery_records
+from broker_adapter.delivery_state.state import DeliveryState
+from broker_adapter.endpoints.forwarding import frames
+from broker_adapter.endpoints.rejected import Rejected
+from broker_adapter.endpoints.v5.messages.methods import METHODS
+from broker_adapter.endpoints.v5.messages.request import Request
+from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.metadata import image as metadata_image
 from broker_adapter.metadata import records as metadata_records
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.namesrv import rpc_convert as names
 from broker_adapter.namesrv.kv_config import KvConfig
-from broker_adapter.pop import handles
-from broker_adapter.pop import image as delivery_image
-from broker_adapter.pop import records as delivery_records
-from broker_adapter.pop.state import DeliveryState
-from broker_adapter.proxy.forwarding import frames
-from broker_adapter.proxy.messages.methods import METHODS
-from broker_adapter.proxy.messages.rejected import Rejected
-from broker_adapter.proxy.messages.request import Request
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store import checkpoint
-from broker_adapter.v1 import forward_pb2, namesrv_pb2
+from broker_adapter.v1 import forward_pb2
+from broker_adapter.wire import consume_queue_unit, host, index_layout, message, message_id, properties
+from broker_adapter.wire.index_layout import IndexHeader, IndexShape
 from dledger import Applied, ImageRefused
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT, V6, Log
@@ -131,14 +130,16 @@ _POSITION = checkpoint.QueuePosition("T", 0, 5, 1)
 
 
 def _image(rng: Random) -> bytes:
-    return checkpoint.encode_image(checkpoint.Image([_POSITION] * rng.randrange(3), _replicated(rng), [3]))
+    return checkpoint.encode_image(
+        checkpoint.DerivedImage([_POSITION] * rng.randrange(3), _replicated(rng), [3])
+    )
 
 
 def _checkpoint(rng: Random) -> bytes:
     header = IndexHeader(1, 2, 3, 4, 1, 2)
     queues = [checkpoint.QueueState("T", 0, 0, 5, 1, (7, 8))] * rng.randrange(3)
     files = [checkpoint.IndexState("00001", header, 7, rng.choice((None, 8)))] * rng.randrange(2)
-    made = checkpoint.Checkpoint(Applied(9, 1, 900), 4, IndexShape(5, 12), queues, files, b"", [1])
+    made = checkpoint.DerivedCheckpoint(Applied(9, 1, 900), 4, IndexShape(5, 12), queues, files, b"", [1], [])
     return checkpoint.encode_checkpoint(made)
 
 
@@ -281,10 +282,6 @@ def _answered(message: forward_pb2.FromMaster) -> None:
         frames.error_from_pb(answer.code, answer.message)
 
 
-def _names_route(message: namesrv_pb2.TopicRoute) -> None:
-    names.route_from_pb(message)
-
-
 _DAMAGED = (StoredDataDamaged,)
 TARGETS = (
     Target(
@@ -299,7 +296,7 @@ TARGETS = (
         "records",
         lambda rng: _record(rng) + _record(rng),
         message.decode_all,
-        (message.decode_all,),
+        (message.decode_all, message.decode_each),
         _DAMAGED,
     ),
     Target(
@@ -412,11 +409,18 @@ TARGETS = (
         text=True,
     ),
     Target(
-        "recall-handle",
+        "transaction-id",
         lambda rng: handles.deferred_handle("T", 5).encode(),
         text(lambda found: handles.parse_deferred("T", found)),
         (handles.parse_deferred,),
         repair=with_handle_sum,
+        text=True,
+    ),
+    Target(
+        "recall-handle",
+        lambda rng: handles.recall_handle("T", "broker-a", 1, "id", 5).encode(),
+        text(lambda found: handles.parse_recall("T", found)),
+        (handles.parse_recall,),
         text=True,
     ),
     Target(
@@ -440,13 +444,4 @@ TARGETS = (
         from_wire(forward_pb2.FromMaster, _answered),
         (frames.error_from_pb,),
     ),
-    _conversion("registration", namesrv_pb2.RegisterBrokerRequest, names.registration_from_pb, BrokerError),
-    _conversion("registration-answer", namesrv_pb2.RegisterBrokerResponse, names.answer_from_pb, BrokerError),
-    Target(
-        "route",
-        made(namesrv_pb2.TopicRoute, KNOWN),
-        from_wire(namesrv_pb2.TopicRoute, _names_route),
-        (names.route_from_pb, names.topic_from_pb),
-    ),
-    _conversion("cluster-info", namesrv_pb2.GetClusterInfoResponse, names.info_from_pb),
 )

@@ -7,21 +7,26 @@ import struct
 from pathlib import Path
 from random import Random
 
-from broker_adapter.classic.commit_log_files import CommitLogOptions
-from broker_adapter.classic.layout import StorePaths, blank_head, places_of
-from broker_adapter.classic.log_retention import parse_delete_when
-from broker_adapter.classic.log_walk import FileWalk
-from broker_adapter.classic.record_check import check_record, claimed_size
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, load_checkpoint
-from broker_adapter.classic_node.roles import read_role, write_role
-from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import Message, encode
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.log.classic.append_heads import decode_head, encode_head, head_size
+from broker_adapter.log.classic.commit_log_files import CommitLogOptions
+from broker_adapter.log.classic.layout import StorePaths, blank_head, places_of
+from broker_adapter.log.classic.log_retention import parse_delete_when
+from broker_adapter.log.classic.node.roles import read_role, write_role
+from broker_adapter.log.classic.record_check import check_record, claimed_size
+from broker_adapter.log.classic.recovery import FileWalk, open_commit_log
+from broker_adapter.log.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, load_checkpoint
+from broker_adapter.server.table_base import FILE_NAME as BASE_NAME
+from broker_adapter.server.table_base import read_base
+from broker_adapter.server.table_merge import parse_tables
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord, decode, encode
 from dledger import ConfigError
+from dledger.infra.files.disk import replace_file
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.classic.slow_log import records_of
 from tests.fuzz.target import Target
+from tests.fuzz.targets_broker import with_record_sums
 
 _ROOT = Path("/s")
 _FILE_SIZE = 512
@@ -46,7 +51,7 @@ def _store(rng: Random) -> bytes:
     bodies = [rng.randbytes(rng.choice((0, 5, 30, 300))) for _ in range(rng.randrange(9))]
     hosts = Host(bytes(4), 1), Host(bytes(16), 2)
     messages = [
-        Message(
+        MessageRecord(
             "t",
             body,
             store_timestamp=1_000 * number,
@@ -90,6 +95,21 @@ def _recover(data: bytes) -> None:
         raise AssertionError(f"it ends at {end}, and then at {again.end_offset}")
 
 
+def _head(rng: Random) -> bytes:
+    host = rng.choice((Host(bytes(4), 1), Host(bytes(16), 2)))
+    return encode_head(
+        [rng.randbytes(9) for _ in range(rng.randrange(1, 5))], host, 7, rng.randrange(1 << 42)
+    )
+
+
+def _read_head(data: bytes) -> None:
+    """Records get here checked."""
+    check_record(data, 0, 7, len(data))
+    head = decode_head(data)
+    if head is not None and head_size(len(head.sums), decode(data).store_host) != len(data):
+        raise AssertionError("it has another size than a head for so many records")
+
+
 def _hours(rng: Random) -> bytes:
     return ";".join(f"{rng.randrange(24):02d}" for _ in range(rng.randrange(1, 4))).encode()
 
@@ -115,8 +135,47 @@ def _read_role(data: bytes) -> None:
         raise AssertionError("it reads another role than it writes")
 
 
+def _base(rng: Random) -> bytes:
+    content = json.dumps({"topicConfigTable": {"t": {"topicName": "t", "perm": 6}}})
+    tables = {
+        "tables": {"topics.json": content},
+        "incarnations": [["t", rng.randrange(4), rng.randrange(1 << 40)]],
+        "was_clean": rng.random() < 0.5,
+    }
+    value = {
+        "version": 1,
+        "position": 7,
+        "number": rng.randrange(9),
+        "written": tables,
+        "before": rng.choice((None, tables)),
+        "merges": [tables] * rng.randrange(3),
+        "replaces_written": rng.random() < 0.5,
+    }
+    return json.dumps(value).encode()
+
+
+def _read_base(data: bytes) -> None:
+    disk = SimDisk()
+    disk.mkdir(_ROOT)
+    replace_file(disk, _ROOT / BASE_NAME, data)
+    base = read_base(disk, _ROOT)
+    if base is None:
+        raise StoredDataDamaged(Status.STORE_TABLE_DAMAGED, "no base")
+    for seen in base.history(disk, _ROOT):
+        parse_tables(seen.contents)
+
+
 TARGETS = (
+    Target("classic-base", _base, _read_base, (read_base, parse_tables), (StoredDataDamaged,), text=True),
     Target("classic-role", _role, _read_role, (read_role, write_role), (StoredDataDamaged,), text=True),
+    Target(
+        "classic-append-head",
+        _head,
+        _read_head,
+        (decode_head,),
+        (StoredDataDamaged,),
+        repair=with_record_sums,
+    ),
     Target("classic-hours", _hours, _read_hours, (parse_delete_when,), (ConfigError,), text=True),
     Target("classic-checkpoint", _checkpoint, _read_checkpoint, (decode_checkpoint, StoreCheckpoint.encode)),
     Target(

@@ -7,9 +7,8 @@ from contextlib import suppress
 from random import Random
 
 from broker_adapter.errors import HaRefused, Status, StoredDataDamaged
-from broker_adapter.format.message import Message
-from broker_adapter.format.message import encode as encode_record
-from broker_adapter.ha.handshake import (
+from broker_adapter.log.classic.ha.connection import SlaveProgress, start_for
+from broker_adapter.log.classic.ha.handshake import (
     Challenge,
     HaIdentity,
     HandshakeReader,
@@ -24,9 +23,10 @@ from broker_adapter.ha.handshake import (
     encode_welcome,
     error_of,
 )
-from broker_adapter.ha.records import RecordReader, WholeRecords
-from broker_adapter.ha.slave_progress import SlaveProgress, start_for
-from broker_adapter.ha.transfers import ReportReader, TransferReader
+from broker_adapter.log.classic.ha.records import RecordReader, WholeRecords
+from broker_adapter.log.classic.ha.transfers import ReportReader, TransferReader
+from broker_adapter.wire.message import MessageRecord
+from broker_adapter.wire.message import encode as encode_record
 from tests.fuzz.target import Target
 
 _FILE_SIZE = 512
@@ -81,7 +81,7 @@ def _log(rng: Random) -> bytes:
     log = b""
     for number in range(rng.randrange(1, 5)):
         body = rng.randbytes(rng.randrange(9))
-        log += encode_record(Message("t", body, queue_offset=number, physical_offset=len(log)))
+        log += encode_record(MessageRecord("t", body, queue_offset=number, physical_offset=len(log)))
         blank = rng.choice((0, 8, 30))
         log += struct.pack(">II", blank, 0xCBD43194) + bytes(blank - 8) if blank else b""
     return log
@@ -101,7 +101,9 @@ def _files(rng: Random) -> bytes:
     log = b""
     for number in range(rng.randrange(1, 12)):
         record = encode_record(
-            Message("t", rng.randbytes(rng.randrange(90)), queue_offset=number, physical_offset=len(log))
+            MessageRecord(
+                "t", rng.randbytes(rng.randrange(90)), queue_offset=number, physical_offset=len(log)
+            )
         )
         left = _FILE_SIZE - len(log) % _FILE_SIZE
         if len(record) + 8 > left:
@@ -117,9 +119,9 @@ def _copy_files(data: bytes) -> None:
     try:
         for piece in (data[:half], data[half:]):
             records.feed(piece)
-            taken += records.take()[1]
+            taken += records.take_complete()[1]
     finally:
-        taken += records.take()[1]
+        taken += records.take_complete()[1]
         if taken != data[: records.position]:
             raise AssertionError("other bytes are taken than came")
 

@@ -11,14 +11,14 @@ from typing import Any
 from zlib_ng.zlib_ng import crc32
 
 from dledger import EntryRun
-from dledger.client import frames as client_frames
+from dledger.client import reader as client_reader
 from dledger.core.sessions import SessionTable
 from dledger.core.values import EMPTY_TAIL, Base, HardState, Tail, TermRun
 from dledger.errors import InvalidRequest, StorageError
+from dledger.infra.transport.handlers import parser
+from dledger.infra.transport.wire import read_varint
 from dledger.rpc import append_wire, convert_admin, convert_peer
-from dledger.rpc.envelope import Identity as EnvelopeIdentity
-from dledger.rpc.transport.handlers import parser
-from dledger.rpc.transport.wire import read_varint
+from dledger.rpc.envelope import PeerIdentity
 from dledger.store import damage, identity, state_files
 from dledger.store.api import Damage, Frames
 from dledger.store.format import batch
@@ -31,7 +31,7 @@ from dledger.store.format.internal import (
     Purge,
     SessionBatch,
     SessionOpen,
-    Stamped,
+    StampedInternal,
     decode_internal,
     encode_internal,
 )
@@ -94,7 +94,7 @@ def _internal(rng: Random) -> bytes:
     base = Base(3, 1, 500, 7)
     values = (SessionBatch(1, 2, 3, 4), ImageChunk(5, 6, b"data"), NoOp(), SessionOpen(), ImageBegin())
     value = rng.choice((*values, ImageEnd(1, 2, 3), Purge(base)))
-    return encode_internal(Stamped(1000, value) if rng.random() < 0.5 else value)
+    return encode_internal(StampedInternal(1000, value) if rng.random() < 0.5 else value)
 
 
 def _unpack_record(data: bytes) -> None:
@@ -240,8 +240,8 @@ KNOWN: Known = {
     "frames": lambda rng: _entries(rng),
     "owner": ("", "{}", '{"a": 1}', "[]", "{"),
 }
-_ENVELOPE = EnvelopeIdentity("c", "g", "n1", tuple(_MEMBERS), incarnation=3)
-_SENDER = EnvelopeIdentity("c", "g", "n2", tuple(_MEMBERS), incarnation=3)
+_ENVELOPE = PeerIdentity("c", "g", "n1", tuple(_MEMBERS), incarnation=3)
+_SENDER = PeerIdentity("c", "g", "n2", tuple(_MEMBERS), incarnation=3)
 
 
 def made(message_type: type[Any], known: Known, *, wild: float = 0.1) -> Callable[[Random], bytes]:
@@ -319,8 +319,8 @@ TARGETS = (
     Target(
         "entries-at-client",
         _entries,
-        lambda data: (client_frames.decode(data, -1), client_frames.decode(data, 2)),
-        (client_frames.decode,),
+        lambda data: (client_reader.decode(data, -1), client_reader.decode(data, 2)),
+        (client_reader.decode,),
         (StorageError,),
         with_sums,
     ),

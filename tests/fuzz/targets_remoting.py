@@ -7,28 +7,38 @@ import struct
 import zlib
 from random import Random
 
-from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
 from broker_adapter.client.core.admin_bodies import (
     parse_consume_stats,
     parse_groups,
     parse_offset_table,
     parse_runtime,
+    parse_topic,
     parse_topic_stats,
     parse_topics,
 )
-from broker_adapter.client.core.route_data import parse_clusters, parse_route, parse_topic_list
-from broker_adapter.client.core.values import decode_messages
+from broker_adapter.client.core.route_data import (
+    parse_body,
+    parse_clusters,
+    parse_route,
+    parse_topic_list,
+)
+from broker_adapter.client.core.values import decode_one, first_messages
 from broker_adapter.client.group_requests import parse_locked, parse_members
+from broker_adapter.endpoints.v4.bodies import heartbeat, lock_request, parse
+from broker_adapter.endpoints.v4.sends import batch_of
 from broker_adapter.errors import FrameRefused, IllegalMessage, StoredDataDamaged
-from broker_adapter.format.message import Message
-from broker_adapter.format.message import encode as encode_record
-from broker_adapter.format.properties import join_properties
-from broker_adapter.format.sys_flag import COMPRESSED
-from broker_adapter.processor.bodies import heartbeat, lock_request, parse
-from broker_adapter.processor.sends import batch_of
+from broker_adapter.log.classic.tables import delays_of, groups_of, offsets_of, parse_table, topics_of
+from broker_adapter.namesrv.client import parse_cluster_info
+from broker_adapter.namesrv.remoting_bodies import cluster_info
+from broker_adapter.namesrv.values import BrokerEntry, ClusterInfo
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
-from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting.connection import FrameReader
+from broker_adapter.wire.message import MessageRecord
+from broker_adapter.wire.message import encode as encode_record
+from broker_adapter.wire.properties import join_properties
+from broker_adapter.wire.sys_flag import COMPRESSED
+from tests.broker_adapter.client.scripted import decode_messages
 from tests.fuzz.target import Target
 
 
@@ -95,6 +105,14 @@ def _use_route(data: bytes) -> None:
     route.subscribe_queues("t")
 
 
+def _name_server(rng: Random) -> bytes:
+    entry = BrokerEntry(
+        "c", "b", "n1", rng.randrange(3), "SLAVE", "h:1", "", rng.randrange(9), 1, 2, 3, True, ""
+    )
+    info = ClusterInfo("0.1", 1, 2, [entry] * rng.randrange(3), 4, 5, 6, 7, ["b"], {"route": 8})
+    return cluster_info(info.brokers, {}, info)
+
+
 def _clusters(rng: Random) -> bytes:
     brokers = [_broker(rng) for _ in range(rng.randrange(3))]
     table = {str(broker["brokerName"]): broker for broker in brokers}
@@ -103,12 +121,13 @@ def _clusters(rng: Random) -> bytes:
 
 def _records(rng: Random) -> bytes:
     text = join_properties({"UNIQ_KEY": "K", "TAGS": "a"})
-    plain = Message("t", rng.randbytes(rng.randrange(1, 9)), text)
-    packed = Message("t", zlib.compress(bytes(rng.randrange(99))), text, sys_flag=COMPRESSED)
+    plain = MessageRecord("t", rng.randbytes(rng.randrange(1, 9)), text)
+    packed = MessageRecord("t", zlib.compress(bytes(rng.randrange(99))), text, sys_flag=COMPRESSED)
     return b"".join(bytes(encode_record(one)) for one in rng.choices((plain, packed), k=2))
 
 
 def _use_messages(data: bytes) -> None:
+    decode_one(data, "a")
     for one in decode_messages(data, "a"):
         assert one.message_id and one.tags is not None and one.keys is not None
 
@@ -165,7 +184,7 @@ def _read_body(data: bytes) -> None:
 def _admin(rng: Random) -> bytes:
     """A letter that says what it is the answer to, and the answer."""
     queue = b'{"brokerName":"a","queueId":%d,"topic":"t"}' % rng.randrange(9)
-    match rng.randrange(5):
+    match rng.randrange(6):
         case 0:
             told = b'{"lastUpdateTimestamp":1,"maxOffset":%d,"minOffset":0}' % rng.randrange(99)
             return b's{"offsetTable":{' + queue + b":" + told + b"}}"
@@ -186,6 +205,9 @@ def _admin(rng: Random) -> bytes:
             config = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": rng.randrange(9), "perm": 6}
             return b"t" + json.dumps({"topicConfigTable": {"t": config}}).encode()
         case 3:
+            config = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+            return b"1" + json.dumps(config).encode()
+        case 4:
             rows = {"dispatchBehindBytes": str(rng.randrange(99)), "bootTimestamp": 1}
             return b"r" + json.dumps({"table": rows}).encode()
     group = {"groupName": "g", "retryMaxTimes": rng.randrange(9), "consumeEnable": True}
@@ -193,7 +215,13 @@ def _admin(rng: Random) -> bytes:
 
 
 def _read_admin(data: bytes) -> None:
-    parsers = {b"s": parse_topic_stats, b"c": parse_consume_stats, b"t": parse_topics, b"r": parse_runtime}
+    parsers = {
+        b"s": parse_topic_stats,
+        b"c": parse_consume_stats,
+        b"t": parse_topics,
+        b"1": parse_topic,
+        b"r": parse_runtime,
+    }
     parsers.get(data[:1], parse_groups)(data[1:])
 
 
@@ -229,8 +257,16 @@ TARGETS = (
     ),
     Target("remoting-body", _body, _read_body, (parse, heartbeat, lock_request, batch_of), (IllegalMessage,)),
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
-    Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),
+    Target("client-route", _route, _use_route, (parse_route, parse_body), (FrameRefused,), text=True),
     Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),
+    Target(
+        "client-name-server",
+        _name_server,
+        parse_cluster_info,
+        (parse_cluster_info,),
+        (FrameRefused,),
+        text=True,
+    ),
     Target("client-locks", _locked, parse_locked, (parse_locked,), (FrameRefused,), text=True),
     Target("client-notice", _notice, parse_topic_list, (parse_topic_list,), (FrameRefused,), text=True),
     Target("client-members", _members, parse_members, (parse_members,), (FrameRefused,), text=True),
@@ -243,11 +279,12 @@ TARGETS = (
             parse_topic_stats,
             parse_consume_stats,
             parse_topics,
+            parse_topic,
             parse_groups,
             parse_runtime,
         ),
         (FrameRefused,),
         text=True,
     ),
-    Target("client-messages", _records, _use_messages, (decode_messages,), (StoredDataDamaged,)),
+    Target("client-messages", _records, _use_messages, (first_messages, decode_one), (StoredDataDamaged,)),
 )

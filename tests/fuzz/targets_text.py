@@ -14,12 +14,15 @@ import click
 
 from broker_adapter.cli.connect.options import parse_moment
 from broker_adapter.config.settings import parse_settings
+from broker_adapter.endpoints.access import accounts, guard
+from broker_adapter.endpoints.filters.filters import filter_of
+from broker_adapter.endpoints.filters.sql92 import compile_sql
+from broker_adapter.endpoints.filters.sql_tokens import SqlError
+from broker_adapter.endpoints.rejected import Rejected
+from broker_adapter.errors import IllegalMessage
 from broker_adapter.namesrv import config as namesrv_config
-from broker_adapter.proxy.access import accounts, signatures
-from broker_adapter.proxy.messages.filters import filter_of
-from broker_adapter.proxy.messages.rejected import Rejected
-from broker_adapter.proxy.messages.sql92 import SqlError, compile_sql
-from broker_adapter.proxy.v2 import definition_pb2
+from broker_adapter.v2 import definition_pb2
+from broker_adapter.wire.attributes import parse_changes
 from chaos.checker.readers import edn, jepsen, porcupine
 from chaos.checker.readers.history import ReaderError
 from chaos.plans.scenario import FOLDER, load_scenario
@@ -27,12 +30,12 @@ from chaos.syncs.journal import DAMAGE, JournalDamaged, read_damage, read_lines
 from dledger.cli.client_options import parse_servers
 from dledger.cli.local.cluster_plan import PLAN_FILE, ClusterPlan, NodePlan, load_plan, save_plan, to_toml
 from dledger.errors import ConfigError
+from dledger.infra.files.config_faults import read_toml
+from dledger.infra.http.server import AllowedHosts
 from dledger.node.setup.config import load_config, parse_config
-from dledger.node.setup.config_faults import read_toml
 from dledger.node.setup.secret_file import load_secret
 from dledger.status.encoding import node_status_from_json, node_status_to_json
-from dledger.status.hosts import AllowedHosts
-from tests.broker_adapter.proxy.access.signed import DATE, NOW_S, signed
+from tests.broker_adapter.v5.access.signed import DATE, NOW_S, signed
 from tests.chaos.checker.runs import HISTORIES
 from tests.fuzz.files import folder
 from tests.fuzz.messages import Known
@@ -72,6 +75,7 @@ _SETTINGS: dict[str, Any] = {
     "directory": "d",
     "max_wait_ms": 5,
     "delivery": {},
+    "remoting": {"listen": "127.0.0.1:10911"},
     "rocketmq_v2": {},
 }
 _NAMESRV: dict[str, Any] = {
@@ -139,9 +143,10 @@ def _scenario(rng: Random) -> bytes:
 # -- what clients say
 
 _SQL = (
-    "a = 'x' AND (n BETWEEN 1 AND 10 OR NOT TAGS IN ('t', 'u')) AND b IS NOT NULL",
+    "a = 'x' AND (n BETWEEN 1 AND 10 OR NOT (TAGS IN ('t', 'u'))) AND b IS NOT NULL",
     "a STARTSWITH 'x' OR a NOT CONTAINS 'it''s' AND n >= -1.5e3",
     "NOT (a <> b) AND c = TRUE",
+    "n > 3L -- note\n AND TAGS IN ('t' /* ' */, 'u') OR -.5e1 < n AND a = 'x' IS NOT NULL",
 )
 _PROPERTIES: tuple[dict[str, str], ...] = (
     {},
@@ -175,7 +180,7 @@ def _account_of(data: bytes) -> None:
     authorization, _, date = data.decode("ascii", "ignore").partition("\n")
     known = accounts.parse_accounts(_ACCOUNTS, "here").by_key()
     sent = {"authorization": authorization, "x-mq-date-time": date}
-    signatures.account_of(sent, known, now_s=NOW_S, freshness_s=60.0)
+    guard.account_of(sent, known, now_s=NOW_S, freshness_s=60.0)
 
 
 def _servers(value: str) -> None:
@@ -244,7 +249,19 @@ def _read_journal(path: Path) -> None:
         line.name_at(0)
 
 
+def _changes(rng: Random) -> bytes:
+    return rng.choice((b"+message.type=FIFO", b"-message.type", b"+a=1, -b ,+c=", b""))
+
+
 TARGETS = (
+    Target(
+        "topic-attributes",
+        _changes,
+        lambda data: parse_changes(data.decode("utf-8", "replace")),
+        (parse_changes,),
+        (IllegalMessage,),
+        text=True,
+    ),
     Target(
         "sync-damage",
         lambda _: b"48 148\n1000 1100\n",
@@ -326,7 +343,7 @@ TARGETS = (
         (filter_of,),
         (Rejected,),
     ),
-    Target("signature", _signature, _account_of, (signatures.account_of,), (Rejected,), text=True),
+    Target("signature", _signature, _account_of, (guard.account_of,), (Rejected,), text=True),
     Target(
         "servers",
         lambda _: b"10.0.0.1:1, [::1]:2, a:65535",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.proxy.v2 import definition_pb2, service_pb2
-from broker_adapter.v1 import namesrv_pb2
+from broker_adapter.v2 import definition_pb2, service_pb2
 from dledger.errors import Code
 from dledger.v1 import log_pb2, peer_pb2
 from tests.fuzz import calls_run
@@ -27,7 +26,7 @@ def test_every_service_is_called() -> None:
         for service in re.findall(r"^service (\w+)", text, re.M)
     }
     called = {method.containing_service.full_name for server in SERVICES for method, _ in methods_of(server)}
-    assert len(written) == 6 and written == called
+    assert len(written) == 5 and written == called
 
 
 @pytest.mark.process
@@ -57,6 +56,6 @@ def test_numbers_that_nobody_knows_and_internal_errors_are_found() -> None:
     sent = service_pb2.SendMessageResponse(entries=[service_pb2.SendResultEntry(status=bug)])
     assert _bad_number(sent) == "an internal error"
     assert _bad_number(log_pb2.AppendResponse(status=log_pb2.Status(code=int(Code.INTERNAL_ERROR))))
-    assert "4711" in _bad_number(namesrv_pb2.GetRouteResponse(status=namesrv_pb2.NameServerStatus(code=4711)))
+    assert "4711" in _bad_number(log_pb2.AppendResponse(status=log_pb2.Status(code=4711)))
     assert not _bad_number(peer_pb2.VoteResponse(refusal=peer_pb2.Refusal(code=int(Code.UNKNOWN_GROUP))))
-    assert not _bad_number(namesrv_pb2.GetRouteResponse())
+    assert not _bad_number(log_pb2.AppendResponse())

@@ -39,6 +39,7 @@ def test_every_folder_of_the_corpus_belongs_to_a_target() -> None:
     assert folders <= {*TARGETS, *calls_run.NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_valid_inputs_are_taken_and_run_through_what_the_target_covers(name: str) -> None:
     target, rng, called = TARGETS[name], Random(7), set()
@@ -69,6 +70,7 @@ def _code_of(function: Callable[..., Any]) -> Any:
     return getattr(function, "__func__", function).__code__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_was_kept_and_some_changed_inputs_are_taken_or_refused(name: str) -> None:
     target, kept = TARGETS[name], corpus_of(TARGETS[name])
@@ -144,6 +146,7 @@ def test_changes_of_a_text_and_of_bytes_differ_from_it_mostly() -> None:
         assert len(set(changed)) > 150
 
 
+@pytest.mark.slow
 def test_a_run_by_command_tells_a_find_and_how_to_repeat_it(tmp_path: Path) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tests.fuzz", *options]

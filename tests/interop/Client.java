@@ -40,6 +40,7 @@ public final class Client {
             case "push" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), false);
             case "orderly" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), true);
             case "retry" -> retry(topic, arguments[3]);
+            case "orderly-retry" -> orderlyRetry(topic, arguments[3]);
             case "transactions" -> transactions(topic);
             case "request" -> request(topic, arguments[3]);
             case "reply" -> reply(topic, arguments[3]);
@@ -226,6 +227,31 @@ public final class Client {
             }
             done[0] = true;
             return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+        });
+        consumer.start();
+        say("ready");
+        while (!done[0]) {
+            Thread.sleep(20);
+        }
+        Thread.sleep(1000);
+        consumer.shutdown();
+    }
+
+    /** In order: message 0 fails until the consumer gives it up; ends with message 1, which follows it. */
+    private static void orderlyRetry(String topic, String group) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group);
+        consumer.setMaxReconsumeTimes(1);
+        consumer.subscribe(topic, "*");
+        boolean[] done = {false};
+        consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            say("got " + line(message));
+            if (new String(message.getBody(), StandardCharsets.UTF_8).equals("0")) {
+                context.setSuspendCurrentQueueTimeMillis(100);
+                return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
+            }
+            done[0] = true;
+            return ConsumeOrderlyStatus.SUCCESS;
         });
         consumer.start();
         say("ready");

@@ -65,7 +65,7 @@ def replicated(home: Path, seconds: int) -> None:
                 f"NOT MEASURED AT THEIR PROXY: no jars in {genuine.PROXY} (`make interop-proxy` fetches them)"
             )
     with ours.cluster(home / "ours") as cluster:
-        mine = measured(home, cluster.plan.companions[0].remoting_address, seconds)
+        mine = measured(home, cluster.plan.companions[0].address, seconds)
         mine |= over_grpc(home, ours.master(cluster).address, seconds)
     show("DLedger", theirs, mine)
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.process.cluster import free_ports
 
@@ -93,7 +93,7 @@ def of_ours(home: Path, *, is_sync: bool) -> Iterator[Pair]:
             shutil.rmtree(running.store_directory("n2"))
             running.start_node("n2")
 
-        servers = running.plan.companions[0].remoting_address
+        servers = running.plan.companions[0].address
         yield Pair(servers, running.store_directory("n1"), running.store_directory("n2"), begin_anew)
 
 

@@ -45,9 +45,23 @@ def said(home: Path, lib: Path, program: str, at: str, *arguments: str) -> dict[
     return {name: int(figure) for name, figure in figures}
 
 
+NOT_MEASURED = "not measured"
+
+
 def show(title: str, theirs: dict[str, int], mine: dict[str, int]) -> None:
-    """Both, and their ratio, as a table."""
+    """Print both as a table, with the ratio of what was measured on both sides."""
     print(f"| figure | RocketMQ 5.5.0, {title} | ours | ours / theirs |\n|---|---|---|---|")
-    for name, figure in mine.items():
-        other = theirs.get(name, 0)
-        print(f"| {name} | {other:,} | {figure:,} | {figure / max(other, 1):.2f} |")
+    for name in theirs | mine:
+        print(
+            f"| {name} | {_cell(theirs.get(name))} | {_cell(mine.get(name))} | {_ratio(name, theirs, mine)} |"
+        )
+
+
+def _cell(figure: int | None) -> str:
+    return NOT_MEASURED if figure is None else f"{figure:,}"
+
+
+def _ratio(name: str, theirs: dict[str, int], mine: dict[str, int]) -> str:
+    if not theirs.get(name) or name not in mine:
+        return NOT_MEASURED
+    return f"{mine[name] / theirs[name]:.2f}"

@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import Message, encode
-from dledger.platform import OsDisk
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.log.classic.recovery import open_commit_log
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord, encode
+from dledger.infra.files.disk import OsDisk
 
 TOPIC, QUEUES = "orders", 4
 _HOST = Host(bytes((127, 0, 0, 1)), 10_911)
@@ -35,7 +35,7 @@ def append(log: CommitLogFiles, first: int, count: int) -> None:
     """In groups of three, each flushed."""
     for begin in range(first, first + count, 3):
         messages = [
-            Message(
+            MessageRecord(
                 TOPIC,
                 body_of(number),
                 f"UNIQ_KEY\1key{number}\2TAGS\1a\2KEYS\1k{number}\2",

@@ -223,14 +223,18 @@ class Client:
                 process.kill()
 
 
-def java_client(version: str, folder: Path, program: str = "Client") -> Client:
-    """A program beside this file, `Client.java`, with a version of RocketMQ's Java client."""
-    lib = LIB if version.startswith("5") else CLIENT_49
+def java_program(folder: Path, program: str, lib: Path = LIB) -> list[str]:
+    """The command of a program beside this file, compiled into `folder` with these jars."""
     path = f"{folder}:{lib}/*"
     source = Path(__file__).with_name(f"{program}.java")
     subprocess.run(["javac", "-nowarn", "-Xlint:none", "-cp", path, "-d", folder, source], check=True)
-    options = [*_OPTIONS, f"-Duser.home={folder}"]
-    return Client(f"Java {version}", folder, ["java", *options, "-cp", path, program])
+    return ["java", *_OPTIONS, f"-Duser.home={folder}", "-cp", path, program]
+
+
+def java_client(version: str, folder: Path, program: str = "Client") -> Client:
+    """A program beside this file, `Client.java`, with a version of RocketMQ's Java client."""
+    lib = LIB if version.startswith("5") else CLIENT_49
+    return Client(f"Java {version}", folder, java_program(folder, program, lib))
 
 
 def go_client(folder: Path) -> Client:
@@ -299,7 +303,12 @@ async def eventually(
 async def pace(seconds: float) -> None:
     """For load that comes at a rate; nobody may take it for a state that is reached."""
     turn = asyncio.get_running_loop().create_future()
-    handle = asyncio.get_running_loop().call_later(seconds, turn.set_result, None)
+
+    def end() -> None:
+        if not turn.done():  # it is cancelled in the same iteration of the loop as its time comes
+            turn.set_result(None)
+
+    handle = asyncio.get_running_loop().call_later(seconds, end)
     try:
         await turn
     finally:

@@ -50,7 +50,11 @@ LINES = (
     "deleteSubGroup -c CLUSTER -g admg",
     "deleteTopic -c CLUSTER -t admt",
 )
+#: mqadmin 4.9 ends its process at an option that it does not know, such as the attributes of RocketMQ 5.
+LINES_49 = tuple(line for line in LINES if " -a +" not in line)
 _SAID, _END = "@ ", "@ END\n"
+#: mqadmin 4.9 prints an exception before each sub-command without this file.
+_NO_LOGGING = "<configuration/>\n"
 
 
 def printed(
@@ -61,6 +65,7 @@ def printed(
     source = Path(__file__).with_name("Mqadmin.java")
     subprocess.run(["javac", "-nowarn", "-cp", library, "-d", folder, source], check=True)
     command, environment = genuine.java(folder, f"{folder}:{library}", "Mqadmin")
+    (folder / "conf/logback_tools.xml").write_text(_NO_LOGGING)
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -78,9 +83,8 @@ def printed(
             process.stdin.write("\t".join(words) + "\n")
             process.stdin.flush()
             said = ""
-            for one in process.stdout:
-                if one == _END:
-                    break
+            while (one := process.stdout.readline()) != _END:
+                assert one, f"mqadmin ended at: {line}"
                 if one.startswith(_SAID) and "|-" not in one:
                     said += one.removeprefix(_SAID)
             found[line] = said

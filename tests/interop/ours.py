@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
-from dledger.cli.local.local_cluster import REMOTING_ADDRESS, LocalCluster, LocalNode
+from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 
 _WITHIN_S = 60
 
@@ -21,8 +21,8 @@ def cluster(
     additions = BROKER_KIND.prepare(0, {})
     settings, companions = additions.settings, additions.companions
     if genuine_name_server:
-        remoting = {"listen": REMOTING_ADDRESS, "namesrv": [genuine_name_server]}
-        settings = {"program": {**settings["program"], "settings": {"remoting": remoting}}}
+        broker = {**settings["program"]["settings"], "namesrv": [genuine_name_server]}
+        settings = {"program": {**settings["program"], "settings": broker}}
         companions = []
     if accounts is not None:
         known = {**settings["program"]["settings"], "rocketmq_v2": {"access_control": str(accounts)}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.cli.local_broker import BROKER_KIND
+from broker_adapter.cli.cluster_command import BROKER_KIND
 from broker_adapter.client import Admin, Message, Producer, PullConsumer, PullStatus, change_role
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.process.cluster import free_ports
@@ -46,7 +46,7 @@ def our_master(home: Path, **more: object) -> Iterator[tuple[LocalCluster, str]]
     ) as running:
         running.start()
         running.wait_until(lambda nodes: nodes[0].owner.get("broker_role") or None, 60, "a broker")
-        yield running, running.plan.companions[0].remoting_address
+        yield running, running.plan.companions[0].address
 
 
 async def send(names: str, topic: str, begin: int, count: int) -> None:

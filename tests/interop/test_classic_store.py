@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogOptions
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.classic.store_directory import StoreDirectory
-from broker_adapter.classic_node.feed import DispatchFeed
-from broker_adapter.classic_node.records import RECORDS
 from broker_adapter.client import Admin, Message, MessageQueue, Producer, PullConsumer
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
+from broker_adapter.log.classic.commit_log_files import CommitLogOptions
+from broker_adapter.log.classic.node.feed import DispatchFeed
+from broker_adapter.log.classic.node.records import RECORDS
+from broker_adapter.log.classic.recovery import open_commit_log
+from broker_adapter.log.classic.store_directory import StoreDirectory
 from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.wire.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
 from dledger import StorageError
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 from tests.broker_adapter.namesrv.helpers import name_server
 from tests.process.cluster import free_ports
 
@@ -167,7 +167,7 @@ async def derived(store: Path, root: Path) -> None:
     failures: list[Exception] = []
     with ThreadPoolExecutor(1) as thread:
         feed = DispatchFeed(log, machine, thread, failures.append)
-        await feed.begin(lambda is_new: None)
+        await feed.start(lambda is_new: None)
         feed.advance(log.end_offset)
         await feed.wait(log.end_offset, 60_000)
         await feed.stop()
@@ -202,14 +202,14 @@ async def test_a_genuine_broker_starts_on_what_ours_has_written(tmp_path: Path, 
     written(root, 0, COUNT, end)
     with_topic(root)
     before = log_bytes(root, end_of(root))
-    async with name_server(tmp_path / "names", remoting_listen="127.0.0.1:0") as names:
+    async with name_server(tmp_path / "names") as names:
         with genuine.broker(
-            tmp_path / "java", names.remoting_address, port, mappedFileSizeCommitLog=FILE_SIZE
+            tmp_path / "java", names.address, port, mappedFileSizeCommitLog=FILE_SIZE
         ) as process:
-            await served(names.remoting_address, COUNT)
+            await served(names.address, COUNT)
             with pytest.raises(StorageError, match="another broker"):
                 open_commit_log(root, OsDisk(), CommitLogOptions(FILE_SIZE))
-            async with Producer("makers", names.remoting_address) as producer:
+            async with Producer("makers", names.address) as producer:
                 for number in range(COUNT, COUNT + MORE):
                     await producer.send(Message(TOPIC, body_of(number)))
             process.terminate()
@@ -227,8 +227,8 @@ async def test_ours_goes_on_with_what_a_genuine_broker_has_written(tmp_path: Pat
     root, (port, _) = tmp_path / "java/store", free_ports(2)
     with_topic(root)
     settings = {"mappedFileSizeCommitLog": FILE_SIZE, "flushDiskType": "SYNC_FLUSH"}
-    async with name_server(tmp_path / "names", remoting_listen="127.0.0.1:0") as names:
-        at = names.remoting_address
+    async with name_server(tmp_path / "names") as names:
+        at = names.address
         with genuine.broker(tmp_path / "java", at, port, **settings) as process:
             await sent(at, COUNT)
             getattr(process, stop)()

@@ -49,7 +49,7 @@ _OWN_TIME_OUTS = [
 def test_no_send_fails_with_the_clients_own_time_outs_when_the_master_dies(
     cluster: LocalCluster, client: genuine.Client, how: str
 ) -> None:
-    fault, servers = "SIGKILL of the master", cluster.plan.companions[0].remoting_address
+    fault, servers = "SIGKILL of the master", cluster.plan.companions[0].address
     result = faults.suffered(cluster, client, servers, fault, f"own{client.slug}{how}", how)
     print("\n" + result.row(client.name, f"{fault}, {how}"))
     print(*result.failed, sep="\n")
@@ -60,7 +60,7 @@ def test_no_send_fails_with_the_clients_own_time_outs_when_the_master_dies(
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_no_send_fails_and_nothing_is_lost(cluster: LocalCluster, client: genuine.Client, fault: str) -> None:
     topic = f"fault{client.slug}-{list(faults.FAULTS).index(fault)}"
-    result = faults.suffered(cluster, client, cluster.plan.companions[0].remoting_address, fault, topic)
+    result = faults.suffered(cluster, client, cluster.plan.companions[0].address, fault, topic)
     print("\n" + result.row(client.name, fault))
     print(*result.failed, sep="\n")
     assert len(result.failed) <= faults.CLIENTS_OWN.get((client.name, fault), 0)

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
-from broker_adapter.classic.recovery import open_commit_log
 from broker_adapter.client import Admin, Message, Producer
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import Message as Record
-from broker_adapter.format.message import decode, encode
-from broker_adapter.ha.client import HaClient
-from broker_adapter.ha.group_transfer import SlaveAck
-from broker_adapter.ha.handshake import HaIdentity
-from broker_adapter.ha.options import HaClientOptions, Handshake
-from broker_adapter.ha.records import RecordReader
-from broker_adapter.ha.service import HaService
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.log.classic.ha.client import HaClient
+from broker_adapter.log.classic.ha.group_transfer import SlaveAck
+from broker_adapter.log.classic.ha.handshake import HaIdentity
+from broker_adapter.log.classic.ha.options import HaClientOptions, Handshake
+from broker_adapter.log.classic.ha.records import RecordReader
+from broker_adapter.log.classic.ha.service import HaService
+from broker_adapter.log.classic.recovery import open_commit_log
 from broker_adapter.namesrv.remoting_bodies import DataVersion, body_crc32, encode_register_body
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from dledger.platform import OsDisk
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord as Record
+from broker_adapter.wire.message import decode, encode
+from dledger.infra.files.disk import OsDisk
 from tests.process.cluster import free_ports
 
 from . import genuine

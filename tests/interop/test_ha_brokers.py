@@ -15,7 +15,7 @@ from broker_adapter.client.core.values import SendStatus
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.errors import BrokerError
 from broker_adapter.server.program import BrokerProgram
-from dledger.platform import parse_config
+from dledger.node.setup.config import parse_config
 from tests.broker_adapter.cluster import SMALL
 from tests.process.cluster import free_ports
 
@@ -85,9 +85,9 @@ async def of_ours(site: BrokerSite, is_master: bool) -> AsyncIterator[None]:
         "cluster": CLUSTER,
         "name": NAME,
         "store": "classic",
+        "namesrv": [site.names],
         "remoting": {
             "listen": site.address,
-            "namesrv": [site.names],
             "vip_listen": f"127.0.0.1:{site.port - 2}",  # where RocketMQ's slave asks for topics
         },
         "classic": {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.client import BlockingAdmin
 from dledger.cli.local.local_cluster import LocalCluster
 
 from . import genuine, ours
@@ -30,7 +31,7 @@ def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def servers(cluster: LocalCluster) -> str:
-    return cluster.plan.companions[0].remoting_address
+    return cluster.plan.companions[0].address
 
 
 def got(lines: list[str]) -> list[list[str]]:
@@ -68,6 +69,19 @@ def test_a_message_that_fails_comes_again(cluster: LocalCluster, java: genuine.C
     consumed = got(java.run("retry", server, topic, f"retry{java.slug}"))
     assert [(one[0], one[4]) for one in consumed] == [("0", "0"), ("0", "1"), ("0", "2")]
     dead = got(java.run("push", server, f"%DLQ%retry{java.slug}", f"dead{java.slug}", "*", "1"))
+    assert [one[0] for one in dead] == ["0"]
+
+
+def test_a_message_that_fails_in_order_becomes_a_dead_letter(
+    cluster: LocalCluster, java: genuine.Client
+) -> None:
+    """The client sends it to the retry topic with the maximum of its tries, and does not exceed that."""
+    server, topic, group = servers(cluster), f"inorder{java.slug}", f"ordered{java.slug}"
+    with BlockingAdmin(server) as admin:
+        admin.create_topic(topic, queues=1)
+    java.run("send", server, topic, "2", "1")
+    assert [one[0] for one in got(java.run("orderly-retry", server, topic, group))] == ["0", "0", "1"]
+    dead = got(java.run("push", server, f"%DLQ%{group}", f"dead{group}", "*", "1"))
     assert [one[0] for one in dead] == ["0"]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.classic.store_directory import StoreDirectory
 from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
@@ -20,14 +19,15 @@ from broker_adapter.client import (
     TransactionProducer,
 )
 from broker_adapter.errors import BrokerError
-from broker_adapter.format.message import decode
-from broker_adapter.format.properties import split_properties
-from broker_adapter.moving.importer import Importer, plan_of
+from broker_adapter.log.classic.store_directory import StoreDirectory
+from broker_adapter.migration.importer import Importer, plan_of
 from broker_adapter.server.program import BrokerProgram
+from broker_adapter.wire.message import decode
+from broker_adapter.wire.properties import split_properties
 from tests.broker_adapter.cluster import brokers
-from tests.broker_adapter.moving.test_import import OneTarget
+from tests.broker_adapter.migration.test_import import OneTarget
 from tests.broker_adapter.namesrv.helpers import name_server
-from tests.broker_adapter.processor.asker import LISTEN
+from tests.broker_adapter.v4.asker import LISTEN
 from tests.node.local import until
 from tests.process.cluster import free_ports
 
@@ -102,11 +102,11 @@ async def consumed(at: str, count: int) -> None:
 async def test_a_store_after_its_broker_was_stopped(tmp_path: Path, stop: str) -> None:
     genuine.require()
     store, (port, _) = tmp_path / "java/store", free_ports(2)
-    async with name_server(tmp_path / "names", remoting_listen="127.0.0.1:0") as names:
+    async with name_server(tmp_path / "names") as names:
         with genuine.broker(
-            tmp_path / "java", names.remoting_address, port, flushConsumerOffsetInterval=500
+            tmp_path / "java", names.address, port, flushConsumerOffsetInterval=500
         ) as process:
-            sent = await used(names.remoting_address, store)
+            sent = await used(names.address, store)
             getattr(process, stop)()
             process.wait(60)
     directory = StoreDirectory(store)
@@ -138,7 +138,7 @@ async def equal(ours: BrokerProgram, directory: StoreDirectory, sent: list[tuple
         assert len(body) > 4_000 or message.body == body
     (by_key,) = await ours.broker.query(TOPIC, "k7", begin_ms=0, end_ms=1 << 60, max_messages=9)
     assert decode(by_key).body == b"7"
-    _, offsets = await ours.broker.offsets(GROUP)
+    offsets = await ours.broker.offsets(GROUP)
     assert sorted(offsets) == sorted(directory.offsets[GROUP])
     config = {one.name: one for one in ours.broker.topics()}[TOPIC]
     assert (config.read_queues, config.write_queues) == (QUEUES, QUEUES)

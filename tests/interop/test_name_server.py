@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[NameServerProcess]:
     genuine.require()
-    async with name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0") as process:
+    async with name_server(tmp_path / "namesrv") as process:
         yield process
 
 
@@ -35,10 +35,8 @@ async def test_a_master_and_its_slave_find_each_other(process: NameServerProcess
     """One compresses its registrations, and 5.5 denies that; a slave catches up through the HA address."""
     master, _, slave, _ = free_ports(4)
     with (
-        genuine.broker(tmp_path / "a", process.remoting_address, master, compressedRegister="true") as first,
-        genuine.broker(
-            tmp_path / "b", process.remoting_address, slave, brokerRole="SLAVE", brokerId=1
-        ) as second,
+        genuine.broker(tmp_path / "a", process.address, master, compressedRegister="true") as first,
+        genuine.broker(tmp_path / "b", process.address, slave, brokerRole="SLAVE", brokerId=1) as second,
     ):
         await until(lambda: len(published(process)) == 2)
         assert published(process) == {0: f"127.0.0.1:{master}", 1: f"127.0.0.1:{slave}"}
@@ -51,7 +49,7 @@ async def test_a_master_and_its_slave_find_each_other(process: NameServerProcess
 
 def _administer(process: NameServerProcess, home: Path, master: int) -> None:
     def admin(*arguments: str) -> str:
-        return genuine.mqadmin(home, process.remoting_address, *arguments)
+        return genuine.mqadmin(home, process.address, *arguments)
 
     assert f"127.0.0.1:{master}" in admin("clusterList")
     assert "create topic" in admin("updateTopic", "-b", f"127.0.0.1:{master}", "-t", "orders", "-w", "6")

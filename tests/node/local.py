@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dledger.errors import DLedgerError
-from dledger.node.loop.wall_clock import wall_ms
+from dledger.infra.files.disk import Disk
+from dledger.infra.loops.wall_clock import wall_ms
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import parse_config
 from dledger.rpc.serving import GrpcService
-from dledger.store.disk import Disk
 from dledger.store.identity import Identity, first_incarnation, init_directory
 from tests.process.cluster import free_ports
 
@@ -22,7 +22,12 @@ CLUSTER, GROUP = "c", "g"
 
 #: No election may disturb a test: a machine that stands still for two seconds costs no leadership. A leader
 #: that ends is replaced at once all the same; one that is cut off, or alone, in three to four seconds.
-PATIENT: dict[str, Any] = {"heartbeat_ms": 100, "election_min_ms": 3000, "election_max_ms": 4000}
+PATIENT: dict[str, Any] = {
+    "heartbeat_ms": 100,
+    "election_min_ms": 3000,
+    "election_max_ms": 4000,
+    "silence_ms": 0,
+}
 
 
 def make_server(
@@ -80,6 +85,7 @@ async def running_nodes(
     data_file_size: int = 4 << 20,
     machines: Mapping[str, StateMachine] | None = None,
     disks: Mapping[str, Disk] | None = None,
+    clocks: Mapping[str, Callable[[], int]] | None = None,
     owned: bool = False,
     services: Sequence[GrpcService] = (),
     prepare: Callable[[NodeServer], None] = lambda _: None,
@@ -95,6 +101,7 @@ async def running_nodes(
             data_file_size=data_file_size,
             machine=(machines or {}).get(node),
             disk=(disks or {}).get(node),
+            wall_ms=(clocks or {}).get(node, wall_ms),
             owned=owned,
             services=services,
         )
@@ -117,7 +124,7 @@ async def first_leader(servers: Sequence[NodeServer]) -> None:
     if core.leader_id is None:
         core.election_deadline_ms = core.now_ms
         assert shell.ticker is not None
-        shell.ticker.look()
+        shell.ticker.reschedule()
     await until(lambda: any(s.node_status().is_leader for s in servers))
 
 

@@ -10,16 +10,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from dledger.client import AsyncClient
 from dledger.core.values import Base
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.infra.files.disk import Disk
+from dledger.infra.loops.wall_clock import wall_ms
 from dledger.node.machine.state_machine import AppliedEntry
 from dledger.node.server import NodeServer
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.ports import Chunk
-from dledger.store.disk import Disk
 from tests.node.disk.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
 
@@ -343,6 +346,7 @@ async def test_rule_9_a_full_disk_refuses_before_any_push_and_recovers_by_itself
         assert len(await read_all(node)) == len(written) + 1
 
 
+@pytest.mark.slow
 async def test_rule_9_a_full_follower_catches_up_when_there_is_room_again(tmp_path: Path) -> None:
     disks: dict[str, Disk] = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
     settings = {"limits": {**SMALL["limits"], "disk_reserve_bytes": 4 * FILE}}
@@ -464,6 +468,14 @@ async def test_rule_12_cluster_time_goes_on_and_follows_no_jump(tmp_path: Path) 
         await node.stop()
 
 
+async def test_rule_12_the_leader_names_the_member_whose_clock_is_wrong(tmp_path: Path) -> None:
+    clocks = {"n2": lambda: wall_ms() - 86_400_000}
+    with capture_logs() as logs:
+        async with running_nodes(tmp_path, 3, SMALL, data_file_size=FILE, clocks=clocks):
+            await until(lambda: any("check NTP" in log["event"] for log in logs))
+    assert all("n2" in log["members"] for log in logs if "check NTP" in log["event"])
+
+
 async def test_a_backup_is_the_committed_log(tmp_path: Path) -> None:
     async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
         await fill([node], 50)
@@ -475,3 +487,30 @@ async def test_a_backup_is_the_committed_log(tmp_path: Path) -> None:
         assert (head.cluster_id, head.data_file_size, head.base.index) == ("c", FILE, -1)
         assert head.last_index == node.node_status().committed_index
         assert frames.count(b"000049") == 1
+
+
+async def test_rule_10_damage_that_nobody_can_repair_is_in_every_form_of_the_status(tmp_path: Path) -> None:
+    settings = {**SMALL, "http_listen": "127.0.0.1:0"}
+    async with running_nodes(tmp_path, 1, settings, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 100)
+        flip(tmp_path / "n1", b"000040")
+        client = LogClient(node.address, GROUP)
+        with pytest.raises(DLedgerError):
+            async for _ in client.read(0, 0, follow=False, linearizable=False, include_internal=False):
+                pass
+        await until(lambda: node.node_status().scrub_found == 1)
+        for status in (node.node_status(), await client.get_status(5)):
+            assert len(status.damaged) == 1, "it is hidden"
+            damage = status.damaged[0]
+            assert damage.first_index <= indexes[40] <= damage.last_index
+            assert "data" in damage.file and damage.reason
+            assert status.health.startswith(f"damaged: entries {damage.first_index}..{damage.last_index}")
+        await client.close()
+        base = f"http://{node.status.http_address}"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{base}/status") as answer:
+                (shown,) = (await answer.json())["damaged"]
+            assert (shown["first_index"], shown["last_index"]) == (damage.first_index, damage.last_index)
+            async with session.get(f"{base}/metrics") as answer:
+                text = await answer.text()
+        assert re.search(r"^dledger_damaged_ranges(\{[^}]*\})? 1.0$", text, re.MULTILINE)

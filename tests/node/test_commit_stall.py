@@ -10,8 +10,9 @@ from dledger.client import AsyncClient
 from tests.node.local import GROUP, leader_of, running_nodes, until
 
 
+@pytest.mark.slow
 async def test_rule_14_a_leader_that_commits_nothing_gives_way_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_nodes(tmp_path, 3) as servers:
         async with AsyncClient([s.address for s in servers], group=GROUP) as client:
@@ -23,4 +24,4 @@ async def test_rule_14_a_leader_that_commits_nothing_gives_way_and_says_why(
             await until(lambda: any(s.node_status().is_leader for s in servers if s is not old))
             assert "commit-stalled" in [event.cause for event in old.node_status().elections]
             assert old.metrics.elections_by_cause["commit-stalled"] == 1
-        assert "acknowledged nothing new" in capsys.readouterr().out
+        assert "acknowledged nothing new" in caplog.text

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dledger.errors import Code, ConfigError
+from dledger.infra.transport.channels import MAX_PAYLOAD_BYTES
 from dledger.node.setup.config import DEFAULT_BODY_BYTES, load_config, parse_config
-from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES
 
 GOOD: dict[str, Any] = {
     "directory": "/data/n1",
@@ -93,7 +93,7 @@ def test_files(tmp_path: Path) -> None:
         load_config(path)
     for text in ("node_id = ", "node_id = " + 5000 * "1", "node_id = " + 5000 * "["):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="is no TOML"):
+        with pytest.raises(ConfigError, match="is not valid TOML"):
             load_config(path)
     path.write_text('directory = "data"\nnode_id = "a"\ncluster_id = "c"\n[members]\na = "localhost:1"\n')
     assert load_config(path).directory == tmp_path / "data"

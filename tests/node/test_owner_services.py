@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dledger import Code, ConfigError, InvalidRequest, NodeServer
+from dledger.infra.transport.channels import open_channel
+from dledger.infra.transport.host import GrpcService
 from dledger.node.owner_status import OwnerStatus
-from dledger.platform import GrpcService
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.transport.channels import open_channel
 from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports
 

@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from dledger.errors import Code, DLedgerError
+from dledger.infra.transport.channels import open_channel
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.transport.channels import open_channel
 from dledger.store.disk_store import DiskLogStore
 from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports

@@ -11,12 +11,12 @@ import pytest
 from dledger import Applied, AppliedEntry, DurableStateMachine
 from dledger.core.values import ENTRY_HEADER_SIZE, Base
 from dledger.errors import Code, StorageError
+from dledger.infra.files.disk import CrashKind
 from dledger.node.machine.state_feeder import StateFeeder
-from dledger.node.machine.state_plan import Apply, Load, Loaded, Replay, Save, StatePlan
-from dledger.store.disk import CrashKind
+from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep, ReplayStep, SaveStep, StatePlan
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.store.helpers import IDENTITY, SIZE, make_batches
 
 
@@ -155,7 +155,7 @@ def test_state_is_not_used_if_a_full_disk_keeps_it_from_being_noted() -> None:
     store = FullStore(IDENTITY)
     store.append(make_batches(3))
     store.sync()
-    assert "could not be noted" in why_not(store, applied_at(store, 0))
+    assert "cannot be stored as committed" in why_not(store, applied_at(store, 0))
     store.code = Code.DISK_ERROR
     with pytest.raises(StorageError):
         why_not(store, applied_at(store, 0))
@@ -175,7 +175,7 @@ def test_applying_goes_on_within_the_batch_in_which_the_state_ends_and_then_by_w
     assert feeder.recover() is not None and store.committed_checkpoint == ends[0]
     applied = 1
     while applied < ends[-1]:
-        applied = feeder.apply(Apply(applied + 1, ends[-1]))
+        applied = feeder.apply(ApplyStep(applied + 1, ends[-1]))
     assert machine.calls == [
         ("recover",),
         ("apply", 2),
@@ -193,8 +193,8 @@ def test_after_an_image_is_loaded_batches_are_applied_whole() -> None:
     machine = Kept(applied_at(store, 1))
     feeder = StateFeeder(machine, store, read_bytes=1)
     assert feeder.recover() is not None
-    assert feeder.load(Load(-1, 3)) == Loaded(-1, -1, 0)
-    assert feeder.apply(Apply(0, 3)) == 3
+    assert feeder.load(LoadStep(-1, 3)) == LoadResult(-1, -1, 0)
+    assert feeder.apply(ApplyStep(0, 3)) == 3
     assert machine.calls[-1] == ("apply", 0, 1, 2, 3)
 
 
@@ -205,7 +205,7 @@ def test_entries_carry_where_they_are_in_the_log() -> None:
     machine.apply = seen.extend  # type: ignore[method-assign]
     feeder, index = StateFeeder(machine, store), 0
     while index <= store.end_index:
-        index = feeder.apply(Apply(index, store.end_index)) + 1
+        index = feeder.apply(ApplyStep(index, store.end_index)) + 1
     assert len(seen) == sum(batch.count - (batch.head is not None) for batch in batches)
     for entry in seen:
         header = store.entry(entry.index)
@@ -223,11 +223,11 @@ def test_batches_in_memory_are_applied_as_if_they_were_read(as_view: bool) -> No
         machine.apply = seen.extend  # type: ignore[method-assign]
     index, feeder = 0, StateFeeder(read, store)
     while index <= store.end_index:
-        index = feeder.apply(Apply(index, store.end_index)) + 1
+        index = feeder.apply(ApplyStep(index, store.end_index)) + 1
     if as_view:
         batches = [replace(batch, data=memoryview(batch.data)) for batch in batches]
     empty = MemoryLogStore(IDENTITY)  # of which nothing can be read
-    assert StateFeeder(handed, empty).apply(Apply(0, store.end_index), batches) == store.end_index
+    assert StateFeeder(handed, empty).apply(ApplyStep(0, store.end_index), batches) == store.end_index
     assert entries[read] and entries[read] == entries[handed]
     assert all(type(entry.body) is bytes for entry in entries[handed])
 
@@ -239,14 +239,14 @@ def test_a_machine_is_closed_once_and_not_after_it_has_failed() -> None:
     feeder.close()
     assert machine.calls == [], "it was never opened"
     feeder.recover()
-    feeder.load(Load(-1, -1))
+    feeder.load(LoadStep(-1, -1))
     feeder.close()
     feeder.close()
     assert machine.calls == [("recover",), ("load", b""), ("close",)]
     for work in (
-        lambda feeder: feeder.load(Load(-1, -1)),
-        lambda feeder: feeder.apply(Apply(0, 5)),
-        lambda feeder: feeder.replay(Replay(0, 5)),
+        lambda feeder: feeder.load(LoadStep(-1, -1)),
+        lambda feeder: feeder.apply(ApplyStep(0, 5)),
+        lambda feeder: feeder.replay(ReplayStep(0, 5)),
         lambda feeder: feeder.save(),
     ):
         broken = Kept()
@@ -266,42 +266,42 @@ def following(plan: StatePlan, base: int, readable: int, image: int = -1, *, nee
 
 def test_a_loaded_state_counts_once_the_entries_behind_it_are_replayed() -> None:
     plan = StatePlan(replays=True)
-    assert following(plan, 9, 50, 30) == Load(30, 50)
-    plan.loaded(Loaded(29, 9, 100))
+    assert following(plan, 9, 50, 30) == LoadStep(30, 50)
+    plan.loaded(LoadResult(29, 9, 100))
     assert plan.applied == -1
-    assert following(plan, 9, 50, 30) == Replay(10, 29)
+    assert following(plan, 9, 50, 30) == ReplayStep(10, 29)
     plan.replayed(20)
-    assert (following(plan, 9, 50, 30), plan.applied) == (Replay(21, 29), -1)
+    assert (following(plan, 9, 50, 30), plan.applied) == (ReplayStep(21, 29), -1)
     plan.replayed(29)
-    assert (following(plan, 9, 50, 30), plan.applied) == (Apply(30, 50), 29)
+    assert (following(plan, 9, 50, 30), plan.applied) == (ApplyStep(30, 50), 29)
 
 
 def test_a_purge_into_what_is_being_replayed_begins_anew() -> None:
     """Else what is derived of the entries would have a hole."""
     plan = StatePlan(replays=True)
-    plan.loaded(Loaded(29, 9, 100))
+    plan.loaded(LoadResult(29, 9, 100))
     plan.replayed(15)
-    assert following(plan, 15, 50, 30) == Replay(16, 29)
-    assert following(plan, 19, 80, 70) == Load(70, 80)
+    assert following(plan, 15, 50, 30) == ReplayStep(16, 29)
+    assert following(plan, 19, 80, 70) == LoadStep(70, 80)
 
 
 def test_a_state_that_ends_before_the_log_begins_is_loaded_once_there_is_an_image() -> None:
     plan = StatePlan(replays=True)
     plan.recovered(20)
     assert following(plan, -1, 20) is None
-    assert following(plan, 20, 25) == Apply(21, 25)
+    assert following(plan, 20, 25) == ApplyStep(21, 25)
     assert following(plan, 21, 25, needs=True) is None
-    assert following(plan, 21, 25, 23) == Load(23, 25)
+    assert following(plan, 21, 25, 23) == LoadStep(23, 25)
 
 
 def test_the_image_is_saved_between_what_comes_before_and_behind_it() -> None:
     plan = StatePlan(replays=True)
     plan.recovered(20)
     plan.save(31)
-    assert following(plan, -1, 50) == Apply(21, 30)
+    assert following(plan, -1, 50) == ApplyStep(21, 30)
     plan.has_applied(30)
-    assert following(plan, -1, 50) == Save(31)
-    assert following(plan, -1, 50) == Apply(31, 50)
+    assert following(plan, -1, 50) == SaveStep(31)
+    assert following(plan, -1, 50) == ApplyStep(31, 50)
     plan.has_applied(50)
     plan.save(40)
     assert following(plan, -1, 50) is None, "of a leadership that is over"

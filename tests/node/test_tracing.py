@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from chaos.spec.reading import Line, TraceOfLog
-from chaos.spec.walk import Verdict, walk
+from chaos.trace.schema import VERSION
 from dledger.client import AsyncClient
 from dledger.core.messages import VoteRequest
 from dledger.core.values import HardState
@@ -22,6 +21,8 @@ from dledger.node.setup.config import parse_config
 from dledger.node.setup.trace import NodeTrace
 from dledger.node.tracing import TracingShell
 from dledger.store.identity import Identity, init_directory
+from tests.chaos.checker.raft_rules import broken_rules
+from tests.chaos.checker.synthetic import Line, Trace
 from tests.node.local import CLUSTER, GROUP, PATIENT, until
 from tests.process.cluster import free_ports
 
@@ -59,15 +60,19 @@ def make_node(folder: Path, trace: NodeTrace | None, machine: StateMachine | Non
     return NodeServer(parse_config(content), machine, trace=trace, owned=machine is not None)
 
 
-def check_explained(*lives: Recorder) -> None:
-    """The specification of the log explains all that a node, alone, has told in its lives."""
-    told = [(*name.split("."), fields) for life in lives for name, fields in life.events]
-    lines = [
-        Line("n1", number, {"ev": ev, "e": e, "node": "n1", "mono": number, **fields})
-        for number, (ev, e, fields) in enumerate(told, 1)
-    ]
-    outcome = walk(TraceOfLog([lines], ("n1",), 1))
-    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.state)
+def check_rules(folder: Path, *lives: Recorder) -> None:
+    """What a node, alone, has told in its lives keeps the rules of Raft."""
+    trace, mono = Trace("alone"), 0
+    for life, recorder in enumerate(lives):
+        lines = trace.files.setdefault(("node:n1", life), [])
+        for name, fields in recorder.events:
+            mono += 1
+            ev, e = name.split(".")
+            about: Line = {"ev": ev, "e": e, "node": "n1", "mono": mono, "wall": mono}
+            lines.append({"v": VERSION, "run": "alone", "src": "node:n1", "inc": life, **about, **fields})
+    trace.renumber()
+    trace.write(folder / "trace")
+    assert broken_rules([folder / "trace"]) == []
 
 
 async def run(folder: Path, trace: Recorder, bodies: int) -> None:
@@ -102,7 +107,7 @@ async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path
         assert any(name == "store.flush" and fields["lidx"] >= ack["lidx"] for name, fields in before)
     ranges = [(append["lidx"], append["last"]) for append in trace.of("store.append")]
     assert [n for first, last in ranges for n in range(first, last + 1)] == [0, 1, 2, 3]
-    check_explained(trace)
+    check_rules(tmp_path, trace)
 
 
 @asynccontextmanager
@@ -156,7 +161,7 @@ async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
     assert found["ended"] == first.of("store.flush")[-1]["lidx"] == 2
     assert found["chain"] == first.of("store.append")[-1]["chain"]
     assert found["vote"] == "n1" and found["term"] == first.of("raft.leader")[0]["term"]
-    check_explained(first, second)
+    check_rules(tmp_path, first, second)
 
 
 class Collector:
@@ -196,7 +201,7 @@ async def test_a_node_with_a_state_machine_tells_what_it_takes_and_applies(tmp_p
         before = trace.events[: trace.events.index(("raft.apply", told))]
         committed = [fields["lidx"] for name, fields in before if name == "raft.commit"]
         assert max(committed) >= told["last"]
-    check_explained(trace)
+    check_rules(tmp_path, trace)
 
 
 async def test_without_a_trace_nothing_stands_between(tmp_path: Path) -> None:

@@ -7,20 +7,24 @@ has ended": nothing here sleeps, and a node that died unasked is noticed at once
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import gettempdir
+from typing import IO, Any, Final, TypeVar
 
-from dledger.cli.local import cluster_plan
+from dledger.cli.local.cluster_plan import HOST, port_in_use
 from dledger.errors import DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.format.batch import Entry, decode_entries
+from dledger.store.format.batch import DecodedEntry, decode_entries
 from dledger.store.identity import Identity, init_directory
 from tests.process.faulty_node import Faults
 from tests.process.forked import Forked, environment, start_process
@@ -34,11 +38,34 @@ _REPO = Path(__file__).resolve().parents[2]
 
 
 #: `dledger` itself draws others: a cluster that a test starts by command takes no port from a test.
-_PORTS = range(11_000, 20_000)
+_PORTS: Final = range(11_000, 20_000)
+#: Every fourth port is drawn: a genuine RocketMQ broker also listens on the next one and on the last but one.
+_BLOCK, _STEP = 400, 4
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """The ports of one block, again and again. No other process of tests draws from the block before this one
+    ends: a test may stop a node and start it again on its port."""
+    for first in range(_PORTS.start, _PORTS.stop - _BLOCK + 1, _BLOCK):
+        lock = (Path(gettempdir()) / f"dledger-tests-ports-{first}").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        _locks.append(lock)
+        return cycle(range(first, first + _BLOCK, _STEP))
+    raise RuntimeError("all ports for tests are taken by other runs of tests")
+
+
+_locks: list[IO[str]] = []
 
 
 def free_ports(count: int) -> list[int]:
-    return cluster_plan.free_ports(count, _PORTS)
+    """Ports that nothing listens on, which no other test draws for a while."""
+    ports = (port for port in _own_ports() if not port_in_use(HOST, port))
+    return list(islice(ports, count))
 
 
 def toml_of(values: Mapping[str, Any], table: str = "") -> str:
@@ -256,11 +283,11 @@ class ProcessCluster:
 
     # -- afterwards, with all nodes stopped ---------------------------------------------------------------
 
-    def stored_entries(self, node: str) -> list[Entry]:
+    def stored_entries(self, node: str) -> list[DecodedEntry]:
         """All entries of a stopped node, opened the way the node would."""
         store = DiskLogStore.open(self.folder / node)
         try:
-            entries: list[Entry] = []
+            entries: list[DecodedEntry] = []
             at = store.base.index + 1
             while at <= store.end_index:
                 frames = store.read(at, store.end_index, 1 << 20, whole_batches=False)

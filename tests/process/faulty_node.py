@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dledger.node.setup.libraries import configure_libraries
-from dledger.store.disk import Buffer
+from dledger.infra.files.disk import Buffer
+from dledger.infra.libraries import configure_libraries
 from tests.node.disk.faulty_disk import FaultyDisk
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dledger.node.setup.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries
 
 #: What nodes, brokers and NameServers import before they serve.
 _MODULES = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dledger.client import AsyncClient
+from dledger.infra.files.disk import OsDisk
 from dledger.status.model import NodeStatus
-from dledger.store.disk import OsDisk
 from dledger.store.format.layout import NodePaths
 from dledger.store.state_files import read_hard_state
 from tests.node.local import PATIENT

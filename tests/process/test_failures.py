@@ -33,6 +33,7 @@ async def test_leaders_that_are_killed(tmp_path: Path) -> None:
         await assert_nothing_lost(cluster, load.acknowledged)
 
 
+@pytest.mark.smoke
 async def test_a_killed_leader_is_replaced_through_its_broken_stream(tmp_path: Path) -> None:
     """Long election time-outs: whoever stands for election first does so because a stream has broken."""
     slow = {"timing": {"heartbeat_ms": 1000, "election_min_ms": 20_000, "election_max_ms": 30_000}}
@@ -45,6 +46,22 @@ async def test_a_killed_leader_is_replaced_through_its_broken_stream(tmp_path: P
         seen = await cluster.wait_for(lambda seen: seen if set(rest) <= set(seen) else None)
         stood = [event for node in rest for event in candidacies_since(seen[node], leader)]
         assert min(stood, key=lambda event: event.unix_ms).cause == "stream-lost"
+
+
+async def test_a_stopped_leader_is_replaced_through_its_silence(tmp_path: Path) -> None:
+    """Long election time-outs, and a stop breaks no stream: only the silence can be the cause."""
+    slow = {"heartbeat_ms": 100, "election_min_ms": 20_000, "election_max_ms": 30_000, "silence_ms": 2_000}
+    async with ProcessCluster(tmp_path, settings={"timing": slow}) as cluster:
+        leader = await cluster.leader()
+        await cluster.settle()
+        cluster.signal(leader, signal.SIGSTOP)
+        rest = others(cluster, leader)
+        await cluster.leader(nodes=rest)
+        seen = await cluster.wait_for(lambda seen: seen if set(rest) <= set(seen) else None)
+        stood = [event for node in rest for event in candidacies_since(seen[node], leader)]
+        assert min(stood, key=lambda event: event.unix_ms).cause == "leader-silent"
+        cluster.signal(leader, signal.SIGCONT)
+        await cluster.leader()
 
 
 def candidacies_since(status: NodeStatus, leader: str) -> list[ElectionEvent]:

@@ -23,9 +23,9 @@ from dledger.replica.shell import (
     WriteJob,
 )
 from dledger.store.api import Frames
-from dledger.store.format.batch import Entry, decode_entries
+from dledger.store.format.batch import DecodedEntry, decode_entries
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 
 FILE_SIZE = 1 << 22
 
@@ -224,11 +224,11 @@ class Host:
             )
             self.replica.push_loaded(self.now, ask.peer, ask.stream_id, ask.first_index, frames)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DecodedEntry]:
         """What is really stored."""
         if self.store.end_index < self.store.begin_index:
             return []
-        found: list[Entry] = []
+        found: list[DecodedEntry] = []
         while not found or found[-1].index < self.store.end_index:
             first = found[-1].index + 1 if found else self.store.begin_index
             found += decode_entries(self.store.read(first, first, 1, whole_batches=False).data)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.sessions import RESULTS_KEPT
-from dledger.core.values import ENTRY_HEADER_SIZE
+from dledger.core.sessions import RESULTS_KEPT, SessionTable
+from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import (
     Code,
     DLedgerError,
@@ -15,13 +15,15 @@ from dledger.errors import (
     Refused,
     SessionExpired,
 )
-from dledger.replica.admission import AppendLimits
+from dledger.replica.admission import AppendAdmission, AppendLimits
+from dledger.replica.images import ImageWriter
+from dledger.replica.log_state import LogState
 from dledger.replica.shell import AppendOutcome
-from dledger.store.format.internal import SessionBatch, Stamped, encode_internal
+from dledger.store.format.internal import ImageBegin, Internal, SessionBatch, StampedInternal, encode_internal
 from tests.replica.replica_world import Host
 
 # Each batch is reckoned to begin with an entry of the log's own: of a session, with a stamp.
-_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
+_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(StampedInternal(0, SessionBatch(0, 0, 0, 0))))
 
 SMALL = AppendLimits(
     max_body_bytes=100,
@@ -261,3 +263,41 @@ def test_a_deadline_answers_without_taking_the_entry_back() -> None:
     assert isinstance(host.shell.appends["patient"], AppendOutcome)
     again = host.append("again", b"x", session=(session, 1))
     assert isinstance(again, AppendOutcome) and again.duplicate
+
+
+def test_an_image_that_is_not_committed_ends_no_session() -> None:
+    """A node that began at a base takes its sessions from the image behind it. The entry that evicted a
+    session lies before that image and, like the image, may yet be truncated on every node."""
+    admission = AppendAdmission(SMALL, 4096)
+    state = admission.state = LogState(max_sessions=SMALL.max_sessions)
+    state.reset(Base(49, 1, 4096, 5))
+    image = ImageWriter(50, SessionTable(max_sessions=SMALL.max_sessions).encode_all())
+    image.provide(())
+    entries: list[Internal] = [ImageBegin()]
+    while (entry := image.next_entry()) is not None:
+        entries.append(entry)
+        image.advance()
+    for index, value in enumerate(entries, 50):
+        state.note(encode_internal(StampedInternal(1000, value)), index, index, 1, 4096 + 100 * index, 0)
+    end = 49 + len(entries)
+    admission.tail = Tail(end, 1, 4096 + 100 * (end + 1), 7)
+    assert not state.needs_image
+
+    def retry(token: str, committed_index: int) -> AppendOutcome | DLedgerError | None:
+        return admission.admit(
+            token,
+            [b"again"],
+            session=(7, 3),
+            open_session=False,
+            deadline_ms=1000,
+            term=2,
+            committed_index=committed_index,
+            now_ms=0,
+            wall_ms=0,
+        )
+
+    assert retry("waits", 49) is None
+    state.committed(end)
+    ((token, answer),) = admission.committed(end)
+    assert token == "waits" and code(answer) is Code.SESSION_EXPIRED
+    assert code(retry("at once", end)) is Code.SESSION_EXPIRED

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from dledger.core.sessions import Judgement
+from dledger.core.sessions import SequenceStatus
 from dledger.core.values import Base
 from dledger.replica.images import ImageWriter
 from dledger.replica.log_state import LogState
@@ -17,7 +17,7 @@ from dledger.store.format.internal import (
     Purge,
     SessionBatch,
     SessionOpen,
-    Stamped,
+    StampedInternal,
     encode_internal,
 )
 
@@ -43,7 +43,7 @@ class History:
 
     def append(self, value: Internal) -> None:
         index = len(self.heads)
-        head = encode_internal(Stamped(1000 + index, value))
+        head = encode_internal(StampedInternal(1000 + index, value))
         self.heads.append((head, index))
         for state in (self.whole, self.late):
             if state is not None:
@@ -68,9 +68,9 @@ class History:
     def _batch(self, session_id: int) -> None:
         for seq in range(1, 1000):
             judgement, _ = self.whole.sessions.judge(session_id, seq, 0, 7, self.committed)
-            if judgement is Judgement.NEW:
+            if judgement is SequenceStatus.NEW:
                 self.append(SessionBatch(session_id, seq, 0, 7))
-            if judgement is not Judgement.REPEAT and judgement is not Judgement.FORGOTTEN:
+            if judgement is not SequenceStatus.REPEAT and judgement is not SequenceStatus.FORGOTTEN:
                 return
 
     def _image(self) -> None:
@@ -120,6 +120,7 @@ class History:
             self.begin_late()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(first: int) -> None:
     """Committed or not, truncated or not: with an image the table is the right one, or there is none."""
@@ -175,7 +176,7 @@ def test_a_table_is_given_again_when_the_log_has_grown_by_as_much_or_has_a_new_p
     state = LogState(max_sessions=SESSIONS)
 
     def note(value: Internal, index: int) -> None:
-        state.note(encode_internal(Stamped(1000 + index, value)), index, index, 1, index * BYTES, 0)
+        state.note(encode_internal(StampedInternal(1000 + index, value)), index, index, 1, index * BYTES, 0)
         state.committed(index)
 
     note(SessionOpen(), 0)
@@ -195,9 +196,9 @@ def test_marks_of_a_log_that_was_replaced_are_never_committed() -> None:
     """INSTALL_BASE: an uncommitted PURGE of the old log would purge the new one when its index is reached."""
     state = LogState(max_sessions=SESSIONS)
     for index, value in enumerate((NoOp(), Purge(Base(90, 1, 9000, 0)), ImageBegin())):
-        state.note(encode_internal(Stamped(1000, value)), index, index, 1, index * BYTES, 0)
+        state.note(encode_internal(StampedInternal(1000, value)), index, index, 1, index * BYTES, 0)
     state.reset(Base(50, 2, 5000, 0))
-    state.note(encode_internal(Stamped(1000, NoOp())), 51, 51, 2, 5000, 0)
+    state.note(encode_internal(StampedInternal(1000, NoOp())), 51, 51, 2, 5000, 0)
     assert state.committed(51) == []
     assert state.purge.index == -1 and state.needs_image
 
@@ -214,6 +215,6 @@ def test_marks_of_a_log_that_was_replaced_are_never_committed() -> None:
 )
 def test_a_purge_of_what_may_not_be_purged_is_set_aside(base: Base, is_possible: bool) -> None:
     state = LogState(max_sessions=SESSIONS)
-    state.note(encode_internal(Stamped(1000, Purge(base))), 5, 5, 1, 500, 0)
+    state.note(encode_internal(StampedInternal(1000, Purge(base))), 5, 5, 1, 500, 0)
     assert state.committed(5) == ([Purge(base)] if is_possible else [])
     assert state.set_aside == (not is_possible) and state.purge.index == (4 if is_possible else -1)

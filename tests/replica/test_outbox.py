@@ -12,7 +12,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import Code
-from dledger.replica.outbox import OutboxUntilDurable
+from dledger.replica.outbox import DurableOutbox
 from dledger.replica.shell import HardStateJob
 from tests.replica.replica_world import World
 
@@ -29,12 +29,12 @@ def answer(stream_id: int, index: int) -> PushResponse:
     return PushResponse(3, "a", stream_id, Code.SUCCESS, PushType.APPEND, index, 0, index)
 
 
-def leaving(outbox: OutboxUntilDurable, number: int) -> list[tuple[str, Message]]:
+def leaving(outbox: DurableOutbox, number: int) -> list[tuple[str, Message]]:
     return [(item.peer, item.message) for item in outbox.release(number)]
 
 
 def test_what_is_held_leaves_in_order_and_only_when_its_hard_state_is_durable() -> None:
-    outbox = OutboxUntilDurable()
+    outbox = DurableOutbox()
     messages: list[tuple[int, str, Message]] = [
         (1, "b", commit(5, 1)),
         (1, "c", heartbeat(1)),
@@ -50,7 +50,7 @@ def test_what_is_held_leaves_in_order_and_only_when_its_hard_state_is_durable() 
 
 
 def test_rule_13_of_what_is_repeated_anyway_the_newest_few_are_kept() -> None:
-    outbox = OutboxUntilDurable()
+    outbox = DurableOutbox()
     for number in range(1000):
         for peer in ("b", "c"):
             outbox.add(number, peer, heartbeat(number), None)
@@ -60,7 +60,7 @@ def test_rule_13_of_what_is_repeated_anyway_the_newest_few_are_kept() -> None:
 
 
 def test_rule_13_a_newer_stream_makes_what_is_held_for_an_older_one_void() -> None:
-    outbox = OutboxUntilDurable()
+    outbox = DurableOutbox()
     for stream_id in range(1, 1000):
         outbox.add(1, "b", commit(stream_id, 1), None)
         outbox.add(1, "b", commit(stream_id, 2), None)

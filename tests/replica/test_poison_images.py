@@ -11,11 +11,11 @@ import pytest
 from dledger import AppliedEntry, ImageRefused
 from dledger.core.values import Base
 from dledger.node.machine.state_feeder import StateFeeder
-from dledger.node.machine.state_plan import Load, Loaded
+from dledger.node.machine.state_plan import LoadResult, LoadStep
 from dledger.replica.images import ImageWriter
 from dledger.replica.log_state import LogState
 from dledger.replica.retainer import Retainer
-from dledger.replica.retention import RetentionPolicy
+from dledger.replica.retention import RetentionLimits
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import (
     ImageBegin,
@@ -26,12 +26,12 @@ from dledger.store.format.internal import (
     Purge,
     SessionBatch,
     SessionOpen,
-    Stamped,
-    Unknown,
+    StampedInternal,
+    UnknownInternal,
     decode_internal,
     encode_internal,
 )
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.store.helpers import IDENTITY, SIZE
 
 
@@ -60,7 +60,7 @@ class ImageLog:
         self.store = MemoryLogStore(IDENTITY)
 
     def append(self, value: Internal) -> int:
-        head = encode_internal(Stamped(1000, value))
+        head = encode_internal(StampedInternal(1000, value))
         self.store.append([encode_batch(self.store.tail, 1, [], data_file_size=SIZE, head=head)])
         self.store.sync()
         return self.store.end_index
@@ -80,7 +80,7 @@ def test_an_image_that_the_machine_refuses_is_passed_over_for_the_one_before_it(
     older = log.image(b"good older")
     newest = log.image(b"bad")
     feeder = StateFeeder(machine, log.store)
-    assert feeder.load(Load(newest, log.store.end_index)) == Loaded(older - 1, -1, 10)
+    assert feeder.load(LoadStep(newest, log.store.end_index)) == LoadResult(older - 1, -1, 10)
     assert machine.state == b"good older"
 
 
@@ -91,17 +91,19 @@ def test_an_image_that_is_not_readable_yet_is_not_loaded() -> None:
     readable = log.store.end_index
     log.image(b"good newer")
     end = log.store.end_index
-    assert StateFeeder(machine, log.store).load(Load(older, end - 1)) == Loaded(older - 1, -1, 10)
-    assert StateFeeder(machine, log.store).load(Load(older, readable)) == Loaded(older - 1, -1, 10)
+    assert StateFeeder(machine, log.store).load(LoadStep(older, end - 1)) == LoadResult(older - 1, -1, 10)
+    assert StateFeeder(machine, log.store).load(LoadStep(older, readable)) == LoadResult(older - 1, -1, 10)
     assert machine.state == b"good older"
-    loaded = StateFeeder(machine, log.store).load(Load(older, end))
+    loaded = StateFeeder(machine, log.store).load(LoadStep(older, end))
     assert loaded is not None and machine.state == b"good newer", "an image is readable with its end mark"
 
 
 def test_without_another_image_a_whole_log_is_applied_from_its_begin() -> None:
     log, machine = ImageLog(), Picky()
     newest = log.image(b"bad")
-    assert StateFeeder(machine, log.store).load(Load(newest, log.store.end_index)) == Loaded(-1, -1, 0)
+    assert StateFeeder(machine, log.store).load(LoadStep(newest, log.store.end_index)) == LoadResult(
+        -1, -1, 0
+    )
     assert machine.state == b""
 
 
@@ -113,10 +115,10 @@ def test_a_log_that_was_purged_waits_for_the_next_image_and_does_not_try_the_ref
     log.store.purge_to(log.store.borders()[0])
     feeder = StateFeeder(machine, log.store)
     for _ in range(3):
-        assert feeder.load(Load(newest, log.store.end_index)) is None
+        assert feeder.load(LoadStep(newest, log.store.end_index)) is None
     assert machine.loads == 1
     later = log.image(b"good later")
-    loaded = feeder.load(Load(later, log.store.end_index))
+    loaded = feeder.load(LoadStep(later, log.store.end_index))
     assert loaded is not None and loaded.applied == later - 1 and machine.state == b"good later"
 
 
@@ -141,7 +143,7 @@ def test_heads_with_any_bytes_are_noted_alike_by_a_log_from_its_begin_and_by_one
     rng = Random(seed)
     whole, again = LogState(max_sessions=4), LogState(max_sessions=4)
     for index in range(300):
-        head = bytearray(encode_internal(Stamped(1000 + index, rng.choice(heads(rng)))))
+        head = bytearray(encode_internal(StampedInternal(1000 + index, rng.choice(heads(rng)))))
         for _ in range(rng.choice((0, 0, 1, 3))):
             head[rng.randrange(len(head))] ^= 1 << rng.randrange(8)
         for state in (whole, again):
@@ -159,8 +161,8 @@ def test_heads_with_any_bytes_are_noted_alike_by_a_log_from_its_begin_and_by_one
 
 @pytest.mark.parametrize("stamp_ms", [-1, (1 << 48) + 1, (1 << 63) - 1])
 def test_a_stamp_beyond_all_reason_is_none(stamp_ms: int) -> None:
-    body = encode_internal(Stamped(stamp_ms, NoOp()))
-    assert decode_internal(body) == Unknown(body)
+    body = encode_internal(StampedInternal(stamp_ms, NoOp()))
+    assert decode_internal(body) == UnknownInternal(body)
 
 
 @pytest.mark.parametrize("change", [Base(1, 0, 0, 0), Base(0, 0, 48, 0), Base(0, 1, 0, 0), Base(0, 0, 0, 1)])
@@ -169,7 +171,7 @@ def test_a_purge_where_the_log_cannot_begin_is_not_carried_out(change: Base) -> 
     while not log.store.borders():
         log.append(NoOp())
     border = log.store.borders()[0]
-    retainer = Retainer(SimpleNamespace(store=log.store), RetentionPolicy())  # type: ignore[arg-type]
+    retainer = Retainer(SimpleNamespace(store=log.store), RetentionLimits())  # type: ignore[arg-type]
     assert retainer.is_border(border)
     wrong = Base(*(a + b for a, b in zip(border, change, strict=True)))
     assert not retainer.is_border(wrong)

@@ -9,7 +9,7 @@ import pytest
 from dledger.core.messages import VoteRequest, VoteResponse
 from dledger.core.values import Role, VoteResult
 from dledger.replica import rebuilding
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.replica.replica_world import Host, World
 
 
@@ -74,7 +74,7 @@ def test_a_job_that_has_read_what_is_truncated_meanwhile_is_void(lost: str) -> N
     back = restarted(world, "a")
     [job] = back.shell.rebuilds
     outcome = job.run(back.store, 100, back.now)
-    assert isinstance(outcome, rebuilding.Rebuilt) and outcome.state.sessions.encode_committed()
+    assert isinstance(outcome, rebuilding.RebuildResult) and outcome.state.sessions.encode_committed()
     new = world.elect("b")
     new.append("other", b"other", session=(session, 3))
     world.carry()
@@ -174,7 +174,7 @@ def test_a_job_that_meets_damage_waits_for_the_repair_or_goes_on_behind_what_oth
     assert damage is not None and (damage.last_index == at) == (lost == "one entry")
     back.pass_time(1000)
     assert not back.shell.rebuilds and f"the repair of entry {at}" in back.replica.rebuilding.text()
-    back.replica.purged_elsewhere(back.now, damage.last_index)
+    back.replica.purged_elsewhere(back.now, damage)
     back.pass_time(1000)
     back.rebuild()
     assert back.shell.is_rebuilt and back.replica.rebuilding.text() == ""
@@ -188,7 +188,7 @@ def test_an_installed_base_leaves_nothing_to_be_read() -> None:
     back = restarted(world, "b")
     [job] = back.shell.rebuilds
     outcome = job.run(back.store, 100, back.now)
-    assert isinstance(outcome, rebuilding.Rebuilt)
+    assert isinstance(outcome, rebuilding.RebuildResult)
     back.replica._reset(back.store.base._replace(index=1 << 20, pos=1 << 40), 99)
     assert back.replica.rebuilding.is_done and back.shell.is_rebuilt
     state = back.replica.admission.state

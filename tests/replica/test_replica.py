@@ -20,7 +20,7 @@ from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloa
 from dledger.replica.admission import AppendLimits
 from dledger.replica.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
 from dledger.store.format.batch import MAGIC_NORMAL
-from dledger.store.format.internal import NoOp, Stamped, encode_internal
+from dledger.store.format.internal import NoOp, StampedInternal, encode_internal
 from tests.replica.replica_world import Host, World, pushes
 
 
@@ -255,7 +255,8 @@ def test_a_damaged_push_changes_nothing_and_is_sent_again() -> None:
     assert (b.core.log.end_index, len(b.shell.jobs)) == before
     assert outcome(leader, "x").index == 1, "the other follower is a majority with the leader"
     for _ in range(3):
-        leader.pass_time(leader.core.timing.heartbeat_ms)
+        for host in world.hosts.values():
+            host.pass_time(leader.core.timing.heartbeat_ms)
         world.carry()
     all_equal(world)
     assert b.core.committed_index == 1
@@ -562,7 +563,7 @@ def test_status_tells_followers_and_positions() -> None:
     world.carry()
     status = leader.replica.status()
     assert (status.role, status.committed_index, status.ledger_end_index) == (Role.LEADER, 1, 1)
-    noop = len(encode_internal(Stamped(0, NoOp())))
+    noop = len(encode_internal(StampedInternal(0, NoOp())))
     assert status.committed_pos == status.ledger_end_pos == 2 * ENTRY_HEADER_SIZE + noop + len(b"entry")
     assert [(f.node_id, f.match_index, f.lag_bytes) for f in status.followers] == [("b", 1, 0), ("c", 1, 0)]
     assert status.pending_bytes == 0

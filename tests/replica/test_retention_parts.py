@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from dledger.core.values import Base
 from dledger.replica.admission import AppendLimits
-from dledger.replica.retention import Border, RetentionPolicy, held_back, kept_for_owner, wanted_base
+from dledger.replica.retention import Border, RetentionLimits, held_back, kept_for_owner, select_base
 from dledger.replica.shell import PurgeJob
-from dledger.store.format.internal import Purge, decode_internal, strip_stamp
+from dledger.store.format.internal import ImageBegin, ImageEnd, Purge, decode_internal, strip_stamp
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.replica.replica_world import Host
 
 FILE = 4096
 LIMITS = AppendLimits(max_body_bytes=2000, max_batch_bytes=3000)
-POLICY = RetentionPolicy(max_bytes=FILE, hold_bytes=0, check_ms=20)
+POLICY = RetentionLimits(max_bytes=FILE, hold_bytes=0, check_ms=20)
 
 
 def internals(host: Host) -> list[object]:
@@ -23,7 +25,7 @@ def internals(host: Host) -> list[object]:
     return [strip_stamp(decode_internal(batch.head))[1] for batch in heads]
 
 
-def small_host(store: MemoryLogStore | None = None, policy: RetentionPolicy = POLICY) -> Host:
+def small_host(store: MemoryLogStore | None = None, policy: RetentionLimits = POLICY) -> Host:
     store = store or MemoryLogStore(Identity("cluster", "group", "a", FILE))
     host = Host("a", ["a"], store=store, limits=LIMITS)
     host.replica.retainer.policy = policy
@@ -91,7 +93,7 @@ def test_a_purge_that_is_put_off_is_carried_out_by_the_next_life() -> None:
     assert sessions is not None, "what the table covers is not read again, so it says what was put off"
     host.store.save_checkpoint(committed, sessions)
     assert host.store.begin_index == 0
-    again = small_host(host.store, RetentionPolicy())
+    again = small_host(host.store, RetentionLimits())
     live(again, 3, image=5)
     assert again.store.begin_index > 0
 
@@ -104,8 +106,8 @@ def test_for_space_no_more_goes_than_is_missing(free: int, expected: int | None)
     borders = [
         Border(Base(index, 1, pos, 0), stamp_ms=-1) for index, pos in ((10, 1100), (20, 1250), (30, 2000))
     ]
-    policy = RetentionPolicy(min_free_bytes=1000)
-    wanted = wanted_base(policy, borders, 1000, 3000, now_ms=0, asked_before=-1, free_bytes=free)
+    policy = RetentionLimits(min_free_bytes=1000)
+    wanted = select_base(policy, borders, 1000, 3000, now_ms=0, requested_before=-1, free_bytes=free)
     assert (None if wanted is None else wanted.index) == expected
 
 
@@ -115,7 +117,7 @@ def test_a_leader_purges_until_enough_of_its_disk_is_free_and_no_further() -> No
     fill(host, 70)
     assert store.tail.pos > 9 * FILE and store.begin_index == 0
     free = store.free_bytes()
-    host.replica.retainer.policy = RetentionPolicy(min_free_bytes=free + 5 * FILE, hold_bytes=0, check_ms=20)
+    host.replica.retainer.policy = RetentionLimits(min_free_bytes=free + 5 * FILE, hold_bytes=0, check_ms=20)
     live(host, 200, image=100)
     assert 0 < store.base.pos < 9 * FILE
     assert store.free_bytes() == free + 5 * FILE
@@ -155,3 +157,55 @@ def test_a_slow_follower_holds_purging_back_up_to_so_many_bytes() -> None:
     assert allowed(2, 200) == borders[1].base
     assert allowed(2, 199) == wanted, "it is left behind"
     assert allowed(0, 200) is None
+
+
+@pytest.mark.parametrize("order", list(permutations([(9, 900), (1, 100), (2, 200)])))
+def test_the_slowest_follower_holds_purging_back_whatever_their_order(
+    order: tuple[tuple[int, int], ...],
+) -> None:
+    borders = [Border(Base(index, 1, 100 * index, 0), -1) for index in (1, 2, 3)]
+    assert held_back(borders, borders[-1].base, order, 1_000, 1_000) == borders[0].base
+    assert held_back(borders, borders[-1].base, order, 1_000, 899) == borders[1].base
+    assert held_back(borders, borders[-1].base, order, 1_000, 799) == borders[-1].base
+
+
+@pytest.mark.parametrize("entry", [ImageBegin, Purge])
+def test_rule_9_a_leader_appends_no_image_and_no_purge_that_its_disk_cannot_take(
+    entry: type[ImageBegin] | type[Purge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image may use up the reserve. What comes after it would end the process on the disk thread."""
+    host = small_host()
+    fill(host, 30)
+    if entry is Purge:
+        while not any(isinstance(value, ImageEnd) for value in internals(host)):
+            host.pass_time(20)
+            while host.shell.images:
+                host.replica.state_saved(host.now, host.shell.images.pop(), [b"state"])
+            while host.shell.jobs and not any(isinstance(value, ImageEnd) for value in internals(host)):
+                host.one_job()
+    with monkeypatch.context() as full:
+        full.setattr(host.store, "could_take", lambda *_: False)
+        full.setattr(host.replica.admission, "has_room_for", lambda _: False)
+        end = host.replica.admission.tail.index
+        for _ in range(10):
+            host.pass_time(20)
+            host.disk()
+        assert host.replica.admission.tail.index == end and not host.replica.retainer.is_writing
+    live(host, 100, image=100)
+    assert host.store.begin_index > 0
+
+
+def test_entries_appended_before_a_step_of_days_are_not_purged_as_old() -> None:
+    """A lone node's stamps are those of before its stop until its clock has been steady."""
+    now_ms, hour_ms = 1_000 * 3_600_000, 3_600_000
+    policy = RetentionLimits(max_age_ms=72 * hour_ms)
+
+    def wanted(written_ms: int, wall_ms: int = now_ms) -> Base | None:
+        border = Border(Base(1, 1, 100, 0), now_ms - 100 * hour_ms, written_ms)
+        return select_base(policy, [border], 0, 200, now_ms, -1, 1 << 40, wall_ms=wall_ms)
+
+    assert wanted(now_ms) is None
+    assert wanted(now_ms - 71 * hour_ms) is None
+    assert wanted(now_ms - 72 * hour_ms) is not None
+    assert wanted(now_ms + 1) is not None, "the wall clock was set back: the stamp decides"
+    assert wanted(0) is not None, "unknown"

@@ -34,10 +34,10 @@ class RawClient:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def connect(cls, address: str, window: int = 65_535) -> Self:
+    async def connect(cls, address: str, window: int = 65_535, local_host: str = "127.0.0.1") -> Self:
         """`window`: what the server may send of one answer, as nothing gives it more."""
         host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(local_host, 0))
         made = cls(reader, writer)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         made._frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, window))

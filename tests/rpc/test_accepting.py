@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from dledger.rpc.transport import accepting, grpc_internals
-from dledger.rpc.transport.accepting import AT_ONCE, AcceptingServer
-from dledger.rpc.transport.channels import new_server, open_channel
+from dledger.infra.transport import accepting
+from dledger.infra.transport.accepting import AT_ONCE, AcceptingServer
+from dledger.infra.transport.channels import new_server, open_channel
+from tests.rpc.grpc_versions import VERSIONS
+from tests.test_tidy import PRODUCT, python_files
 
 _FAR_LESS_S = 30.0
 
@@ -36,9 +39,42 @@ def _added(server: grpc.aio.Server, behaviour: Any) -> int:
     return server.add_insecure_port("127.0.0.1:0")
 
 
+def test_one_module_names_what_is_private() -> None:
+    private = re.compile(r"^\s*(from|import) grpc\._cython|\bcygrpc\.", re.MULTILINE)
+    found = [path.name for path in python_files(*PRODUCT) if private.search(path.read_text())]
+    assert found == ["accepting.py"]
+
+
+def test_this_version_is_known_and_has_what_was_tried_of_it() -> None:
+    minor = ".".join(grpc.__version__.split(".")[:2])
+    assert minor in VERSIONS, f"grpcio {minor} is new: add it to VERSIONS, and run `make test-grpc`"
+    assert accepting.supports_advance_requests() == grpc.__version__.startswith(accepting.TRIED)
+
+
+@pytest.mark.parametrize("has_internals", [True, False])
+async def test_a_server_answers_with_and_without_what_is_private(
+    has_internals: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_internals:
+        monkeypatch.setattr(accepting, "cygrpc", None)
+        assert not accepting.supports_advance_requests()
+
+    async def behaviour(request: bytes, _: object) -> bytes:
+        return request
+
+    server = new_server()
+    port = _added(server, behaviour)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_unary("/t.Echo/Unary")
+        requests = [b"%d" % number for number in range(100)]
+        assert list(await asyncio.gather(*map(call, requests))) == requests
+    await server.stop(None)
+
+
 @pytest.mark.skipif(
-    not grpc_internals.can_ask_ahead(),
-    reason=f"ACCEPTING SERVER DID NOT RUN: gRPC {grpc.__version__} is none of {grpc_internals.TRIED}",
+    not accepting.supports_advance_requests(),
+    reason=f"ACCEPTING SERVER DID NOT RUN: gRPC {grpc.__version__} is none of {accepting.TRIED}",
 )
 async def test_as_many_calls_are_asked_for_again_as_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "AcceptingServer", _Counting)
@@ -127,7 +163,7 @@ async def test_a_server_stops_while_calls_keep_coming() -> None:
 
 async def test_a_call_that_is_there_already_is_taken_without_another_turn_of_the_loop() -> None:
     loop = asyncio.get_running_loop()
-    there, later = accepting._Come(loop=loop), accepting._Come(loop=loop)
+    there, later = accepting._IncomingCall(loop=loop), accepting._IncomingCall(loop=loop)
     there.set_result("a call")
     turns: list[int] = []
     loop.call_soon(turns.append, 1)
@@ -140,8 +176,8 @@ async def test_a_call_that_is_there_already_is_taken_without_another_turn_of_the
 
 async def test_a_version_that_was_not_tried_gets_the_plain_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc, "__version__", "1.999.0")
-    plain, made = grpc_internals.cygrpc.AioServer, []
-    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(grpc_internals.cygrpc.AioServer))
+    plain, made = accepting.cygrpc.AioServer, []
+    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(accepting.cygrpc.AioServer))
     accepting.accepting_server([])
     assert made == [plain]
 
@@ -149,13 +185,13 @@ async def test_a_version_that_was_not_tried_gets_the_plain_server(monkeypatch: p
 async def test_where_grpc_is_made_otherwise_there_is_the_plain_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grpc, "__version__", f"{grpc_internals.TRIED[0]}0")
+    monkeypatch.setattr(grpc, "__version__", f"{accepting.TRIED[0]}0")
 
     class Another:
         pass
 
-    monkeypatch.setattr(grpc_internals.cygrpc, "AioServer", Another)
+    monkeypatch.setattr(accepting.cygrpc, "AioServer", Another)
     made: list[object] = []
-    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(grpc_internals.cygrpc.AioServer))
+    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(accepting.cygrpc.AioServer))
     accepting.accepting_server([])
     assert made == [Another]

@@ -80,7 +80,7 @@ def test_what_protobuf_refuses_is_refused(noise: bytes, at: int, drop: int) -> N
     except DecodeError:
         expected = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_wire, "_WORTH_FINDING", 0)
+        patch.setattr(append_wire, "_MIN_VIEW_BYTES", 0)
         found = parse_push(broken)
     assert (None if found is None else whole(found)) == expected
 

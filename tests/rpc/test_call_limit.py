@@ -1,16 +1,13 @@
-"""Calls are counted while they last, of every kind, and streams that say nothing while they wait."""
+"""Calls of every kind are counted while they last."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from dledger.errors import Code, Overloaded
-from dledger.rpc.transport import call_limit
-from dledger.rpc.transport.call_limit import CallLimit, FirstMessages
+from dledger.infra.transport.call_limit import CallLimit
 
 
 class Aborted(Exception):
@@ -18,6 +15,12 @@ class Aborted(Exception):
 
 
 class Context:
+    def __init__(self, peer: str = "ipv4:10.0.0.1:4711") -> None:
+        self._peer = peer
+
+    def peer(self) -> str:
+        return self._peer
+
     async def abort(self, code: object, details: str) -> None:
         raise Aborted(details)
 
@@ -67,34 +70,14 @@ async def test_rule_13_a_call_too_many_is_refused_and_does_not_count(behavior: C
     await lasting.pop().aclose()
 
 
-class Silent:
-    """A stream whose first message comes when the test lets it."""
-
-    def __init__(self) -> None:
-        self.message: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def read(self) -> str:
-        return await self.message
-
-
-async def test_rule_13_the_oldest_stream_without_a_message_goes_and_those_that_spoke_count_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(call_limit, "MAX_FIRST_MESSAGES", 2)
-    hits: list[str] = []
-    first_messages = FirstMessages(hits.append)
-    streams = [Silent() for _ in range(4)]
-    reading = [asyncio.ensure_future(first_messages.read(one)) for one in streams[:2]]
-    await asyncio.sleep(0)
-    streams[0].message.set_result("hello")
-    assert await reading[0] == "hello"
-    reading.append(asyncio.ensure_future(first_messages.read(streams[2])))
-    await asyncio.sleep(0)
-    assert hits == [], "two are waited for"
-    reading.append(asyncio.ensure_future(first_messages.read(streams[3])))
-    with pytest.raises(Overloaded) as refused:
-        await reading[1]
-    assert refused.value.code is Code.TOO_MANY_CONNECTIONS and "first_messages" in hits
-    for number in (2, 3):
-        streams[number].message.set_result("hello")
-        assert await reading[number] == "hello"
+async def test_rule_13_connections_of_one_address_share_its_part_of_the_limit() -> None:
+    limit = CallLimit(4, lambda: None)
+    limited = limit.wrap(stream)
+    lasting = [limited("x", Context(f"ipv4:10.0.0.1:{port}")) for port in range(3)]
+    for one in lasting:
+        await anext(one)
+    with pytest.raises(Aborted, match=r"612 .* for 10\.0\.0\.1"):
+        await anext(limited("x", Context("ipv4:10.0.0.1:4")))
+    assert await anext(limited("x", Context("ipv4:10.0.0.2:1"))) == "x"
+    for one in lasting:
+        await one.aclose()

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from dledger.rpc.transport.channels import channel_options, new_server
+from dledger.infra.transport.channels import channel_options, new_server
 
 
 async def _read(compression: grpc.Compression | None, method: str) -> tuple[bool, int]:

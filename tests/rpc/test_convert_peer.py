@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.core.cluster_clock import CountedTime
+from dledger.core.member_clocks import MAX_WALL_MS
 from dledger.core.messages import (
     Append,
     Commit,
@@ -28,15 +30,15 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import EMPTY_TAIL, Base, OwnerFitness, Tail, TermRun, VoteResult
+from dledger.core.values import EMPTY_TAIL, RULES_VERSION, Base, OwnerFitness, Tail, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import encode_append
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PROTOCOL_VERSION, PeerIdentity
 from dledger.store.format.batch import encode_batch
 from dledger.v1 import peer_pb2 as pb
 
-_IDENTITY = Identity("c", "g", "n1", ("n1", "n2"), incarnation=3)
+_IDENTITY = PeerIdentity("c", "g", "n1", ("n1", "n2"), incarnation=3)
 _ENVELOPE = _IDENTITY.envelope("n2")
 
 terms = st.integers(0, 2**62)
@@ -122,6 +124,35 @@ def test_vote_requests_round_trip(message: VoteRequest) -> None:
     assert convert.vote_request_from_pb(pb.VoteRequest.FromString(wire)) == message
 
 
+@pytest.mark.parametrize(
+    ("counted", "is_sent"),
+    [
+        (CountedTime(1, MAX_WALL_MS, 0), True),
+        (CountedTime(1, MAX_WALL_MS + 1, 0), False),
+        (CountedTime(-1, 5, 0), False),
+    ],
+)
+def test_a_time_that_members_would_refuse_is_not_sent(counted: CountedTime, is_sent: bool) -> None:
+    """The leader would be cut off because of a stamp that an impossible clock made."""
+    wire = convert.heartbeat_to_pb(Heartbeat(1, "n1", 1, 0, cluster_time=counted), _ENVELOPE)
+    assert convert.heartbeat_from_pb(wire).cluster_time == (counted if is_sent else None)
+
+
+@pytest.mark.parametrize("fields", [(-1, 5, 0), (6, 5, 0), (1, MAX_WALL_MS + 1, 0), (1, 2, MAX_WALL_MS + 1)])
+def test_impossible_times_of_members_are_refused(fields: tuple[int, int, int]) -> None:
+    wire = pb.HeartbeatRequest(cluster_time=pb.CountedTime(**CountedTime(*fields)._asdict()))
+    with pytest.raises(InvalidRequest):
+        convert.heartbeat_from_pb(wire)
+
+
+counted_times = st.none() | st.builds(
+    lambda stamp_ms, elapsed_ms, slew_ms: CountedTime(stamp_ms, stamp_ms + elapsed_ms, slew_ms),
+    st.integers(0, 1 << 42),
+    st.integers(0, 1 << 40),
+    st.integers(-600_000, 600_000),
+)
+
+
 @given(
     st.builds(
         VoteResponse,
@@ -130,6 +161,7 @@ def test_vote_requests_round_trip(message: VoteRequest) -> None:
         result=st.sampled_from(VoteResult),
         pre_vote=st.booleans(),
         round=counts,
+        cluster_time=counted_times,
     )
 )
 def test_vote_responses_round_trip(message: VoteResponse) -> None:
@@ -137,7 +169,16 @@ def test_vote_responses_round_trip(message: VoteResponse) -> None:
     assert convert.vote_response_from_pb(pb.VoteResponse.FromString(wire), message.voter_id) == message
 
 
-@given(st.builds(Heartbeat, term=terms, leader_id=st.just("n1"), round=counts, committed_index=indexes))
+@given(
+    st.builds(
+        Heartbeat,
+        term=terms,
+        leader_id=st.just("n1"),
+        round=counts,
+        committed_index=indexes,
+        cluster_time=counted_times,
+    )
+)
 def test_heartbeats_round_trip(message: Heartbeat) -> None:
     wire = convert.heartbeat_to_pb(message, _ENVELOPE).SerializeToString()
     assert convert.heartbeat_from_pb(pb.HeartbeatRequest.FromString(wire)) == message
@@ -271,7 +312,7 @@ def test_any_push_is_a_message_or_a_numbered_error(
     ("field", "value", "code"),
     [
         ("version", 0, Code.UNSUPPORTED_VERSION),
-        ("version", 3, Code.UNSUPPORTED_VERSION),
+        ("version", 2, Code.UNSUPPORTED_VERSION),
         ("cluster_id", "other", Code.UNKNOWN_CLUSTER),
         ("group", "other", Code.UNKNOWN_GROUP),
         ("local_id", "stranger", Code.UNKNOWN_MEMBER),
@@ -280,7 +321,7 @@ def test_any_push_is_a_message_or_a_numbered_error(
     ],
 )
 def test_envelopes_not_meant_for_us_are_refused(field: str, value: object, code: Code) -> None:
-    receiver = Identity("c", "g", "n2", ("n1", "n2"), incarnation=1)
+    receiver = PeerIdentity("c", "g", "n2", ("n1", "n2"), incarnation=1)
     envelope = _IDENTITY.envelope("n2")
     assert receiver.check(envelope) == "n1"
     setattr(envelope, field, value)
@@ -292,45 +333,47 @@ def test_envelopes_not_meant_for_us_are_refused(field: str, value: object, code:
 LISTS = [("n1", "n2"), ("n1", "n2", "n3"), ("n1", "n2", "n4")]
 
 
-@pytest.mark.parametrize("compares", [True, False])
 @pytest.mark.parametrize("ours", LISTS)
 @pytest.mark.parametrize("theirs", LISTS)
 def test_another_list_of_members_is_refused_whoever_asks(
-    ours: tuple[str, ...], theirs: tuple[str, ...], compares: bool
+    ours: tuple[str, ...], theirs: tuple[str, ...]
 ) -> None:
-    sender = Identity("c", "g", "n1", theirs[::-1], 1, compares_members=compares)
-    for receiver_compares in (True, False):
-        receiver = Identity("c", "g", "n2", ours, 1, compares_members=receiver_compares)
-        if ours == theirs:
-            assert receiver.check(sender.envelope("n2")) == "n1"
-            continue
-        with pytest.raises(InvalidRequest) as caught:
-            receiver.check(sender.envelope("n2"))
-        assert caught.value.code is Code.MEMBERS_DIFFER
-        assert ", ".join(ours) in str(caught.value) and ", ".join(sorted(theirs)) in str(caught.value)
-
-
-def test_a_sender_that_names_no_members_is_believed_by_nodes_that_an_older_version_made() -> None:
-    """Rolling upgrades: it still runs the older version, which refuses protocol version 2."""
-    older = pb.Envelope(version=1, cluster_id="c", group="g", local_id="n1", remote_id="n2", incarnation=1)
-    adopted = Identity("c", "g", "n2", ("n1", "n2"), 1, compares_members=False)
-    assert adopted.check(older) == "n1" and adopted.is_unlisted(older)
-    assert adopted.envelope("n1").version == 1
-    new = Identity("c", "g", "n2", ("n1", "n2"), 1)
-    assert new.envelope("n1").version == 2
+    sender = PeerIdentity("c", "g", "n1", theirs[::-1], 1)
+    receiver = PeerIdentity("c", "g", "n2", ours, 1)
+    if ours == theirs:
+        assert receiver.check(sender.envelope("n2")) == "n1"
+        return
     with pytest.raises(InvalidRequest) as caught:
-        new.check(older)
+        receiver.check(sender.envelope("n2"))
+    assert caught.value.code is Code.MEMBERS_DIFFER
+    assert ", ".join(ours) in str(caught.value) and ", ".join(sorted(theirs)) in str(caught.value)
+
+
+def test_a_sender_that_names_no_members_is_refused() -> None:
+    envelope = _IDENTITY.envelope("n2")
+    del envelope.members[:]
+    with pytest.raises(InvalidRequest) as caught:
+        PeerIdentity("c", "g", "n2", ("n1", "n2"), 1).check(envelope)
     assert caught.value.code is Code.MEMBERS_DIFFER
 
 
-def test_a_sender_that_compares_lists_and_names_no_members_is_refused_by_every_node() -> None:
-    """It could name them: that it does not is a mistake, and no older version."""
-    envelope = pb.Envelope(version=2, cluster_id="c", group="g", local_id="n1", remote_id="n2", incarnation=1)
-    for compares in (True, False):
-        receiver = Identity("c", "g", "n2", ("n1", "n2"), 1, compares_members=compares)
-        with pytest.raises(InvalidRequest) as caught:
-            receiver.check(envelope)
-        assert caught.value.code is Code.MEMBERS_DIFFER and not receiver.is_unlisted(envelope)
+@pytest.mark.parametrize(
+    "version, rules, named",
+    [
+        (1, 0, "release 0.1.0"),
+        (2, 0, "release 0.1.0"),
+        (PROTOCOL_VERSION, 0, "rules version 0"),
+        (PROTOCOL_VERSION, RULES_VERSION + 1, f"rules version {RULES_VERSION + 1}"),
+        (PROTOCOL_VERSION + 1, RULES_VERSION, f"protocol version {PROTOCOL_VERSION + 1}"),
+    ],
+)
+def test_nodes_of_other_rules_are_refused_with_both_versions(version: int, rules: int, named: str) -> None:
+    envelope = _IDENTITY.envelope("n2")
+    envelope.version, envelope.rules_version = version, rules
+    with pytest.raises(InvalidRequest) as caught:
+        PeerIdentity("c", "g", "n2", ("n1", "n2"), 1).check(envelope)
+    assert caught.value.code is Code.UNSUPPORTED_VERSION
+    assert named in str(caught.value) and f"n2 has rules version {RULES_VERSION}" in str(caught.value)
 
 
 def test_a_refusal_is_raised_with_its_number() -> None:
@@ -422,7 +465,7 @@ def test_entries_that_follow_one_of_a_later_term_than_their_leader_are_refused()
 
     message, _ = convert.push_from_pb(push(8), "n2")
     assert isinstance(message, Append) and message.prev_term == 8
-    with pytest.raises(InvalidRequest, match="of term 9 is no range"):
+    with pytest.raises(InvalidRequest, match=r"does not follow entry .* of term 9"):
         convert.push_from_pb(push(9), "n2")
 
 

@@ -7,11 +7,11 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.proxy.messages.rejected import Code
-from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger.rpc.transport import field_count
-from dledger.rpc.transport.field_count import SMALL_BYTES, has_too_many_fields
-from tests.broker_adapter.proxy.world import world
+from broker_adapter.endpoints.rejected import Code
+from broker_adapter.v2 import service_pb2 as calls
+from dledger.infra.transport import field_count
+from dledger.infra.transport.field_count import SMALL_BYTES, has_too_many_fields
+from tests.broker_adapter.v5.world import world
 
 LARGE = 4 << 20
 
@@ -64,6 +64,7 @@ def test_fields_are_counted_at_every_depth(count: int, monkeypatch: pytest.Monke
     assert not count or has_too_many_fields(calls.SendMessageRequest, data, fields - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
 def test_whatever_the_bytes_the_count_ends(data: bytes) -> None:

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from dledger.rpc.transport.channels import new_server
-from dledger.rpc.transport.hung_up import HungUp, hung_up, is_hung_up
+from dledger.infra.transport.channels import new_server
+from dledger.infra.transport.hung_up import HungUp, hung_up, is_hung_up
 from tests.node.local import until
 from tests.rpc.raw_http2 import RawClient, message
 

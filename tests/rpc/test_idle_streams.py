@@ -10,12 +10,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from broker_adapter.proxy.v2 import definition_pb2 as pb
-from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger.rpc.append_service import _AppendStream
+from broker_adapter.v2 import definition_pb2 as pb
+from broker_adapter.v2 import service_pb2 as calls
+from dledger.rpc.append_service import AppendService
 from dledger.rpc.ports import ServiceLimits
 from dledger.v1 import log_pb2
-from tests.broker_adapter.proxy.world import World
+from tests.broker_adapter.v5.world import World
 
 #: Of the attribute of the context, and of the argument of getrefcount.
 NOBODY_ELSE = 2
@@ -47,7 +47,7 @@ class Context:
 async def test_of_appends() -> None:
     port: Any = SimpleNamespace(limits=ServiceLimits(), group="g", limit_hit=lambda name: None)
     context: Any = Context(log_pb2.AppendRequest(group="another", bodies=[bytes(1_000)]))
-    await _AppendStream(port).read_all(context)
+    await AppendService(port).append_stream(None, context)
     assert context.references == [NOBODY_ELSE]
 
 
@@ -57,7 +57,7 @@ async def test_of_commands(size: int) -> None:
     settings.settings.publishing.topics.add(name="n" * size)
     context: Any = Context(settings.SerializeToString())
     told: list[object] = []
-    conversation: Any = SimpleNamespace(tell=told.append, heard=lambda command: None)
+    conversation: Any = SimpleNamespace(queue_command=told.append, heard=lambda command: None)
     call: Any = SimpleNamespace(remote="127.0.0.1:1")
     await World().service._read_all(conversation, call, context)
     assert context.references == [NOBODY_ELSE] and bool(told) == (size > 1_000)

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from dledger.rpc.transport.outbox import Outbox
+from dledger.infra.transport.outbox import Outbox
 from tests.node.local import until
 
 

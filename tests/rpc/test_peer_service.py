@@ -12,15 +12,15 @@ import pytest
 
 from dledger.core.messages import Message, PushMessage
 from dledger.errors import Code
-from dledger.rpc.envelope import Identity
-from dledger.rpc.peer_names import PeerNames
+from dledger.infra.transport.peer_names import PeerNames
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import FetchedFrames, PushPeer
 from dledger.v1 import peer_pb2 as pb
 
 MEMBERS = {"n1": "host1:1", "n2": "host2:1", "n3": "host3:1"}
-HERE = Identity("c", "g", "n2", tuple(MEMBERS), 1)
-SENDER = Identity("c", "g", "n1", tuple(MEMBERS), 7)
+HERE = PeerIdentity("c", "g", "n2", tuple(MEMBERS), 1)
+SENDER = PeerIdentity("c", "g", "n1", tuple(MEMBERS), 7)
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["PeerService"].methods]
 REQUESTS: dict[str, Callable[[pb.Envelope], Any]] = {
@@ -43,7 +43,7 @@ class Port:
     def __init__(self) -> None:
         self.reached: list[object] = []
 
-    async def ask(self, peer: str, message: Message) -> Message:
+    async def request(self, peer: str, message: Message) -> Message:
         self.reached.append(message)
         raise TimeoutError
 
@@ -109,7 +109,9 @@ async def test_every_call_needs_the_certificate_of_its_sender(method: str, names
     ],
     ids=["cluster", "group", "member"],
 )
-async def test_every_call_is_of_a_member_of_this_cluster(method: str, sender: Identity, code: Code) -> None:
+async def test_every_call_is_of_a_member_of_this_cluster(
+    method: str, sender: PeerIdentity, code: Code
+) -> None:
     assert await refusal_of(method, sender.envelope("n2"), ("n1", "host1")) == (code, [])
 
 

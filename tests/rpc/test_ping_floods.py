@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dledger.rpc.transport.channels import MAX_PING_STRIKES, new_server
+from dledger.infra.transport.channels import MAX_PING_STRIKES, new_server
 from tests.node.local import until
 from tests.rpc.raw_http2 import RawClient, message
 

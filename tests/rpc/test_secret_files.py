@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.proxy.access.accounts import read_accounts
+from broker_adapter.endpoints.access.accounts import read_accounts
 from dledger.cli.local.certificates import Authority
 from dledger.errors import ConfigError
-from dledger.rpc.transport.tls import TlsFiles, load
+from dledger.infra.transport.tls import TlsFiles, load
 
 ACCOUNTS = '[[accounts]]\naccess_key = "a"\nsecret = "hidden"\n'
 
@@ -35,7 +35,7 @@ def read(secret: Path) -> None:
 @pytest.mark.parametrize("mode", [0o602, 0o666, 0o622])
 def test_a_secret_that_everybody_may_write_is_refused(secret: Path, mode: int) -> None:
     secret.chmod(mode)
-    with pytest.raises(ConfigError, match=f"may be written by every user.*{secret.name}"):
+    with pytest.raises(ConfigError, match=f"is writable by every user.*{secret.name}"):
         read(secret)
 
 
@@ -44,7 +44,7 @@ def test_a_secret_that_everybody_may_read_is_warned_of(
 ) -> None:
     secret.chmod(0o644)
     read(secret)
-    assert f"{secret} may be read by every user" in caplog.text
+    assert f"{secret} is readable by every user" in caplog.text
     assert "hidden" not in caplog.text
 
 

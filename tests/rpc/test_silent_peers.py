@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from dledger.rpc.transport.channels import KEEPALIVE_TIME_MS, PING_TIMEOUT_MS, new_server, open_channel
+from dledger.infra.transport.channels import KEEPALIVE_TIME_MS, PING_TIMEOUT_MS, new_server, open_channel
 
 #: gRPC's own limit of a ping, after which this would pass in any case, is 60 s.
 _FAR_LESS_S = 30.0

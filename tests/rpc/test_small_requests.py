@@ -11,11 +11,11 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from broker_adapter.proxy.forwarding.service import ForwardService
+from broker_adapter.endpoints.forwarding.service import ForwardService
+from dledger.infra.transport import handlers
+from dledger.infra.transport.channels import open_channel
+from dledger.infra.transport.host import GrpcHost
 from dledger.rpc.serving import NodeGrpc
-from dledger.rpc.transport import handlers
-from dledger.rpc.transport.channels import open_channel
-from dledger.rpc.transport.host import GrpcHost
 from dledger.v1 import admin_pb2, log_pb2
 
 _MIB = 1 << 20
@@ -66,9 +66,9 @@ def test_what_a_node_passes_on_for_clients() -> None:
 def of_node() -> list[grpc.GenericRpcHandler]:
     served = NodeGrpc(MagicMock(), MagicMock(), MagicMock())
     served._server = MagicMock()
-    served._unsent = MagicMock()
+    served.first_messages = MagicMock()
     found: list[grpc.GenericRpcHandler] = []
-    served._unsent.over = lambda *handlers: found.extend(handlers)  # it needs a call
+    served.first_messages.over = lambda *handlers: found.extend(handlers)
     served._add_services()
     return found
 

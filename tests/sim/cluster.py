@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dledger.core.messages import VoteRequest
+from dledger.infra.files.disk import CrashKind
 from dledger.replica.shell import AppendOutcome
-from dledger.store.disk import CrashKind
 from dledger.testing import QUIET, Attempt, Profile, Simulation, check_end
 from dledger.testing.durable import MakeMachine
 

@@ -18,9 +18,10 @@ from dledger.core import raft as raft_module
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.effects import PersistHardState, ReadReady, TruncateLog
 from dledger.core.election import compare_logs
-from dledger.core.following import Following
+from dledger.core.following import Follower
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
+from dledger.core.member_clocks import ClockBounds
 from dledger.core.messages import (
     Append,
     HeartbeatResponse,
@@ -29,17 +30,18 @@ from dledger.core.messages import (
     Truncate,
     VoteRequest,
 )
-from dledger.core.progress import Progress
+from dledger.core.progress import FollowerProgress
 from dledger.core.quorum import committed_by
 from dledger.core.raft import RaftCore
 from dledger.core.read_index import ReadIndexQueue, WaitingRead
-from dledger.core.rejoining import Rejoining
+from dledger.core.rejoining import RejoinProcess
 from dledger.core.sessions import SessionTable
 from dledger.core.values import HardState, Membership, Role, VoteResult
 from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
-from dledger.node.disk.disk_jobs import DiskJobs, OtherJob
-from dledger.node.loop import ticker
-from dledger.replica.admission import Admission, ExpiryUnconfirmed
+from dledger.node import ticker
+from dledger.node.disk.disk_worker import DiskJobs, OtherJob
+from dledger.replica import clock_keeper
+from dledger.replica.admission import AppendAdmission, ExpiryUnconfirmed
 from dledger.replica.log_state import LogState
 from dledger.replica.replica import Replica
 from dledger.replica.retainer import Retainer
@@ -78,7 +80,7 @@ def message_before_hard_state(patch: pytest.MonkeyPatch) -> None:
     """A vote leaves before it is durable."""
 
     def send(replica: Replica, peer: str, message: Any, payload: bytes | None) -> None:
-        replica._hard_states_saved = replica._hard_states_submitted
+        replica._outbox._saved = replica._outbox._submitted
         original(replica, peer, message, payload)
 
     original = Replica._send
@@ -115,9 +117,9 @@ def leader_counts_itself_before_durable(patch: pytest.MonkeyPatch) -> None:
 
 def follower_acknowledges_before_durable(patch: pytest.MonkeyPatch) -> None:
     """What DLedger does: an answer to a push before the disk has it."""
-    original = Following.acknowledge
+    original = Follower.acknowledge
 
-    def acknowledge(following: Following, **options: Any) -> None:
+    def acknowledge(following: Follower, **options: Any) -> None:
         log = following.core.log
         durable, log.durable_index = log.durable_index, log.end_index
         try:
@@ -125,32 +127,32 @@ def follower_acknowledges_before_durable(patch: pytest.MonkeyPatch) -> None:
         finally:
             log.durable_index = durable
 
-    patch.setattr(Following, "acknowledge", acknowledge)
+    patch.setattr(Follower, "acknowledge", acknowledge)
 
 
 def blind_truncate(patch: pytest.MonkeyPatch) -> None:
     """TRUNCATE is carried out without looking whether the entry there is really another one."""
 
-    def truncate(following: Following, peer: str, message: Truncate) -> None:
+    def truncate(following: Follower, peer: str, message: Truncate) -> None:
         log = following.core.log
         present = log.begin_index <= message.index <= log.end_index
         if present and not following._cut(message.index, peer):
             return
         following._answer(peer, message, Code.SUCCESS, message.index - 1)
 
-    patch.setattr(Following, "_truncate", truncate)
+    patch.setattr(Follower, "_truncate", truncate)
 
 
 def next_index_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """After a conflict the leader goes on one entry too far."""
-    original = Progress.matched
+    original = FollowerProgress.matched
 
-    def matched(progress: Progress, index: int) -> None:
+    def matched(progress: FollowerProgress, index: int) -> None:
         original(progress, index)
         if index >= 0:
             progress.next_index = index + 2
 
-    patch.setattr(Progress, "matched", matched)
+    patch.setattr(FollowerProgress, "matched", matched)
 
 
 def previous_term_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -258,10 +260,10 @@ def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:
 
 def expiry_answered_at_once(patch: pytest.MonkeyPatch) -> None:
     """What the log says to its end is believed: a deposed leader ends a session that lives on."""
-    original = Admission.admit
+    original = AppendAdmission.admit
 
     def answer_at_once(
-        admission: Admission,
+        admission: AppendAdmission,
         last_index: int,
         token: object,
         outcome: AppendOutcome | DLedgerError,
@@ -275,19 +277,19 @@ def expiry_answered_at_once(patch: pytest.MonkeyPatch) -> None:
             admission, last_index, token, outcome, first_index, deadline_ms, committed_index
         )
 
-    def admit(admission: Admission, *args: Any, **options: Any) -> AppendOutcome | DLedgerError | None:
+    def admit(admission: AppendAdmission, *args: Any, **options: Any) -> AppendOutcome | DLedgerError | None:
         answer = original(admission, *args, **options)
         return SessionExpired(answer.message) if isinstance(answer, ExpiryUnconfirmed) else answer
 
-    original_answer_at = Admission._answer_at
-    patch.setattr(Admission, "_answer_at", answer_at_once)
-    patch.setattr(Admission, "admit", admit)
+    original_answer_at = AppendAdmission._answer_at
+    patch.setattr(AppendAdmission, "_answer_at", answer_at_once)
+    patch.setattr(AppendAdmission, "admit", admit)
 
 
 def sessions_without_tail(patch: pytest.MonkeyPatch) -> None:
     """A new leader knows nothing of session batches that are in its log but not committed: stored twice."""
 
-    def follow(admission: Admission, batches: Iterable[Batch], now_ms: int) -> None:
+    def follow(admission: AppendAdmission, batches: Iterable[Batch], now_ms: int) -> None:
         for batch in batches:
             late.setdefault(id(admission.state), []).append((batch, now_ms))
             admission.tail = batch.tail
@@ -306,7 +308,7 @@ def sessions_without_tail(patch: pytest.MonkeyPatch) -> None:
 
     late: dict[int, list[tuple[Batch, int]]] = {}
     original_truncate, original_committed = LogState.truncate_after, LogState.committed
-    patch.setattr(Admission, "follow", follow)
+    patch.setattr(AppendAdmission, "follow", follow)
     patch.setattr(LogState, "truncate_after", truncated)
     patch.setattr(LogState, "committed", committed)
 
@@ -326,10 +328,10 @@ def vote_by_current_term(patch: pytest.MonkeyPatch) -> None:
 def repeated_push_written_again(patch: pytest.MonkeyPatch) -> None:
     """Entries that are here already are cut and written again when they are pushed again."""
 
-    def first_difference(following: Following, message: Append) -> int:
+    def first_difference(following: Follower, message: Append) -> int:
         return message.first_index
 
-    patch.setattr(Following, "_first_difference", first_difference)
+    patch.setattr(Follower, "_first_difference", first_difference)
 
 
 def older_generation_counted(patch: pytest.MonkeyPatch) -> None:
@@ -348,11 +350,11 @@ def older_generation_counted(patch: pytest.MonkeyPatch) -> None:
 def commit_not_clamped(patch: pytest.MonkeyPatch) -> None:
     """A follower believes the leader's committed index for entries it has not compared with the leader's."""
 
-    def learn_committed(following: Following, leader_committed: int) -> None:
+    def learn_committed(following: Follower, leader_committed: int) -> None:
         core = following.core
         core.commit_to(max(core.committed_index, min(leader_committed, core.log.end_index)))
 
-    patch.setattr(Following, "learn_committed", learn_committed)
+    patch.setattr(Follower, "learn_committed", learn_committed)
     patch.setattr(raft_module, "check_core", lambda core: None)  # it would notice at once, in this process
 
 
@@ -385,12 +387,14 @@ def acknowledged_when_written(patch: pytest.MonkeyPatch) -> None:
 
 def unknown_reported_as_failed(patch: pytest.MonkeyPatch) -> None:
     """A leader that is deposed tells its callers that nothing was stored, and some of it is."""
-    original = Admission.abandon
+    original = AppendAdmission.abandon
 
-    def abandon(admission: Admission, tail: Any, refused: NotLeader) -> list[tuple[object, DLedgerError]]:
+    def abandon(
+        admission: AppendAdmission, tail: Any, refused: NotLeader
+    ) -> list[tuple[object, DLedgerError]]:
         return [(token, refused) for token, _ in original(admission, tail, refused)]
 
-    patch.setattr(Admission, "abandon", abandon)
+    patch.setattr(AppendAdmission, "abandon", abandon)
 
 
 def higher_term_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -429,7 +433,7 @@ def truncation_not_written(patch: pytest.MonkeyPatch) -> None:
 
 def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
     """A leader cuts its own uncommitted tail when it is elected."""
-    original = Leadership.begin
+    original = Leadership.start_leading
 
     def begin(leadership: Leadership) -> None:
         core = leadership.core
@@ -438,19 +442,19 @@ def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
             core.emit(TruncateLog(core.committed_index, core.log.generation))
         original(leadership)
 
-    patch.setattr(Leadership, "begin", begin)
+    patch.setattr(Leadership, "start_leading", begin)
 
 
 def votes_for_several(patch: pytest.MonkeyPatch) -> None:
     """Votes are granted to several candidates of one term."""
-    original = RaftCore._judge
+    original = RaftCore._judge_vote
 
     def judge(core: RaftCore, request: VoteRequest) -> Any:
         if not request.pre_vote and request.term == core.term and core.leader_id is None:
             core.hard_state = replace(core.hard_state, voted_for=None)
         return original(core, request)
 
-    patch.setattr(RaftCore, "_judge", judge)
+    patch.setattr(RaftCore, "_judge_vote", judge)
 
 
 def rejoining_node_counted(patch: pytest.MonkeyPatch) -> None:
@@ -465,7 +469,7 @@ def rejoining_node_counted(patch: pytest.MonkeyPatch) -> None:
 
 def rejoining_node_votes(patch: pytest.MonkeyPatch) -> None:
     """A node that lost its vote with its log votes again."""
-    original = RaftCore._judge
+    original = RaftCore._judge_vote
 
     def judge(core: RaftCore, request: VoteRequest) -> VoteResult:
         result = original(core, request)
@@ -477,31 +481,31 @@ def rejoining_node_votes(patch: pytest.MonkeyPatch) -> None:
             core._persist(replace(core.hard_state, voted_for=request.candidate_id))
         return result if free else VoteResult.REJECT_ALREADY_VOTED
 
-    patch.setattr(RaftCore, "_judge", judge)
+    patch.setattr(RaftCore, "_judge_vote", judge)
 
 
 def rejoined_without_hearing_all(patch: pytest.MonkeyPatch) -> None:
     """One other member has said where its log ends, and that is taken for all that was ever acknowledged."""
 
-    def missing(rejoining: Rejoining) -> tuple[str, ...]:
+    def missing(rejoining: RejoinProcess) -> tuple[str, ...]:
         others = rejoining.core.membership.others(rejoining.core.node_id)
-        return () if rejoining._heard else others
+        return () if rejoining._reports else others
 
-    patch.setattr(Rejoining, "missing", property(missing))
+    patch.setattr(RejoinProcess, "missing", property(missing))
 
 
 def rejoined_by_old_answers(patch: pytest.MonkeyPatch) -> None:
     """What others said before a second node lost its log is taken to hold after that, too."""
 
-    def on_response(rejoining: Rejoining, peer: str, response: PositionResponse) -> None:
+    def on_response(rejoining: RejoinProcess, peer: str, response: PositionResponse) -> None:
         if rejoining.core.hard_state.rejoining and response.round == rejoining._round:
             if response.rejoining:
                 rejoining._lost.add(peer)
             else:
-                rejoining._heard.setdefault(peer, response)
+                rejoining._reports.setdefault(peer, response)
             rejoining._finish_if_complete()
 
-    patch.setattr(Rejoining, "on_response", on_response)
+    patch.setattr(RejoinProcess, "on_response", on_response)
 
 
 def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:
@@ -517,7 +521,7 @@ def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:
 
 def image_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
     """A node without a stored session table rebuilds it from what its log still holds."""
-    patch.setattr(LogState, "_load_newest_image", lambda state, store, committed: store.base.index)
+    patch.setattr(LogState, "_load_newest_image", lambda state, store, *_: store.base.index)
 
 
 def image_ignored_after_a_base(patch: pytest.MonkeyPatch) -> None:
@@ -545,6 +549,29 @@ def wall_clock_stamped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterClock, "read", lambda clock, now_ms, wall_ms: wall_ms)
 
 
+def latest_clock_followed(patch: pytest.MonkeyPatch) -> None:
+    """The latest of the members' clocks decides, and not that of a majority."""
+
+    def latest(membership: Membership, walls: Mapping[str, int]) -> ClockBounds:
+        return ClockBounds(max(walls.values()), min(walls.values()))
+
+    patch.setattr(clock_keeper, "bounds", latest)
+
+
+def stamps_not_undone(patch: pytest.MonkeyPatch) -> None:
+    """A step stays though its entry was truncated."""
+    patch.setattr(ClusterClock, "truncate_after", lambda *_: None)
+
+
+def rejoining_clocks_counted(patch: pytest.MonkeyPatch) -> None:
+    """The clock of a member that lost its log counts for a majority."""
+
+    def note_clock(core: RaftCore, peer: str, message: Any) -> None:
+        core.member_clocks.note(peer, message.wall_ms, core.now_ms)
+
+    patch.setattr(RaftCore, "_note_clock", note_clock)
+
+
 def room_not_reserved(patch: pytest.MonkeyPatch) -> None:
     """An index is assigned before there is space for the entry: a full disk stops the node."""
-    patch.setattr(Admission, "has_room_for", lambda admission, batch: True)
+    patch.setattr(AppendAdmission, "has_room_for", lambda admission, batch: True)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from dledger.core.events import Fitness
+from dledger.core.events import FitnessChanged
 from dledger.core.leadership import Leadership
 from dledger.core.raft import RaftCore
 from dledger.core.values import NO_BASE
 from dledger.errors import DLedgerError, StorageError
 from dledger.node.members.fetching import LogFetcher
 from dledger.node.members.repairer import Repairer
-from dledger.replica.admission import Admission
+from dledger.replica.admission import AppendAdmission
 from dledger.replica.log_state import LogState
-from dledger.replica.rebuilding import Rebuilding
+from dledger.replica.rebuilding import StateRebuild
 from dledger.replica.replica import Replica
 from dledger.replica.retainer import Retainer
 from dledger.replica.shell import AppendOutcome
@@ -25,9 +25,9 @@ from dledger.store import opening, recovery
 from dledger.store.api import Damage, Frames
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import parse_batch
-from dledger.store.opening import Opening
+from dledger.store.opening import StoreOpener
 from dledger.store.repair import Repair
-from dledger.store.scan import Judgement, Verdict
+from dledger.store.scan import LogEndCheck, LogEndState
 
 
 def recovered_without_fdatasync(patch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def repair_by_truncation(patch: pytest.MonkeyPatch) -> None:
     """What cannot be read at a start is cut, with all that follows, as if it had never been acknowledged."""
     original = recovery.judge_end
 
-    def judge_end(*args: Any, **options: Any) -> Judgement:
+    def judge_end(*args: Any, **options: Any) -> LogEndCheck:
         found = original(*args, **options)
-        return found._replace(verdict=Verdict.TORN) if found.verdict is Verdict.DAMAGED else found
+        return found._replace(verdict=LogEndState.TORN) if found.verdict is LogEndState.DAMAGED else found
 
     def cut(self: Any, tail: Any) -> None:
         self._lost = "damaged"
@@ -75,14 +75,14 @@ def repair_by_truncation(patch: pytest.MonkeyPatch) -> None:
 def floor_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The end of the log is lost to damage, and the node votes and counts as if it had never been there."""
 
-    def lost_end(self: Opening, base: Any, term: int, index: int, reason: str) -> None:
+    def lost_end(self: StoreOpener, base: Any, term: int, index: int, reason: str) -> None:
         state = self.hard_state
         original(self, base, term, index, reason)
         opening.write_hard_state(self._disk, self._paths.hard_state, state)
         self.hard_state = state
 
-    original = Opening._lost_end
-    patch.setattr(Opening, "_lost_end", lost_end)
+    original = StoreOpener._lost_end
+    patch.setattr(StoreOpener, "_lost_end", lost_end)
 
 
 def damage_never_repaired(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,9 @@ def damaged_node_leads(patch: pytest.MonkeyPatch) -> None:
     def judge_fitness(replica: Replica, now_ms: int) -> None:
         state = replica.admission.state
         may_lead = not (state.needs_image or state.is_rebuilding)
-        replica._step(Fitness(may_lead, replica.store.has_room, replica.owner), now_ms)
+        replica._step(
+            FitnessChanged(may_lead, replica.store.has_room_after(replica.log_tail), replica.owner), now_ms
+        )
 
     patch.setattr(Replica, "_judge_fitness", judge_fitness)
 
@@ -115,7 +117,7 @@ def repair_not_compared_with_what_follows(patch: pytest.MonkeyPatch) -> None:
             original(repair, frames)
         except StorageError:
             size = repair._data.file_size
-            repair._take(parse_batch(frames.data, 0, repair.known.before, data_file_size=size))
+            repair._add_batch(parse_batch(frames.data, 0, repair.known.before, data_file_size=size))
             repair._fed = repair.known.after
 
     patch.setattr(Repair, "feed", feed)
@@ -152,7 +154,7 @@ def pushed_while_rebuilding_and_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def rebuild_outlives_a_truncation(patch: pytest.MonkeyPatch) -> None:
     """What was read of the log before it was cut is taken for what it holds."""
-    patch.setattr(Rebuilding, "truncated", lambda *_: None)
+    patch.setattr(StateRebuild, "truncated", lambda *_: None)
 
 
 def cache_believed_after_failed_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -172,16 +174,16 @@ def stalled_leader_always_goes(patch: pytest.MonkeyPatch) -> None:
 
 def full_disk_told_after_the_push(patch: pytest.MonkeyPatch) -> None:
     """DISK_FULL is the answer to a batch that is in the log, and on its way to the followers."""
-    original, has_room_for = Admission.admit, Admission.has_room_for
+    original, has_room_for = AppendAdmission.admit, AppendAdmission.has_room_for
     answered: list[Any] = []
 
-    def room(admission: Admission, batch: Any) -> bool:
+    def room(admission: AppendAdmission, batch: Any) -> bool:
         if not has_room_for(admission, batch):
             answered.append(admission._no_room())
         return True
 
     def admit(
-        admission: Admission, token: object, bodies: Sequence[bytes], **options: Any
+        admission: AppendAdmission, token: object, bodies: Sequence[bytes], **options: Any
     ) -> AppendOutcome | DLedgerError | None:
         answered.clear()
         outcome = original(admission, token, bodies, **options)
@@ -190,8 +192,8 @@ def full_disk_told_after_the_push(patch: pytest.MonkeyPatch) -> None:
             return answered[-1]  # type: ignore[no-any-return]
         return outcome
 
-    patch.setattr(Admission, "has_room_for", room)
-    patch.setattr(Admission, "admit", admit)
+    patch.setattr(AppendAdmission, "has_room_for", room)
+    patch.setattr(AppendAdmission, "admit", admit)
 
 
 def purge_forgotten_over_a_restart(patch: pytest.MonkeyPatch) -> None:

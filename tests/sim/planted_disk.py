@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.effects import ResetLog
-from dledger.core.following import Following
+from dledger.core.following import Follower
 from dledger.core.messages import InstallBase
-from dledger.node.disk.disk_jobs import DiskJobs, OtherJob, StoredReport
+from dledger.infra.transport.peer_names import PeerNames
+from dledger.node.disk.disk_worker import DiskJobs, OtherJob, StoredReport
 from dledger.replica.shell import ResetJob
 from dledger.replica.tail_cache import TailCache
-from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.store.disk_store import DiskLogStore
 
@@ -43,9 +43,9 @@ def joined_bytes_outlive_a_truncation(patch: pytest.MonkeyPatch) -> None:
 
 def base_installed_over_stored_entries(patch: pytest.MonkeyPatch) -> None:
     """INSTALL_BASE makes a log begin anew that holds the base, and so throws away what it acknowledged."""
-    original = Following._install_base
+    original = Follower._install_base
 
-    def install_base(following: Following, peer: str, message: InstallBase) -> None:
+    def install_base(following: Follower, peer: str, message: InstallBase) -> None:
         core, log, base = following.core, following.core.log, message.base
         if log.base.index < base.index and log.holds(base.index, base.term):
             log.reset_to(base)
@@ -53,7 +53,7 @@ def base_installed_over_stored_entries(patch: pytest.MonkeyPatch) -> None:
             core.emit(ResetLog(base, log.generation))
         original(following, peer, message)
 
-    patch.setattr(Following, "_install_base", install_base)
+    patch.setattr(Follower, "_install_base", install_base)
 
 
 def reset_reported_before_it_is_done(patch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from dledger.core.cluster_clock import ClusterClock, Stamp
 from dledger.core.values import Tail
 from dledger.node import async_shell
 from dledger.replica import owned_append
-from dledger.replica.admission import Admission
+from dledger.replica.admission import AppendAdmission
+from dledger.replica.clock_keeper import ClockKeeper
 from dledger.replica.owned_append import Assigned
 from dledger.replica.replica import Replica
 from dledger.store.format.batch import Batch
@@ -42,8 +44,8 @@ def filled_before_it_was_judged(patch: pytest.MonkeyPatch) -> None:
 
 def room_judged_after_the_fill(patch: pytest.MonkeyPatch) -> None:
     """That there is no room is known only once the batch is there."""
-    original, why_no_room = owned_append.prepare, Admission.why_no_room
-    patch.setattr(Admission, "why_no_room", lambda admission, end_pos, last_index: None)
+    original, why_no_room = owned_append.prepare, AppendAdmission.why_no_room
+    patch.setattr(AppendAdmission, "why_no_room", lambda admission, end_pos, last_index: None)
 
     def prepare(replica: Replica, *args: Any) -> Any:
         prepared = original(replica, *args)
@@ -61,7 +63,12 @@ def stamp_not_reckoned_with(patch: pytest.MonkeyPatch) -> None:
     original = owned_append._places
 
     def places(
-        admission: Admission, tail: Tail, term: int, sizes: Sequence[int], head: bytes | None, stamp_ms: int
+        admission: AppendAdmission,
+        tail: Tail,
+        term: int,
+        sizes: Sequence[int],
+        head: bytes | None,
+        stamp_ms: int,
     ) -> Assigned:
         return original(admission, tail, term, sizes, None, stamp_ms)
 
@@ -69,15 +76,18 @@ def stamp_not_reckoned_with(patch: pytest.MonkeyPatch) -> None:
 
 
 def leadership_begins_at_the_last_stamp(patch: pytest.MonkeyPatch) -> None:
-    """A new leader goes on from the stamps in its log, whatever its predecessor told owners after them."""
-    original = Admission.noop
+    """A new leader goes on from the stamps in its log, whatever its predecessor told owners and members after
+    them."""
+    original = ClockKeeper.first_stamp
 
-    def noop(admission: Admission, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
+    def first_stamp(keeper: ClockKeeper, now_ms: int) -> Stamp:
+        admission = keeper._replica.admission
         limits = admission.limits
         admission.limits = replace(limits, owner_stamp_every_ms=0)
         try:
-            return original(admission, tail, term, now_ms, wall_ms)
+            return original(keeper, now_ms)
         finally:
             admission.limits = limits
 
-    patch.setattr(Admission, "noop", noop)
+    patch.setattr(ClockKeeper, "first_stamp", first_stamp)
+    patch.setattr(ClusterClock, "catch_up", lambda *_: None)

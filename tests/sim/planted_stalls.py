@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.core.commit_stall import CommitStall
+from dledger.core.commit_stall import CommitStallGuard
 from dledger.core.leadership import Leadership
 from dledger.core.messages import HeartbeatResponse, PushResponse
 
@@ -30,14 +30,14 @@ def busy_disks_blamed_on_the_leader(patch: pytest.MonkeyPatch) -> None:
 
 def stalled_leader_stands_again_at_once(patch: pytest.MonkeyPatch) -> None:
     """It competes with those that could do better, and has the longest log."""
-    patch.setattr(CommitStall, "may_stand", lambda stall, now_ms: True)
+    patch.setattr(CommitStallGuard, "may_stand", lambda stall, now_ms: True)
 
 
 def stall_bound_never_grows(patch: pytest.MonkeyPatch) -> None:
     """Where nobody can do better, the cluster is without a leader, and without reads, again and again."""
-    patch.setattr(CommitStall, "bound_ms", property(lambda stall: stall._timing.commit_stall_ms))
+    patch.setattr(CommitStallGuard, "bound_ms", property(lambda stall: stall._timing.commit_stall_ms))
 
 
 def leadership_handed_back_to_the_stalled(patch: pytest.MonkeyPatch) -> None:
     """A preferred leader that commits nothing is made leader again as often as it steps down."""
-    patch.setattr(CommitStall, "may_succeed", lambda stall, now_ms: True)
+    patch.setattr(CommitStallGuard, "may_succeed", lambda stall, now_ms: True)

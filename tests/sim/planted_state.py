@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from dledger.node.loop.readable import ReadableLog
+from dledger.infra.loops.readable import ReadableLog
 from dledger.node.machine.applier import Applier
-from dledger.node.machine.state_feeder import Recovered, StateFeeder
-from dledger.node.machine.state_plan import Loaded, Piece, Save, StatePlan
+from dledger.node.machine.state_feeder import RecoveryResult, StateFeeder
+from dledger.node.machine.state_plan import LoadResult, SaveStep, StatePlan, StateStep
 
 
 def taken_over_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
     """State ahead of a log that was lost: what comes there instead is never applied."""
 
-    def recover(feeder: StateFeeder) -> Recovered | None:
+    def recover(feeder: StateFeeder) -> RecoveryResult | None:
         found = original(feeder)
-        return None if found is None else Recovered(found.found, "")
+        return None if found is None else RecoveryResult(found.found, "")
 
     original = StateFeeder.recover
     patch.setattr(StateFeeder, "recover", recover)
@@ -62,7 +62,7 @@ def rest_of_the_batch_not_committed(patch: pytest.MonkeyPatch) -> None:
 def not_replayed(patch: pytest.MonkeyPatch) -> None:
     """Behind an image, nothing is derived from the entries that it is made of."""
 
-    def loaded(plan: StatePlan, found: Loaded) -> None:
+    def loaded(plan: StatePlan, found: LoadResult) -> None:
         original(plan, found._replace(base_index=found.applied))
 
     original = StatePlan.loaded
@@ -72,11 +72,11 @@ def not_replayed(patch: pytest.MonkeyPatch) -> None:
 def saved_too_late(patch: pytest.MonkeyPatch) -> None:
     """An image holds entries that come behind it, which are applied to it again wherever it is loaded."""
 
-    def following(plan: StatePlan, *log: int, needs_image: bool) -> Piece | None:
+    def following(plan: StatePlan, *log: int, needs_image: bool) -> StateStep | None:
         image_index, plan._save_at = plan._save_at, None
         piece = original(plan, *log, needs_image=needs_image)
         if piece is None and image_index is not None and plan.applied >= image_index:
-            return Save(image_index)
+            return SaveStep(image_index)
         plan._save_at = image_index
         return piece
 

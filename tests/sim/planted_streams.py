@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from dledger.node.members import peers
-from dledger.node.members.inbound import Inbound
+from dledger.node.members.inbound import PeerRequests
 from tests.sim.planted_stalls import leader_that_commits_nothing_stays
 
 
 def ended_streams_kept(patch: pytest.MonkeyPatch) -> None:
     """A stream that said GOODBYE is never removed, and ids are compared across incarnations: a node that
     rejoined with a lower one can never push again, and its heartbeats keep it leader."""
-    original = Inbound.push_ended
+    original = PeerRequests.push_ended
 
-    def push_opened(inbound: Inbound, stream: Any) -> None:
+    def push_opened(inbound: PeerRequests, stream: Any) -> None:
         older = inbound._streams.get(stream.peer)
         if older is not None and older.stream_id > stream.stream_id:
             stream.replace()
@@ -25,12 +25,12 @@ def ended_streams_kept(patch: pytest.MonkeyPatch) -> None:
             older.replace()
         inbound._streams[stream.peer] = stream
 
-    def push_ended(inbound: Inbound, stream: Any, *, said_goodbye: bool) -> None:
+    def push_ended(inbound: PeerRequests, stream: Any, *, said_goodbye: bool) -> None:
         if not said_goodbye:
             original(inbound, stream, said_goodbye=said_goodbye)
 
-    patch.setattr(Inbound, "push_opened", push_opened)
-    patch.setattr(Inbound, "push_ended", push_ended)
+    patch.setattr(PeerRequests, "push_opened", push_opened)
+    patch.setattr(PeerRequests, "push_ended", push_ended)
 
 
 def rejoined_leader_never_pushes(patch: pytest.MonkeyPatch) -> None:
@@ -42,11 +42,11 @@ def rejoined_leader_never_pushes(patch: pytest.MonkeyPatch) -> None:
 def lost_streams_not_reported(patch: pytest.MonkeyPatch) -> None:
     """A follower is not told that the stream of its leader broke: it waits for the whole time-out."""
 
-    def push_ended(inbound: Inbound, stream: Any, *, said_goodbye: bool) -> None:
+    def push_ended(inbound: PeerRequests, stream: Any, *, said_goodbye: bool) -> None:
         if inbound._streams.get(stream.peer) is stream:
             del inbound._streams[stream.peer]
 
-    patch.setattr(Inbound, "push_ended", push_ended)
+    patch.setattr(PeerRequests, "push_ended", push_ended)
 
 
 def votes_given_up_early(patch: pytest.MonkeyPatch) -> None:

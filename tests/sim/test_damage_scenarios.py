@@ -9,8 +9,8 @@ import pytest
 
 from dledger.core.messages import Append, PushMessage
 from dledger.errors import Code, ReadFailed
+from dledger.infra.files.disk import CrashKind
 from dledger.replica.shell import AppendOutcome
-from dledger.store.disk import CrashKind
 from dledger.store.format.batch import Batch
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.testing.stores import DIRECTORY, DiskHost
@@ -84,6 +84,7 @@ def test_scrub_finds_what_nobody_reads_and_a_peer_repairs_it(role: str, where: s
     assert where == "index record" or c.counts["damages repaired"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", WHERE)
 def test_damage_below_the_end_is_repaired_after_a_crash(where: str, kind: CrashKind) -> None:
@@ -287,6 +288,7 @@ def test_the_longest_log_leads_with_damage_that_the_only_other_member_has_purged
     c.end()
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_header_may_go_bad_while_the_node_is_down() -> None:
     """Index, term, length, chain or the place in its batch: a start believes none of it alone."""
     for offset in range(0, 48, 3):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dledger.store.disk import CrashKind
+from dledger.infra.files.disk import CrashKind
 from dledger.testing.virtual.sim_disk import CrashPoint
 from tests.sim.cluster import KINDS, SOON_MS
 from tests.sim.test_damage_scenarios import Damaged
@@ -60,6 +60,7 @@ def test_a_damaged_node_and_a_good_one_of_three_go_on(where: str) -> None:
         c.must_be_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [[], ["n2"]])
 @pytest.mark.parametrize("where", WHERE)
 def test_two_nodes_with_different_damage_go_on(where: str, others: list[str]) -> None:
@@ -238,6 +239,7 @@ def test_a_crash_right_after_the_cut_loses_nothing(kind: CrashKind, where: str, 
     c.must_be_repaired()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_a_crash_in_any_disk_operation_of_the_cut_loses_nothing(where: str) -> None:
     for operations in range(1, 40, 2):

@@ -50,6 +50,7 @@ class Busy(Cluster):
 THREE_OR_FIVE = (3, pytest.param(5, marks=pytest.mark.long))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", THREE_OR_FIVE)
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_leader_whose_fsync_hangs_is_replaced_and_is_no_candidate(nodes: int, on_disk: bool) -> None:
@@ -73,6 +74,7 @@ def test_leader_whose_fsync_hangs_is_replaced_and_is_no_candidate(nodes: int, on
     assert c.counts["candidacies: transfer"] >= 1, "it names its successor"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", THREE_OR_FIVE)
 def test_all_nodes_on_one_disk_that_hangs_keep_their_leader(nodes: int) -> None:
     """Nobody would do better: leadership stays, and goes on when the disk does."""
@@ -90,6 +92,7 @@ def test_all_nodes_on_one_disk_that_hangs_keep_their_leader(nodes: int) -> None:
     c.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", THREE_OR_FIVE)
 def test_all_nodes_on_one_slow_disk_do_not_flap(nodes: int) -> None:
     """Every fsync takes longer than the stall that a leader would step down for, some twice as long."""
@@ -126,6 +129,7 @@ def test_a_leader_is_elected_where_votes_take_long_to_become_durable(share: floa
     c.end()
 
 
+@pytest.mark.slow
 def test_follower_whose_fsync_hangs_disturbs_nobody() -> None:
     c = Busy()
     leader = c.begin()
@@ -140,6 +144,7 @@ def test_follower_whose_fsync_hangs_disturbs_nobody() -> None:
     c.finish()
 
 
+@pytest.mark.slow
 def test_new_leader_whose_disk_hangs_too_is_left_at_once() -> None:
     """One disk after the other: what counts is who has acknowledged since the fsync began."""
     c = Busy(5)
@@ -163,6 +168,7 @@ def test_new_leader_whose_disk_hangs_too_is_left_at_once() -> None:
 # -- fsync fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["fdatasync", "pwritev", "sync_directory"])
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_node_stops_when_its_disk_fails_and_comes_back_without_what_was_in_doubt(
@@ -208,3 +214,25 @@ def test_batch_whose_fsync_failed_is_not_read_from_the_page_cache() -> None:
 
 def _is_append(message: Message) -> bool:
     return isinstance(message, AppendMessage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files_left", [1, 2, 3])
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_follower_whose_full_disk_is_slow_takes_no_more_than_it_can_store(
+    on_disk: bool, files_left: int
+) -> None:
+    """What waits for the disk thread takes room, too: a follower refuses what would not fit behind that,
+    instead of finding out when it writes."""
+    c = Cluster(on_disk=on_disk, data_file_size=2048, max_inflight_bytes=1 << 20)
+    leader = c.begin()
+    victim = c.others(leader)[0]
+    c.run_for(500)
+    c.nodes[victim].host.fill(files_left)
+    c.process(victim).disk_stuck_until_ms = c.clock.now_ms + 2_000
+    attempts = [c.write(leader, 5) for _ in range(120) if not c.run_for(10)]
+    assert all(attempt.is_acknowledged for attempt in attempts[:-5])
+    c.run_for(3_000)
+    assert c.process(victim).replica.admission.limits_hit["disk_reserve_bytes"]
+    assert c.leader() == leader and not c.process(victim).replica.core.has_room
+    c.end()

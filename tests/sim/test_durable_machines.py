@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dledger.store.disk import CrashKind
+from dledger.infra.files.disk import CrashKind
 from dledger.testing import MachineFiles, RunOptions, RunResult, Violation, run_seed
 from tests.seed_records import SeedRecords
 from tests.sim import planted_state
@@ -38,6 +38,7 @@ def run(seed: int) -> RunResult:
     return run_seed(seed, RunOptions(durable_machine=Ledger))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 10), marks=pytest.mark.long)], ids=str)
 def test_random_runs_recover_reject_load_and_replay(seeds: range) -> None:
     total: Counter[str] = Counter()
@@ -49,6 +50,7 @@ def test_random_runs_recover_reject_load_and_replay(seeds: range) -> None:
         assert total[name] > 0, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

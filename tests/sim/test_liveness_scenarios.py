@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.values import Role
-from dledger.store.disk import CrashKind
+from dledger.infra.files.disk import CrashKind
 from dledger.testing.profile import SIM_TIMING
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
 

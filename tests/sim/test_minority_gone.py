@@ -27,6 +27,7 @@ def _failures(profile: Profile) -> list[str | None]:
     return [run_seed(seed, RunOptions(profile=profile)).rule for seed in range(SEEDS)]
 
 
+@pytest.mark.slow
 def test_planted_wait_for_all_members_shows_only_while_a_minority_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

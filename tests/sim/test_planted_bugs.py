@@ -11,15 +11,25 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from dledger.store.disk import CrashKind
+from dledger.errors import StorageError
+from dledger.infra.files.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
-from tests.core import test_commit_stall, test_installed_base
-from tests.node import test_owner
+from tests.client import test_session_appends
+from tests.conftest import is_long
+from tests.core import test_commit_stall, test_installed_base, test_rejoining
+from tests.node import test_bad_days, test_owner
 from tests.node.disk import test_disk_reports
-from tests.replica import test_log_state, test_rebuilding, test_replica
+from tests.replica import (
+    test_admission,
+    test_log_state,
+    test_partly_purged_damage,
+    test_rebuilding,
+    test_replica,
+)
 from tests.rpc import test_peer_service
 from tests.seed_records import SeedRecords
 from tests.sim import (
@@ -27,8 +37,10 @@ from tests.sim import (
     planted_bad_days,
     planted_disk,
     planted_owners,
+    planted_purges,
     planted_stalls,
     planted_streams,
+    test_clock_scenarios,
     test_damage_scenarios,
     test_damaged_starts,
     test_disk_scenarios,
@@ -39,6 +51,7 @@ from tests.sim import (
     test_session_scenarios,
     test_stall_scenarios,
 )
+from tests.store import test_purged_damage
 
 MOST_SEEDS = 300
 SEEDS = SeedRecords(Path(__file__).with_name("found_by.json"), MOST_SEEDS)
@@ -111,6 +124,14 @@ OWNED = replace(
     fault_phase_ms=10_000,
 )
 
+#: Machines whose clocks are wrong by minutes or years.
+CLOCKS = replace(
+    ROUGH,
+    faults=("clock_jump", "clock_jump", "transfer", "crash_all"),
+    fault_every_ms=300,
+    fault_phase_ms=8000,
+)
+
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.vote_not_persisted, None),
     (planted.term_not_persisted, None),
@@ -145,6 +166,7 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.image_ignored_after_a_base, None),
     (planted.clock_jump_followed, None),
     (planted.wall_clock_stamped, None),
+    (planted.latest_clock_followed, CLOCKS),
     (planted.room_not_reserved, None),
     (planted_bad_days.recovered_without_fdatasync, POWER),
     (planted_bad_days.repair_by_truncation, ROTTEN),
@@ -224,7 +246,17 @@ def _cut_while_it_is_read() -> None:
     test_rebuilding.test_a_job_that_has_read_what_is_truncated_meanwhile_is_void("the last entry")
 
 
+def _step_not_committed() -> None:
+    test_clock_scenarios.test_rule_12_a_step_that_was_not_committed_is_undone_with_its_entry()
+
+
+def _rejoining_clock() -> None:
+    test_clock_scenarios.test_rule_12_the_clock_of_a_rejoining_member_does_not_count(86_400_000)
+
+
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
+    (planted.stamps_not_undone, _step_not_committed),
+    (planted.rejoining_clocks_counted, _rejoining_clock),
     (planted_stalls.leader_that_commits_nothing_stays, _leader_whose_pushes_are_lost),
     (
         planted_stalls.busy_disks_blamed_on_the_leader,
@@ -329,10 +361,80 @@ BY_SCENARIO += [
 ]
 
 
+def _purge_of_a_deposed_leader() -> None:
+    test_retention_scenarios.test_leader_that_is_deposed_in_the_middle_of_a_purge_purges_when_it_leads_again(
+        test_retention_scenarios.has_appended_purge
+    )
+
+
+def _image_of_a_deposed_leader() -> None:
+    test_retention_scenarios.test_leader_that_is_deposed_in_the_middle_of_a_purge_purges_when_it_leads_again(
+        test_retention_scenarios.is_writing_image
+    )
+
+
+def _slowest_follower() -> None:
+    test_retention_scenarios.test_purging_waits_for_the_slowest_follower("n0")
+
+
+def _damaged_status() -> None:
+    with TemporaryDirectory() as folder:
+        asyncio.run(
+            test_bad_days.test_rule_10_damage_that_nobody_can_repair_is_in_every_form_of_the_status(
+                Path(folder)
+            )
+        )
+
+
+def _new_sessions() -> None:
+    asyncio.run(test_session_appends.test_concurrent_calls_for_a_new_session_get_the_same_one())
+
+
+def _ends_no_process(scenario: Callable[[], None]) -> None:
+    try:
+        scenario()
+    except StorageError as error:
+        raise AssertionError(f"the process ended: {error}") from error
+
+
+def _full_and_slow() -> None:
+    test = test_disk_scenarios.test_follower_whose_full_disk_is_slow_takes_no_more_than_it_can_store
+    _ends_no_process(lambda: test(False, 2))
+
+
+def _damage_behind_the_border() -> None:
+    test = test_purged_damage.test_rule_10_damage_at_the_new_begin_is_repaired_after_a_purge
+    _ends_no_process(lambda: test("behind the border", is_restarted=False))
+
+
+BY_SCENARIO += [
+    (
+        planted_purges.barred_pre_vote_granted,
+        test_rejoining.test_rule_11_it_grants_no_pre_vote_for_a_term_in_which_it_would_not_vote,
+    ),
+    (planted_purges.interrupted_purge_waited_for, _purge_of_a_deposed_leader),
+    (planted_purges.interrupted_image_waited_for, _image_of_a_deposed_leader),
+    (planted_purges.last_follower_holds_back, _slowest_follower),
+    (
+        planted_purges.partly_purged_damage_leads,
+        test_partly_purged_damage.test_rule_10_a_damage_that_grows_beyond_what_others_have_purged,
+    ),
+    (planted_purges.damage_hidden, _damaged_status),
+    (
+        planted_purges.image_ends_sessions_before_it_is_committed,
+        test_admission.test_an_image_that_is_not_committed_ends_no_session,
+    ),
+    (planted_purges.sessions_renewed_side_by_side, _new_sessions),
+    (planted_purges.queue_not_counted, _full_and_slow),
+    (planted_purges.damage_keeps_its_purged_begin, _damage_behind_the_border),
+]
+
+
 def _name(value: object) -> str:
     return getattr(value, "__name__", "")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("plant", "profile"), BY_SEEDS, ids=_name)
 def test_found_by_seeds(
@@ -343,6 +445,7 @@ def test_found_by_seeds(
     SEEDS.find(plant.__name__, lambda seed: run_seed(seed, options), plant.__doc__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "scenario"), BY_SCENARIO, ids=_name)
 def test_found_by_scenario(
     plant: planted.Plant,
@@ -350,7 +453,7 @@ def test_found_by_scenario(
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> None:
-    if pytestconfig.getoption("--long"):
+    if is_long(pytestconfig):
         # It is a test of its own, which passes.
         scenario()
     plant(monkeypatch)

@@ -135,7 +135,7 @@ def test_two_lost_votes_of_one_term_make_no_second_leader() -> None:
     c.network.gate = what_n1_does_is_known_to_n2_alone
     c.boot("n0")
     rejoining = c.process("n0").replica.core.rejoining
-    c.run_until(lambda: set(rejoining._heard) == {"n2", "n3", "n4"}, limit_ms=200)
+    c.run_until(lambda: set(rejoining._reports) == {"n2", "n3", "n4"}, limit_ms=200)
     c.process("n2").deliver("n1", delayed[0], None)
     c.run_until(lambda: c.leader() == "n1", limit_ms=200)
     assert c.lose_disk("n1")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from dledger.core.messages import Append as AppendMessage
 from dledger.core.messages import Message
 from dledger.core.values import Base
 from dledger.errors import Code, StorageError
-from dledger.replica.retention import RetentionPolicy
+from dledger.infra.files.disk import CrashKind
+from dledger.replica.retention import RetentionLimits
 from dledger.replica.shell import AppendOutcome
-from dledger.store.disk import CrashKind
 from dledger.testing import Attempt
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
 
@@ -21,8 +23,8 @@ NEVER_MS = 1 << 40
 class Retaining(Cluster):
     """Small files, a retention that only purges when it is asked to, and one session."""
 
-    def __init__(self, nodes: int = 3, *, policy: RetentionPolicy | None = None, **changes: object) -> None:
-        policy = policy or RetentionPolicy(hold_bytes=0, check_ms=20)
+    def __init__(self, nodes: int = 3, *, policy: RetentionLimits | None = None, **changes: object) -> None:
+        policy = policy or RetentionLimits(hold_bytes=0, check_ms=20)
         options = {"data_file_size": FILE, "retention": policy} | changes
         super().__init__(nodes, **options)  # type: ignore[arg-type]
         self.session = -1
@@ -124,6 +126,7 @@ def test_image_that_nobody_knows_to_be_committed_serves_after_a_crash_of_all(
         c.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("winner", ["a holder", "another"])
@@ -155,6 +158,7 @@ def test_image_on_one_node_is_truncated_or_committed_after_a_crash_of_all(
         assert before < end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_image_on_two_nodes_that_do_not_know_it_committed(kind: CrashKind, on_disk: bool) -> None:
@@ -230,10 +234,11 @@ def test_operator_who_lets_everything_go_gets_one_image() -> None:
     c.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_image_larger_than_max_bytes_does_not_call_for_images_for_ever(on_disk: bool) -> None:
     """An idle log must come to rest, however small max_bytes is, and under new leaders, too."""
-    policy = RetentionPolicy(max_bytes=FILE, hold_bytes=0, check_ms=20)
+    policy = RetentionLimits(max_bytes=FILE, hold_bytes=0, check_ms=20)
     c = Retaining(policy=policy, on_disk=on_disk, max_sessions=500)
     c.begin()
     for _ in range(60):  # each session takes some tens of bytes in an image
@@ -296,7 +301,7 @@ def test_purge_that_a_full_disk_put_off_outlives_a_restart(role: str, kind: Cras
 
 def test_leader_whose_purge_is_put_off_does_not_write_it_again_and_again() -> None:
     """The borders of its own disk still offer what is purged for everybody."""
-    policy = RetentionPolicy(max_bytes=FILE, hold_bytes=0, check_ms=20)
+    policy = RetentionLimits(max_bytes=FILE, hold_bytes=0, check_ms=20)
     c = Retaining(policy=policy, on_disk=True)
     leader = c.begin()
     _full_disk(c, leader)
@@ -306,3 +311,61 @@ def test_leader_whose_purge_is_put_off_does_not_write_it_again_and_again() -> No
     assert purges > 0
     c.run_for(SOON_MS)
     assert (c.end_of(leader), c.counts["purges committed"]) == (end, purges)
+
+
+def is_writing_image(c: Retaining, leader: str) -> bool:
+    return c.process(leader).replica.retainer.is_writing
+
+
+def has_appended_purge(c: Retaining, leader: str) -> bool:
+    return c.process(leader).replica.retainer._purge_pending
+
+
+@pytest.mark.parametrize("until", [is_writing_image, has_appended_purge])
+def test_leader_that_is_deposed_in_the_middle_of_a_purge_purges_when_it_leads_again(
+    until: Callable[[Retaining, str], bool],
+) -> None:
+    """What was under way is truncated with the leadership, and must not be waited for in the next one."""
+    c = Retaining()
+    leader = c.begin()
+    c.fill_files(4)
+    c.ask_purge(leader)
+
+    def gate(source: str, target: str, message: Message) -> bool:
+        return not (leader in (source, target) and until(c, leader))
+
+    c.network.gate = gate
+    c.run_until(lambda: until(c, leader), limit_ms=SOON_MS)
+    c.network.gate = None
+    c.isolate(leader)
+    c.run_until(lambda: c.leader() not in (None, leader), limit_ms=SOON_MS)
+    c.fill_files(1)
+    c.network.heal_all()
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    assert c.counts["truncations"] and not c.counts["purges committed"]
+    c.crash(c.elect(), CrashKind.PROCESS)
+    c.only(leader)
+    c.run_until(lambda: c.leader() == leader, limit_ms=SOON_MS)
+    c.fill_files(1)
+    c.purge_everywhere()
+    c.end()
+
+
+@pytest.mark.parametrize("slowest", ["n0", "n1", "n2"])
+def test_purging_waits_for_the_slowest_follower(slowest: str) -> None:
+    """Both followers are behind what could go: it must not depend on their names which one counts."""
+    c = Retaining(5, policy=RetentionLimits(max_bytes=FILE, hold_bytes=1 << 20, check_ms=20))
+    c.only("n4")
+    c.begin()
+    c.fill_files(2)
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    slower = next(node_id for node_id in ("n0", "n1", "n2") if node_id != slowest)
+    end = c.end_of(slowest)
+    c.isolate(slowest)
+    c.fill_files(3)
+    c.isolate(slower)
+    c.fill_files(4)
+    c.run_for(SOON_MS)
+    assert c.end_of(slowest) == end, "it is behind"
+    assert 0 < c.begin_of("n4") <= end + 1, "the log of the leader has what it needs"
+    c.end()

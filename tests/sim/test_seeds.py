@@ -1,14 +1,16 @@
-"""Random runs: 10 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
+"""Random runs: 5 seeds in `make test`, 10 in `make test-all`, 500 in `make test-long`, more in `make sim`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
 
 import pytest
 
 from dledger.testing import RunOptions, run_seed
-from dledger.testing.profile import FAULTS
+from dledger.testing.profile import FAULTS, draw_profile
 
 SEEDS = 500
 SHORT = 10
@@ -17,11 +19,13 @@ CHUNK = 5
 SOME = (5002, 5003, 5004, 5006)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "first",
     [
-        *range(0, SHORT, CHUNK),
+        pytest.param(0, marks=pytest.mark.smoke),
+        *range(CHUNK, SHORT, CHUNK),
         *(pytest.param(first, marks=pytest.mark.long) for first in range(SHORT, SEEDS, CHUNK)),
     ],
 )
@@ -31,6 +35,18 @@ def test_seeds(first: int) -> None:
         assert result.failure is None, result.failure
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 50))]
+)
+def test_seeds_with_early_pre_votes_after_a_silence_of_the_leader(seed: int) -> None:
+    profile = draw_profile(Random(f"profile {seed}"))
+    timing = replace(profile.timing, silence_ms=profile.timing.election_min_ms // 2)
+    result = run_seed(seed, RunOptions(profile=replace(profile, timing=timing)))
+    assert result.failure is None, result.failure
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1344, 5006, 30008, 30053, 70035, 501299])
 def test_seeds_that_once_failed(seed: int) -> None:
     """Damage that all others had purged; ends and headers that were damaged while a node was down; and of the
@@ -40,6 +56,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
     assert result.failure is None, result.failure
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("nodes", "on_disk", "seeds"),

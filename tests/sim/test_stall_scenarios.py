@@ -43,6 +43,7 @@ class Mute(Cluster):
         return led + (self.clock.now_ms - max(since, begin_ms) if since is not None else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [3, 5])
 @pytest.mark.parametrize("lost", ["all pushes", "appends"])
 def test_leader_whose_pushes_are_lost_while_its_heartbeats_pass_is_replaced(nodes: int, lost: str) -> None:
@@ -76,6 +77,7 @@ def test_new_leader_whose_no_op_reaches_nobody_is_replaced() -> None:
     c.end()
 
 
+@pytest.mark.slow
 def test_stalled_leader_that_nobody_can_replace_gives_up_less_and_less_often() -> None:
     """The third node is gone, and the log of the other is shorter: only the stalled one can be elected."""
     c = Mute()
@@ -99,6 +101,7 @@ def test_stalled_leader_that_nobody_can_replace_gives_up_less_and_less_often() -
     c.end()
 
 
+@pytest.mark.slow
 def test_preferred_leader_that_commits_nothing_is_not_tried_over_and_over() -> None:
     """Whoever leads hands over to it. It can be elected, and costs the others a stall each time."""
     c = Mute(preferred_leaders=("n0",))

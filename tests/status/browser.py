@@ -16,8 +16,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
+from dledger.infra.http.server import HttpServer
 from dledger.status.http import StatusSource, start_http
-from dledger.status.web import HttpServer
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dledger.status.cluster import Answer, ClusterCache, ClusterView, elections_by_term
+from dledger.status.cluster import ClusterCache, ClusterView, NodeAnswer, elections_by_term
 from dledger.status.model import ElectionEvent, NodeStatus
 from tests.status.fakes import FakeSource, make_follower, make_status
 
@@ -50,7 +50,7 @@ def test_a_member_that_was_not_asked_is_shown_all_the_same() -> None:
     source = FakeSource()
     del source.answers["n3"]
     n3 = view_of(source).to_json()["nodes"][2]
-    assert (n3["node_id"], n3["reachable"], n3["error"]) == ("n3", False, "not asked")
+    assert (n3["node_id"], n3["reachable"], n3["error"]) == ("n3", False, "not queried")
     assert n3["http_address"] == "127.0.0.1:8093"
 
 
@@ -121,12 +121,12 @@ class SlowSource:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.answer: asyncio.Future[dict[str, Answer]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[dict[str, NodeAnswer]] = asyncio.get_running_loop().create_future()
 
     def node_status(self) -> NodeStatus:
         return make_status("n1", term=9)
 
-    async def cluster_status(self) -> dict[str, Answer]:
+    async def cluster_status(self) -> dict[str, NodeAnswer]:
         self.asked += 1
         return await self.answer
 

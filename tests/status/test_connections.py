@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from dledger.cli.local.certificates import Authority
-from dledger.shares import client_address
-from dledger.status.connections import ConnectionLimits
-from dledger.status.hosts import AllowedHosts
+from dledger.infra.http.connections import HttpConnectionLimits
+from dledger.infra.http.server import AllowedHosts, HttpServer
+from dledger.infra.quotas import client_address
 from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
-from dledger.status.web import HttpServer
 from tests.status.fakes import FakeSource
 
 HALF = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-More: "
@@ -83,7 +82,7 @@ async def test_half_sent_requests_keep_no_probe_from_being_answered() -> None:
 
 
 async def test_a_half_sent_request_is_closed_in_time_however_it_trickles() -> None:
-    async with serving(limits=ConnectionLimits(head_s=0.05)) as port:
+    async with serving(limits=HttpConnectionLimits(head_s=0.05)) as port:
         reader, writer = await port.connect()
         writer.write(HALF)
         ended = asyncio.create_task(closed(reader))
@@ -94,7 +93,7 @@ async def test_a_half_sent_request_is_closed_in_time_however_it_trickles() -> No
 
 
 async def test_a_connection_that_is_kept_alive_is_closed_after_the_idle_time() -> None:
-    async with serving(limits=ConnectionLimits(idle_s=0.05)) as port:
+    async with serving(limits=HttpConnectionLimits(idle_s=0.05)) as port:
         reader, writer = await port.connect()
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b'{"ok":true}\n')
@@ -102,7 +101,7 @@ async def test_a_connection_that_is_kept_alive_is_closed_after_the_idle_time() -
 
 
 async def test_the_next_request_of_a_connection_has_the_time_of_a_head() -> None:
-    async with serving(limits=ConnectionLimits(head_s=1.0, idle_s=3600)) as port:
+    async with serving(limits=HttpConnectionLimits(head_s=1.0, idle_s=3600)) as port:
         reader, writer = await port.connect()
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b'{"ok":true}\n')
@@ -111,7 +110,7 @@ async def test_the_next_request_of_a_connection_has_the_time_of_a_head() -> None
 
 
 async def test_the_oldest_idle_connection_makes_room() -> None:
-    async with serving(limits=ConnectionLimits(connections=3)) as port:
+    async with serving(limits=HttpConnectionLimits(connections=3)) as port:
         first, second, third = [await port.half() for _ in range(3)]
         assert await port.get("/status") == 200
         assert await closed(first)
@@ -121,7 +120,7 @@ async def test_the_oldest_idle_connection_makes_room() -> None:
 
 async def test_of_connections_that_were_answered_the_one_without_a_request_for_longest_goes() -> None:
     """A request takes no connection out of the count."""
-    async with serving(limits=ConnectionLimits(connections=2)) as port:
+    async with serving(limits=HttpConnectionLimits(connections=2)) as port:
         first, second = [await port.connect() for _ in range(2)]
         for reader, writer in (first, second, first):
             writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -134,9 +133,9 @@ async def test_of_connections_that_were_answered_the_one_without_a_request_for_l
 
 async def test_a_connection_for_a_probe_alone_ends_with_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever kept it would be refused all else on it, also when there is room again."""
-    monkeypatch.setattr("dledger.status.cluster.ASK_SECONDS", 60)
+    monkeypatch.setattr("dledger.status.cluster.QUERY_SECONDS", 60)
     source = Stuck()
-    async with serving(source, limits=ConnectionLimits(connections=1, probes=1)) as port:
+    async with serving(source, limits=HttpConnectionLimits(connections=1, probes=1)) as port:
         _, busy = await port.connect()
         busy.write(b"GET /cluster HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await source.is_asked.wait()
@@ -148,7 +147,7 @@ async def test_a_connection_for_a_probe_alone_ends_with_its_answer(monkeypatch: 
 
 
 async def test_an_address_with_too_many_connections_loses_its_own() -> None:
-    async with serving(limits=ConnectionLimits(connections=100, per_address=2)) as port:
+    async with serving(limits=HttpConnectionLimits(connections=100, per_address=2)) as port:
         other = await port.half(local="127.0.0.2")
         first = await port.half()
         for _ in range(2):
@@ -172,9 +171,9 @@ class Stuck(FakeSource):
 
 
 async def test_probes_have_slots_when_all_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dledger.status.cluster.ASK_SECONDS", 60)
+    monkeypatch.setattr("dledger.status.cluster.QUERY_SECONDS", 60)
     source = Stuck()
-    async with serving(source, limits=ConnectionLimits(connections=1, probes=1)) as port:
+    async with serving(source, limits=HttpConnectionLimits(connections=1, probes=1)) as port:
         waiting, writer = await port.connect()
         writer.write(b"GET /cluster HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         await source.is_asked.wait()
@@ -187,9 +186,9 @@ async def test_probes_have_slots_when_all_others_are_busy(monkeypatch: pytest.Mo
 
 
 async def test_connections_are_limited_when_all_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dledger.status.cluster.ASK_SECONDS", 60)
+    monkeypatch.setattr("dledger.status.cluster.QUERY_SECONDS", 60)
     source = Stuck()
-    async with serving(source, limits=ConnectionLimits(connections=1, probes=0)) as port:
+    async with serving(source, limits=HttpConnectionLimits(connections=1, probes=0)) as port:
         _, writer = await port.connect()
         writer.write(b"GET /cluster HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await source.is_asked.wait()
@@ -204,7 +203,7 @@ async def test_connections_without_a_handshake_make_room_too(tmp_path: Path) -> 
     authority.issue(tmp_path, "n1", hosts=("127.0.0.1",))
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(tmp_path / "n1.pem", tmp_path / "n1.key")
-    async with serving(tls=server_side, limits=ConnectionLimits(connections=2)) as port:
+    async with serving(tls=server_side, limits=HttpConnectionLimits(connections=2)) as port:
         silent = [(await port.connect())[0] for _ in range(3)]  # in plain text: no handshake
         assert await closed(silent[0])
         port.tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local.certificates import Authority
-from dledger.status import listener
-from dledger.status.listener import AdmittedConnection, Listener
+from dledger.infra.transport import listener
+from dledger.infra.transport.listener import AdmittedConnection, Listener
 from tests.node.local import until
 
 
@@ -74,7 +74,7 @@ async def test_a_connection_that_ends_before_anything_was_done_for_it_leaves_no_
     room = Room()
     port = Listener(room.admit, None)
     accepted, other = socket.socketpair()
-    port._take(accepted, "127.0.0.1")
+    port._admit_connection(accepted, "127.0.0.1")
     assert room.on_close is not None
     room.on_close()
     await until(lambda: accepted.fileno() == -1)

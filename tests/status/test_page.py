@@ -269,7 +269,7 @@ def test_it_says_what_needs_attention(page: Page, source: FakeSource) -> None:
     source.change("n1", disk="stalled", fsync_ms=7300, clock_offset_ms=-75_000, writing_image=True)
     source.change("n2", damaged=(damage,), repairing_index=400, disk="low", disk_free_bytes=900_000)
     source.change(
-        "n3", rejoining="waiting for n1 to say how far the log reaches", needs_image=True, disk="full"
+        "n3", rejoining="waiting for n1 to report the end of the log", needs_image=True, disk="full"
     )
     page.until(lambda: "n3: rejoining" in page.text("#faults"), "what is wrong")
     lines = [item.text for item in page.driver.find_elements(By.CSS_SELECTOR, "#faults li")]
@@ -277,9 +277,9 @@ def test_it_says_what_needs_attention(page: Page, source: FakeSource) -> None:
         "n1: disk does not answer for 7 s",
         "n1: its wall clock is 1 min 15 s behind cluster time",
         "n2: disk low: 900 kB free",
-        "n2: entries 17 to 1,020 cannot be read (chain_crc does not match); the repair has come to 400",
+        "n2: entries 17 to 1,020 cannot be read (chain_crc does not match); the repair is at 400",
         "n3: disk full: 80.0 GB free",
-        "n3: rejoining: waiting for n1 to say how far the log reaches",
+        "n3: rejoining: waiting for n1 to report the end of the log",
         "n3: waits for a state image, and serves nothing until then",
     ]
     assert "writing one" in page.upkeep(1) and "1 range" in page.upkeep(2)

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from dledger.status.web import json_answer, serve_web
-from dledger.turns import MOST_WOKEN
+from dledger.infra.http.server import json_answer, serve_web
+from dledger.infra.loops.turns import MAX_WOKEN
 
 _CONNECTIONS = 40
 
 
-@pytest.mark.parametrize(("path", "most"), [("/metrics", 1), ("/livez", MOST_WOKEN)])
+@pytest.mark.parametrize(("path", "most"), [("/metrics", 1), ("/livez", MAX_WOKEN)])
 async def test_answers_share_the_turns(path: str, most: int) -> None:
     turn, of_turn = 0, Counter[int]()
 

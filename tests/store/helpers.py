@@ -11,8 +11,8 @@ from dledger.store.api import LogStore
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity, init_directory
+from dledger.testing.stores import OrderedDisk
 from dledger.testing.virtual.sim_disk import SimDisk
-from dledger.testing.virtual.write_order import OrderedDisk
 
 ROOT = Path("/node")
 SIZE = 1024  # bytes per data file

@@ -6,8 +6,8 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from dledger.store import disk as disk_module
-from dledger.store.disk import Buffer
+from dledger.infra.files import disk as disk_module
+from dledger.infra.files.disk import Buffer
 from dledger.testing.virtual.sim_disk import SimDisk
 
 

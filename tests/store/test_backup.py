@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused() -> None:
     frames = list(frames_of(store))
     with pytest.raises(StorageError):
         write_backup(frames[1:], IDENTITY, BACKUP, disk=disk)
-    with pytest.raises(StorageError, match="is no backup"):
+    with pytest.raises(StorageError, match="does not contain a backup"):
         read_manifest(BACKUP, disk=disk)
     write_backup(frames, IDENTITY, BACKUP, disk=disk)
     with pytest.raises(StorageError) as error:

@@ -11,8 +11,8 @@ from dledger.errors import Code, InvalidRequest
 from dledger.store.format.batch import (
     MAGIC_INTERNAL,
     MAGIC_NORMAL,
+    BatchFault,
     DamagedBatch,
-    Fault,
     decode_entries,
     encode_batch,
     encode_blank,
@@ -113,7 +113,7 @@ def test_an_incomplete_batch_is_told_from_a_bad_one(end: int) -> None:
     batch = encode_batch(EMPTY_TAIL, 1, [b"x" * 20, b"y" * 20], data_file_size=SIZE)
     with pytest.raises(DamagedBatch) as error:
         parse_batches(bytes(batch.data[:end]), EMPTY_TAIL, data_file_size=SIZE)
-    assert error.value.fault is (Fault.EMPTY if end == 1 else Fault.INCOMPLETE)
+    assert error.value.fault is (BatchFault.EMPTY if end == 1 else BatchFault.INCOMPLETE)
 
 
 def test_a_batch_that_lacks_its_last_entries_is_refused() -> None:
@@ -140,7 +140,7 @@ def test_a_batch_that_leaves_out_room_in_a_file_is_refused() -> None:
     """Placement is part of the format: equal logs are equal byte by byte, positions included."""
     tail = Tail(3, 1, 100, 5)
     skipping = encode_batch(tail._replace(pos=SIZE), 1, [b"a"], data_file_size=SIZE)
-    with pytest.raises(DamagedBatch, match="fitted"):
+    with pytest.raises(DamagedBatch, match="would have fit"):
         parse_batches(skipping.data, tail, data_file_size=SIZE)
 
 

@@ -21,7 +21,7 @@ from dledger.store.format.batch import (
 )
 from dledger.store.format.layout import NodePaths, file_name
 from dledger.store.identity import init_directory
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, make_batches
 

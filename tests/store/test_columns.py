@@ -18,7 +18,7 @@ from dledger.store.format import columns
 from dledger.store.format.batch import (
     Batch,
     DamagedBatch,
-    Run,
+    VerifiedRun,
     encode_batch,
     encode_blank,
     parse_batches,
@@ -47,7 +47,7 @@ def batches_of(sizes: list[list[int]], seed: int = 1) -> list[Batch]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Few entries are laid out, too."""
-    monkeypatch.setattr(columns, "LEAST", 2)
+    monkeypatch.setattr(columns, "MIN_ENTRIES", 2)
     return monkeypatch
 
 
@@ -57,6 +57,7 @@ def test_the_sum_of_a_column_is_its_crc32() -> None:
     assert found.tolist() == [crc32(row) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 9, 300])
 def test_a_flipped_bit_anywhere_in_a_long_batch_is_found(always: pytest.MonkeyPatch, size: int) -> None:
     batches = batches_of([[size] * 4, [size] * 3, [1, size, 7]])
@@ -95,15 +96,15 @@ def test_columns_and_single_entries_are_of_one_opinion(
 
     def outcomes(least: int) -> tuple[object, object, object]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LEAST", least)
+            patch.setattr(columns, "MIN_ENTRIES", least)
             return parsed(run), parsed(memoryview(run)), verified(run, last)
 
     singly = outcomes(NEVER)
     assert outcomes(2) == singly == outcomes(5)
     assert singly[0] == singly[1]
-    if whole and isinstance(singly[2], Run) and singly[2].whole_size:
+    if whole and isinstance(singly[2], VerifiedRun) and singly[2].whole_size:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LEAST", 2)
+            patch.setattr(columns, "MIN_ENTRIES", 2)
             found = verify_run(run, 0, 0, 0, last, whole_batches=True)
         assert (found.whole_last_index, found.whole_size) == (
             singly[2].whole_last_index,
@@ -129,7 +130,7 @@ def test_columns_and_single_entries_agree_on_what_is_a_batch(
     found = []
     for least in (NEVER, 2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LEAST", least)
+            patch.setattr(columns, "MIN_ENTRIES", least)
             found.append(parsed(data))
     assert found[0] == found[1]
 
@@ -150,7 +151,7 @@ def test_what_is_no_batch_is_not_taken_for_one_side_by_side(always: pytest.Monke
 def test_batches_found_side_by_side_bring_their_index_records(always: pytest.MonkeyPatch) -> None:
     batches = batches_of([[5] * 4, [7] * 3, [0], [9, 9]])
     found = parse_batches(join(batches), EMPTY_TAIL, data_file_size=SIZE)
-    always.setattr(columns, "LEAST", NEVER)
+    always.setattr(columns, "MIN_ENTRIES", NEVER)
     assert [batch.records for batch in found] == [index_records(batch.data) for batch in batches]
 
 
@@ -184,7 +185,7 @@ def parsed(data: bytes | memoryview) -> object:
     return [(batch.tail, batch.first_index, batch.pos, bytes(batch.data), batch.head) for batch in found]
 
 
-def verified(data: bytes, last_index: int) -> Run | str:
+def verified(data: bytes, last_index: int) -> VerifiedRun | str:
     try:
         return verify_run(data, 0, 0, 0, last_index)
     except DamagedBatch as fault:
@@ -236,9 +237,9 @@ def test_a_blank_ends_what_is_laid_out(always: pytest.MonkeyPatch) -> None:
 
 
 def test_too_few_entries_are_not_laid_out() -> None:
-    (batch,) = batches_of([[5] * (columns.LEAST - 1)])
+    (batch,) = batches_of([[5] * (columns.MIN_ENTRIES - 1)])
     assert lay_out(batch.data, 0, NEVER) is None
-    (batch,) = batches_of([[5] * columns.LEAST])
+    (batch,) = batches_of([[5] * columns.MIN_ENTRIES])
     assert lay_out(batch.data, 0, NEVER) is not None
 
 
@@ -248,6 +249,6 @@ def test_index_records_are_the_same_in_columns(sizes: list[list[int]]) -> None:
     records = []
     for least in (2, NEVER):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LEAST", least)
+            patch.setattr(columns, "MIN_ENTRIES", least)
             records.append(index_records(data))
     assert records[0] == records[1]

@@ -10,14 +10,14 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, NO_BASE, HardState, TermRun
 from dledger.errors import Code, ReadFailed, StorageError
+from dledger.infra.files.disk import Disk
 from dledger.store.api import LogStore
-from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch, parse_batches
 from dledger.store.identity import init_directory
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
+from dledger.testing.stores import OrderedDisk
 from dledger.testing.virtual.sim_disk import CrashKind
-from dledger.testing.virtual.write_order import OrderedDisk
 from tests.store.helpers import IDENTITY, SIZE, join, make_batches, read_all
 
 Reopen = Callable[[LogStore], LogStore]

@@ -12,8 +12,8 @@ from dledger.errors import Code, StorageError
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch
 from dledger.store.identity import init_directory, load_identity
+from dledger.testing.stores import OrderedDisk
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
-from dledger.testing.virtual.write_order import OrderedDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
 
 
@@ -126,6 +126,7 @@ def number_of(where: str) -> int:
     return int(where.split()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", list(CrashPoint))
 def test_rule_1_no_process_crash_loses_what_was_acknowledged(point: CrashPoint) -> None:
     for number, operation in enumerate(OPERATIONS, 1):
@@ -136,6 +137,7 @@ def test_rule_1_no_process_crash_loses_what_was_acknowledged(point: CrashPoint) 
         check(disk, witness, f"{number} {point.value} {operation}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reorder", [False, True], ids=["torn", "reordered"])
 @pytest.mark.parametrize("point", [CrashPoint.BEFORE, CrashPoint.AFTER])
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.long)], ids=str)

@@ -8,15 +8,16 @@ from random import Random
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL
+from dledger.core.values import EMPTY_TAIL, Base, Tail
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.store import repair
-from dledger.store.api import EntryDamaged, Frames, LogStore
+from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
+from dledger.store.damage import KnownDamage, clip
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.format.layout import INDEX_RECORD_SIZE, file_name
 from dledger.store.identity import init_directory
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
 from tests.store.test_contract import Reopen, opened, store
@@ -119,7 +120,7 @@ def test_a_repair_that_does_not_fit_changes_nothing(store: LogStore) -> None:
     batches = filled(store)
     bad = batches[6]
     corrupt(store, bad)
-    with pytest.raises(StorageError, match="no damage begins"):
+    with pytest.raises(StorageError, match="no damage starts"):
         store.repair(frames_of([bad]))
     assert store.note_damage(bad.first_index) is not None
     tail = batches[5].tail
@@ -132,7 +133,7 @@ def test_a_repair_that_does_not_fit_changes_nothing(store: LogStore) -> None:
         assert error.value.code is Code.DATA_DAMAGED
         assert len(store.damages) == 1
         store.sync()
-    with pytest.raises(StorageError, match="no damage begins"):
+    with pytest.raises(StorageError, match="no damage starts"):
         store.repair(frames_of(batches[5:8]))
     store.repair(frames_of([bad]))
     assert read_all(store) == join(batches)
@@ -346,3 +347,13 @@ def test_a_record_that_a_former_life_put_right_is_durable_before_a_checkpoint_co
     reopened.sync()
     reopened.save_checkpoint(reopened.end_index, None)
     assert disk.is_durable(path, at % reopened._index.file_size, INDEX_RECORD_SIZE)
+
+
+def test_rule_10_a_damage_is_clipped_to_the_log_that_is_left() -> None:
+    base, ends = Base(1, 1, 100, 1), [Tail(index, 1, 100 * index, index) for index in range(9)]
+    known = KnownDamage(Damage(3, 5, "file", 7, "torn"), ends[2], ends[5])
+    assert clip([known], base, ends[2]) == ()
+    for last in (3, 4, 5, 6):
+        (clipped,) = clip([known], base, ends[last])
+        assert (clipped.damage.first_index, clipped.damage.last_index) == (3, min(last, 5))
+        assert (clipped.before, clipped.after) == (ends[2], ends[min(last, 5)])

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from dledger import ConfigError
-from dledger.store import descriptors as module
-from dledger.store.descriptors import LEAST, DescriptorReserve, raise_limit
-from dledger.store.disk import OsDisk
+from dledger.infra.files import descriptors as module
+from dledger.infra.files.descriptors import MIN_LIMIT, DescriptorReserve, raise_limit
+from dledger.infra.files.disk import OsDisk
 
 
 @pytest.fixture
 def reserve() -> Iterator[DescriptorReserve]:
     found = DescriptorReserve()
     yield found
-    found.let_go()
+    found.release_all()
 
 
 class Exhausted:
@@ -74,7 +74,7 @@ def test_a_file_that_is_closed_gives_the_reserve_back_what_it_took(
                 OsDisk().close(handle)
             assert process.free == 0
     finally:
-        module.descriptors.let_go()
+        module.descriptors.release_all()
 
 
 def test_without_any_left_a_file_waits_until_one_is_free(
@@ -106,7 +106,7 @@ def test_other_errors_and_processes_without_a_reserve_are_told_at_once(
         reserve.open_file(tmp_path / "none", os.O_RDWR | os.O_CREAT)
 
 
-@pytest.mark.parametrize("hard", [256, LEAST - 1])
+@pytest.mark.parametrize("hard", [256, MIN_LIMIT - 1])
 def test_a_process_that_may_have_too_few_is_not_started_and_told_what_to_do(
     hard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, HardState
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
-from dledger.store.disk import OsDisk, write_all
+from dledger.infra.files.disk import OsDisk, write_all
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch, verify_entries
 from dledger.store.format.layout import file_name
@@ -32,7 +32,7 @@ def test_rule_9_a_failed_fsync_stops_the_store_and_leaves_a_marker() -> None:
     assert error.value.code is Code.FSYNC_FAILED
     assert store.durable_index == batches[1].last_index
     for use in (store.sync, lambda: store.append([]), lambda: store.save_hard_state(HardState(1))):
-        with pytest.raises(StorageError, match="failed before"):
+        with pytest.raises(StorageError, match="failed and must be reopened"):
             use()
     assert disk.exists(ROOT / "fsync-failed")
 
@@ -84,7 +84,7 @@ def test_rule_9_a_failed_write_stops_the_store(operation: str) -> None:
     with pytest.raises(StorageError) as error:
         store.append(make_batches(2))
     assert error.value.code is Code.DISK_ERROR
-    with pytest.raises(StorageError, match="failed before"):
+    with pytest.raises(StorageError, match="failed and must be reopened"):
         store.append(make_batches(2))
     disk.crash(CrashKind.PROCESS, Random(0))
     assert DiskLogStore.open(ROOT, disk=disk).durable_index == -1

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from dledger.core.values import HardState
-from dledger.store.disk import Disk
+from dledger.infra.files.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import decode_entries
 from dledger.store.format.layout import file_name
@@ -18,7 +18,7 @@ from dledger.store.offline.inspect import (
     inspect_directory,
     list_entries,
 )
-from dledger.store.scan import Verdict
+from dledger.store.scan import LogEndState
 from dledger.testing.virtual.sim_disk import CrashKind
 from tests.store.helpers import IDENTITY, ROOT, make_batches, new_sim_store
 
@@ -37,13 +37,23 @@ def test_a_running_servers_directory_is_reported_and_not_changed() -> None:
     assert (report.begin_index, report.end_index) == (0, batches[-1].last_index)
     assert report.entry_count == batches[-1].last_index + 1 and report.batch_count == 12
     assert report.unindexed_count == sum(batch.count for batch in batches[10:])
-    assert report.verdict is Verdict.CLEAN and report.problems == []
+    assert report.verdict is LogEndState.CLEAN and report.problems == []
     assert [f.start for f in report.data_files] == sorted({b.pos - b.pos % 1024 for b in batches})
     entries = list(list_entries(ROOT, disk=disk))
     assert [e.index for e in entries] == list(range(report.entry_count))
     assert all(e.body_crc_ok and e.chain_crc_ok for e in entries)
     assert [e.index for e in list_entries(ROOT, 5, 9, disk=disk)] == [5, 6, 7, 8, 9]
     store.append(make_batches(1, tail=store.tail))
+
+
+def test_a_directory_with_problems_is_damaged_though_its_log_ends_well() -> None:
+    disk, store = new_sim_store()
+    store.append(make_batches(3, seed=2))
+    store.close()
+    disk.flip(ROOT / "identity", 20)
+    report = inspect_directory(ROOT, disk=disk)
+    assert report.problems and report.verdict is LogEndState.DAMAGED
+    assert "the directory has problems" in report.verdict_reason
 
 
 def test_damage_is_named_and_entries_beyond_it_are_listed() -> None:
@@ -54,7 +64,7 @@ def test_damage_is_named_and_entries_beyond_it_are_listed() -> None:
     bad = batches[3]
     disk.flip(ROOT / "data" / file_name(bad.pos - bad.pos % 1024), bad.pos % 1024 + 50)
     report = inspect_directory(ROOT, disk=disk)
-    assert report.verdict is Verdict.DAMAGED and report.end_index == batches[-1].last_index
+    assert report.verdict is LogEndState.DAMAGED and report.end_index == batches[-1].last_index
     (damage,) = report.damages
     assert (damage.first_index, damage.last_index) == (bad.first_index, bad.last_index)
     assert f"entry {bad.first_index}," in report.verdict_reason
@@ -72,7 +82,7 @@ def test_a_torn_end_is_told_from_damage() -> None:
     disk.crash(CrashKind.PROCESS, Random(0))
     disk.flip(ROOT / "data" / file_name(0), batches[2].end_pos - 1)
     report = inspect_directory(ROOT, disk=disk)
-    assert report.verdict is Verdict.TORN and report.end_index == batches[1].last_index
+    assert report.verdict is LogEndState.TORN and report.end_index == batches[1].last_index
 
 
 def read_all(disk: Disk) -> tuple[list[StoredEntry], DirectoryReport]:
@@ -98,7 +108,7 @@ def test_entries_are_read_as_they_were_stored() -> None:
     assert {entry.index for entry in entries if entry.internal} == {
         batch.first_index for batch in batches if batch.head is not None
     }
-    assert report.verdict is Verdict.CLEAN and report.end_index == batches[-1].last_index
+    assert report.verdict is LogEndState.CLEAN and report.end_index == batches[-1].last_index
     assert report.checkpoint is not None and report.checkpoint.committed_index == batches[4].last_index
 
 
@@ -113,7 +123,7 @@ def test_damaged_batches_are_passed_over_and_named() -> None:
     missing = set(range(batches[-1].last_index + 1)) - {entry.index for entry in entries}
     assert missing == set(range(bad.first_index, bad.last_index + 1))
     assert [(d.first_index, d.last_index) for d in report.damages] == [(bad.first_index, bad.last_index)]
-    assert report.verdict is Verdict.DAMAGED
+    assert report.verdict is LogEndState.DAMAGED
 
 
 def test_a_torn_end_is_left_out() -> None:
@@ -125,7 +135,7 @@ def test_a_torn_end_is_left_out() -> None:
     disk.crash(CrashKind.PROCESS, Random(0))
     disk.flip(ROOT / "data" / file_name(0), batches[2].end_pos - 1)
     entries, report = read_all(disk)
-    assert entries[-1].index == batches[1].last_index and report.verdict is Verdict.TORN
+    assert entries[-1].index == batches[1].last_index and report.verdict is LogEndState.TORN
 
 
 def test_nothing_is_an_answer_too(tmp_path: Path) -> None:
@@ -166,4 +176,4 @@ def test_base_prepared_files_damages_and_a_rejoining_node_are_shown() -> None:
     disk.unlink(ROOT / "base")
     disk.unlink(ROOT / "checkpoint")
     report = inspect_directory(ROOT, disk=disk)
-    assert report.base is None and any("where the log begins is lost" in p for p in report.problems)
+    assert report.base is None and any("the start of the log is lost" in p for p in report.problems)

@@ -13,7 +13,7 @@ from dledger.store.format.internal import (
     NoOp,
     SessionBatch,
     SessionOpen,
-    Unknown,
+    UnknownInternal,
     bodies_crc,
     decode_internal,
     encode_internal,
@@ -38,8 +38,8 @@ def test_no_body_is_an_error_and_what_is_unknown_is_carried_along(body: bytes) -
 
 
 def test_a_known_tag_with_an_unknown_shape_is_unknown() -> None:
-    assert decode_internal(b"SB\0") == Unknown(b"SB\0")
-    assert decode_internal(b"SOmething new") == Unknown(b"SOmething new")
+    assert decode_internal(b"SB\0") == UnknownInternal(b"SB\0")
+    assert decode_internal(b"SOmething new") == UnknownInternal(b"SOmething new")
 
 
 @pytest.mark.parametrize("fields", [(-1, 0, 0, 0), (0, 2**64, 0, 0), (0, 0, 2**32, 0), (0, 0, 0, -1)])

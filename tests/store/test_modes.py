@@ -14,7 +14,7 @@ import pytest
 from chaos.trace.files import BufferedFile, MappedFile
 from dledger.cli.local.local_cluster import LocalCluster
 from dledger.errors import StorageError
-from dledger.store.disk import OsDisk, make_directories, readable_by_others, replace_file
+from dledger.infra.files.disk import OsDisk, make_directories, readable_by_others, replace_file
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
 from dledger.store.offline.backup import read_manifest, restore_directory, write_backup

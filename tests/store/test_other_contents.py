@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dledger.infra.files.disk import Disk
 from dledger.store.damage import read_damages
-from dledger.store.disk import Disk
 from dledger.store.format.properties import format_properties
 from dledger.store.state_files import read_base, read_checkpoint
 from dledger.testing.virtual.sim_disk import SimDisk

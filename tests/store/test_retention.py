@@ -168,7 +168,7 @@ def test_without_both_copies_of_its_begin_a_log_is_refused() -> None:
     disk, _, _ = purged_log()
     disk.unlink(ROOT / "checkpoint")
     disk.flip(ROOT / "base", 3)
-    with pytest.raises(StorageError, match="where the log begins is lost") as error:
+    with pytest.raises(StorageError, match="the start of the log is lost") as error:
         DiskLogStore.open(ROOT, disk=disk)
     assert error.value.code is Code.DATA_DAMAGED
 

@@ -13,13 +13,13 @@ import pytest
 
 from dledger.core.values import Base, HardState
 from dledger.errors import Code, StorageError
+from dledger.infra.files.disk import OsDisk
 from dledger.store.api import LogStore
-from dledger.store.disk import OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
 from tests.store.test_contract import Reopen, opened, store
@@ -29,7 +29,7 @@ __all__ = ["opened", "store"]
 
 def test_what_is_reserved_needs_no_allocation() -> None:
     disk, store = new_sim_store()
-    assert store.reserved_bytes == 0 and store.has_room
+    assert store.reserved_bytes == 0 and store.has_room_after(store.tail)
     assert store.prepare(4 * SIZE) and store.reserved_bytes >= 4 * SIZE
     end = store.reserved_end
     before = len(disk.operations)
@@ -107,12 +107,12 @@ def test_clients_are_refused_before_the_reserve_and_noops_are_not() -> None:
     assert store.prepare(3 * SIZE, use_reserve=True)
     assert not store.prepare(20 * SIZE, use_reserve=True)
     assert store.free_bytes() < SIZE
-    while store.has_room:
+    while store.has_room_after(store.tail):
         store.append(make_batches(1, seed=1, tail=store.tail, max_body=20))
     # Purging makes room again.
     store.sync()
     store.purge_to(store.borders()[-1])
-    assert store.has_room and store.prepare(SIZE)
+    assert store.has_room_after(store.tail) and store.prepare(SIZE)
 
 
 def test_what_a_full_disk_cannot_prepare_is_not_left_half_made() -> None:
@@ -132,7 +132,7 @@ def test_preparing_on_a_failing_disk_stops_the_store() -> None:
         disk.fail(operation, errno.EIO)
         with pytest.raises(StorageError):
             store.prepare(3 * SIZE)
-        with pytest.raises(StorageError, match="failed before"):
+        with pytest.raises(StorageError, match="failed and must be reopened"):
             store.append(make_batches(2))
         assert disk.exists(ROOT / "fsync-failed")
 
@@ -167,7 +167,7 @@ def test_the_store_in_memory_keeps_a_reserve_too() -> None:
     store = MemoryLogStore(IDENTITY, capacity=10 * SIZE, disk_reserve_bytes=3 * SIZE)
     while store.prepare(SIZE):
         store.append(make_batches(1, seed=store.end_index, tail=store.tail))
-    assert not store.has_room and store.prepare(2 * SIZE, use_reserve=True)
+    assert not store.has_room_after(store.tail) and store.prepare(2 * SIZE, use_reserve=True)
 
 
 def test_files_are_prepared_by_another_thread_while_this_one_appends_and_truncates(tmp_path: Path) -> None:

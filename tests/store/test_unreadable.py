@@ -11,10 +11,10 @@ import pytest
 
 from dledger.core.values import HardState
 from dledger.errors import Code, StorageError
-from dledger.store import disk as disk_module
+from dledger.infra.files import disk as disk_module
+from dledger.infra.files.disk import Buffer, OsDisk
 from dledger.store import files as files_module
 from dledger.store.api import EntryDamaged, Frames
-from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import Batch
@@ -98,6 +98,7 @@ def check(store: DiskLogStore, where: str) -> None:
     store.sync()
 
 
+@pytest.mark.slow
 def test_rule_10_any_page_that_cannot_be_read_while_the_node_runs_is_repaired() -> None:
     for path, offset in pages():
         where = f"{path} {offset}"
@@ -114,6 +115,7 @@ def test_rule_10_any_page_that_cannot_be_read_while_the_node_runs_is_repaired() 
             assert not store.damages and not store.hard_state.rejoining, where
 
 
+@pytest.mark.slow
 def test_rule_10_any_page_that_cannot_be_read_by_a_start_is_repaired_or_the_node_rejoins() -> None:
     rejoined = 0
     for kind in (CrashKind.PROCESS, CrashKind.POWER):

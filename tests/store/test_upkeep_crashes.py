@@ -144,6 +144,7 @@ def interrupted(arrange: Callable[[SimDisk], None]) -> tuple[SimDisk, Promise, B
     return disk, promise, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [CrashPoint.BEFORE, CrashPoint.AFTER])
 @pytest.mark.parametrize("first", SIXTHS)
 def test_a_crash_leads_to_the_old_begin_or_to_the_new_one(first: int, point: CrashPoint) -> None:
@@ -159,6 +160,7 @@ def test_a_crash_leads_to_the_old_begin_or_to_the_new_one(first: int, point: Cra
         check(disk, promise, where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_rule_9_no_failing_operation_loses_what_was_acknowledged(error: int) -> None:
     passed = []

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dledger.testing import QUIET, Simulation, Violation
-from dledger.testing.checks.deltas import NodeState, check_step
+from dledger.testing.invariants import ObservedState, check_step
 
-STATE = NodeState(
+STATE = ObservedState(
     term=3,
     voted_for="n1",
     role_epoch=7,

@@ -28,14 +28,18 @@ def _trace(seed: int) -> str:
     return sink.getvalue()
 
 
+def _assert_same(trace: str, other: str) -> None:
+    """Name the first line that differs: pytest's comparison of two whole traces takes minutes."""
+    for number, (line, other_line) in enumerate(zip_longest(trace.splitlines(), other.splitlines()), 1):
+        assert line == other_line, f"line {number}"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 7, pytest.param(12, marks=pytest.mark.long)])
 def test_same_seed_same_trace(seed: int) -> None:
-    first, second = _trace(seed), _trace(seed)
-    lines, others = first.splitlines(), second.splitlines()
-    assert len(lines) > 1000
-    # The first line that differs tells more than pytest's comparison of two files, which takes minutes.
-    for number, (line, other) in enumerate(zip_longest(lines, others), 1):
-        assert line == other, f"line {number}"
+    trace = _trace(seed)
+    assert trace.count("\n") > 1000
+    _assert_same(_trace(seed), trace)
 
 
 def test_nothing_of_a_run_is_left_to_the_garbage_collector() -> None:
@@ -71,6 +75,7 @@ def test_what_is_left_of_a_loop_ends_on_that_loop() -> None:
     assert ended == [loop]
 
 
+@pytest.mark.slow
 def test_other_seed_other_trace() -> None:
     assert _trace(1) != _trace(2)
 
@@ -81,6 +86,7 @@ def trace_of_7() -> str:
     return _trace(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["0", pytest.param("1", marks=pytest.mark.long), "4711"])
 def test_trace_does_not_depend_on_hashes(hash_seed: str, trace_of_7: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
@@ -93,4 +99,4 @@ def test_trace_does_not_depend_on_hashes(hash_seed: str, trace_of_7: str, tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert path.read_text(encoding="utf-8") == trace_of_7
+    _assert_same(path.read_text(encoding="utf-8"), trace_of_7)

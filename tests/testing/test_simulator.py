@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.disk import CrashKind
+from dledger.infra.files.disk import CrashKind
 from dledger.testing import QUIET, RunOptions, Simulation, Violation, run_seed
 from dledger.testing.__main__ import main
-from dledger.testing.checks.oracle import Append, Oracle
+from dledger.testing.checks.oracle import ClientAppend, Oracle
 from dledger.testing.virtual.clock import VirtualClock
 from tests.sim import planted
 
@@ -49,6 +49,7 @@ class Forgetful(Sum):
         self.total = Forgetful.made
 
 
+@pytest.mark.slow
 def test_state_machine_of_a_user() -> None:
     result = run_seed(3, RunOptions(state_machine=Sum))
     assert result.failure is None, result.failure
@@ -73,7 +74,7 @@ def test_cluster_driven_by_hand() -> None:
 
 def test_oracle_tells_lost_and_repeated_and_invented_entries_apart() -> None:
     oracle = Oracle(lambda index: None, max_sessions=100)
-    oracle.begin(Append([b"x"], None))
+    oracle.begin(ClientAppend([b"x"], None))
     with pytest.raises(Violation, match="phantom"):
         oracle._committed_body(b"y", 0)
     oracle._committed_body(b"x", 1)
@@ -87,6 +88,7 @@ def test_oracle_tells_lost_and_repeated_and_invented_entries_apart() -> None:
         oracle.end_read(late, 4)
 
 
+@pytest.mark.slow
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--seeds", "3", "--first", "20", "--jobs", "1", "--nodes", "3", "--store", "memory"]) == 0
     out = capsys.readouterr().out

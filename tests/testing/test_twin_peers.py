@@ -32,15 +32,15 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded, ReadFailed
-from dledger.rpc.envelope import Identity
+from dledger.infra.files.disk import CrashKind
+from dledger.infra.transport.channels import new_server
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_client import PeerClient
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.peer_transport import PeerTransport, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames, PushPeer
 from dledger.rpc.push_stream import PushSender
 from dledger.rpc.serving import peer_handler
-from dledger.rpc.transport.channels import new_server
-from dledger.store.disk import CrashKind
 from dledger.testing import QUIET, Simulation
 from dledger.testing.peer_transport import SimTransport
 from tests.node.local import until
@@ -59,7 +59,7 @@ class Port:
     """Implements dledger.rpc.ports.PeerPort: the asked member, which does what the test says."""
 
     def __init__(self) -> None:
-        self.identity = Identity("sim", "sim", "n1", MEMBERS, 5)
+        self.identity = PeerIdentity("sim", "sim", "n1", MEMBERS, 5)
         self.answer: Callable[[Message], Awaitable[Message]] | Message | Exception | None = None
         self.frames: list[FetchedFrames | DLedgerError] = []
         self.on_push: Callable[[PushPeer, PushMessage], None] = lambda stream, message: None
@@ -68,7 +68,7 @@ class Port:
         self.streams: list[PushPeer] = []
         self.cancelled = 0
 
-    async def ask(self, peer: str, message: Message) -> Message:
+    async def request(self, peer: str, message: Message) -> Message:
         self.asked.append((peer, message))
         answer = self.answer
         if isinstance(answer, Exception):
@@ -127,7 +127,7 @@ class _Grpc:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        me = Identity("sim", "sim", "n0", MEMBERS, 3)
+        me = PeerIdentity("sim", "sim", "n0", MEMBERS, 3)
         self.transport: PeerTransport = PeerClient("n1", self._address, me)
 
     async def come_up(self) -> None:
@@ -225,7 +225,7 @@ QUESTIONS: list[tuple[Question, Any]] = [
 def test_questions_and_answers_arrive_as_they_were(run: Run, question: Question, answer: Any) -> None:
     async def script(world: World) -> None:
         world.port.answer = answer
-        assert await world.transport.ask(question, PATIENT_S) == answer
+        assert await world.transport.request(question, PATIENT_S) == answer
         assert world.port.asked == [("n0", question)]
 
     run(script)
@@ -245,7 +245,7 @@ def test_refusals_keep_their_numbers(run: Run, error: Exception, code: Code) -> 
     async def script(world: World) -> None:
         world.port.answer = error
         with pytest.raises(InvalidRequest) as caught:
-            await world.transport.ask(VOTE, PATIENT_S)
+            await world.transport.request(VOTE, PATIENT_S)
         assert caught.value.code is code
 
     run(script)
@@ -255,10 +255,10 @@ def test_refusals_keep_their_numbers(run: Run, error: Exception, code: Code) -> 
 def test_who_gets_no_answer_in_time_asks_no_longer_and_nor_does_the_asked_one_go_on(run: Run) -> None:
     async def script(world: World) -> None:
         with pytest.raises(PeerUnreachable):
-            await world.transport.ask(VOTE, SHORT_S)
+            await world.transport.request(VOTE, SHORT_S)
         await soon(lambda: world.port.cancelled)
         world.port.answer = QUESTIONS[0][1]
-        assert await world.transport.ask(VOTE, PATIENT_S) == world.port.answer
+        assert await world.transport.request(VOTE, PATIENT_S) == world.port.answer
 
     run(script)
 
@@ -266,7 +266,7 @@ def test_who_gets_no_answer_in_time_asks_no_longer_and_nor_does_the_asked_one_go
 @both
 def test_cancelled_question_is_given_up_at_its_deadline_at_the_latest(run: Run) -> None:
     async def script(world: World) -> None:
-        asking = asyncio.ensure_future(world.transport.ask(VOTE, SHORT_S))
+        asking = asyncio.ensure_future(world.transport.request(VOTE, SHORT_S))
         await soon(lambda: world.port.asked)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -281,13 +281,13 @@ def test_member_that_is_down_is_unreachable_and_is_reached_once_it_is_up(run: Ru
     async def script(world: World) -> None:
         world.port.answer = QUESTIONS[0][1]
         with pytest.raises(PeerUnreachable):
-            await world.transport.ask(VOTE, SHORT_S)
+            await world.transport.request(VOTE, SHORT_S)
         with pytest.raises(PeerUnreachable):
             await fetched(world, 0, 3, SHORT_S)
         await world.come_up()
         while True:
             try:
-                answer = await world.transport.ask(VOTE, PATIENT_S)
+                answer = await world.transport.request(VOTE, PATIENT_S)
             except PeerUnreachable:
                 continue  # gRPC connects when it tries next
             assert answer == world.port.answer
@@ -455,7 +455,7 @@ def test_stream_opens_once_the_member_can_be_reached(run: Run) -> None:
         async with leading(world) as leader:
             leader.stream.put(commit(8), None)
             with pytest.raises(PeerUnreachable):
-                await world.transport.ask(VOTE, SHORT_S)
+                await world.transport.request(VOTE, SHORT_S)
             assert not leader.stream.is_up
             await world.come_up()
             await leader.up()

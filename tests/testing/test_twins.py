@@ -14,13 +14,12 @@ from dledger.core.values import EMPTY_TAIL, FlushMode
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.metrics import NodeMetrics
 from dledger.node.disk.allocator import Allocator
-from dledger.node.disk.disk_jobs import CheckpointJob
-from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.disk.disk_worker import CheckpointJob, DiskWorker
 from dledger.store.api import LogStore
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
 from dledger.testing import QUIET, Simulation, Violation
-from dledger.testing.allocating import SimAllocator
+from dledger.testing.memory_store import MemoryLogStore
+from dledger.testing.process import SimAllocator
 
 WAIT_S = 5.0
 
@@ -185,7 +184,7 @@ def test_allocator_looks_at_once_when_asked_by_itself_and_never_after_a_stop(
 ) -> None:
     allocator, store, run_until, fatals = make()
     run_until(lambda: store.count == 1)
-    allocator.look()
+    allocator.request_check()
     run_until(lambda: store.count >= 2)
     seen = store.count
     run_until(lambda: store.count > seen)
@@ -193,7 +192,7 @@ def test_allocator_looks_at_once_when_asked_by_itself_and_never_after_a_stop(
     run_until(lambda: allocator.is_full)
     assert allocator.stop(WAIT_S) and not fatals
     seen = store.count
-    allocator.look()
+    allocator.request_check()
     with pytest.raises((AssertionError, Violation)):
         run_until(lambda: store.count > seen)
 
@@ -203,7 +202,7 @@ def test_failing_disk_ends_the_looks_of_an_allocator(make: Callable[[], Allocati
     allocator, store, run_until, fatals = make()
     run_until(lambda: store.count == 1)
     store.error = StorageError("says the test", code=Code.DISK_ERROR)
-    allocator.look()
+    allocator.request_check()
     run_until(lambda: bool(fatals))
     assert fatals == [store.error]
     assert allocator.stop(WAIT_S)

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from dledger.infra.files.disk import CrashKind
 from dledger.store import state_files
-from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.files import FileSequence
 from dledger.store.format.layout import INDEX_RECORD_SIZE, index_file_size

@@ -9,9 +9,9 @@ import pytest
 
 from dledger.client import TlsFiles
 from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.infra.transport.tls import channel_security, load
 from dledger.node.setup.config import parse_config
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.transport.tls import channel_security, load
 from tests.node.local import GROUP
 
 from .world import NODES, TlsWorld, running
@@ -77,5 +77,5 @@ def test_names_need_certificates() -> None:
     config = parse_config(content)
     assert config.tls is not None and config.tls.admin_names == ("ops",)
     content["tls"]["client_auth"] = "none"
-    with pytest.raises(ConfigError, match="admin_names needs client_auth"):
+    with pytest.raises(ConfigError, match="admin_names requires client_auth"):
         parse_config(content)

@@ -19,9 +19,9 @@ from dledger.cli.local.certificates import Authority
 from dledger.cli.server_commands import node_config
 from dledger.client import AsyncClient, TlsFiles
 from dledger.errors import Code, ConfigError, InvalidRequest
+from dledger.infra.transport.peer_names import PeerNames
+from dledger.infra.transport.tls import Use, load
 from dledger.node.setup.config import is_loopback, load_config, parse_config
-from dledger.rpc.peer_names import PeerNames
-from dledger.rpc.transport.tls import Use, load
 from tests.node.local import make_server
 from tests.process.cluster import toml_of
 
@@ -47,12 +47,12 @@ BAD: list[tuple[str, Callable[[TlsWorld], TlsFiles], Use, str]] = [
         "server",
         "refused with the CA",
     ),
-    ("no CA", lambda w: TlsFiles(empty(w)), "client", "holds no certificates"),
+    ("no CA", lambda w: TlsFiles(empty(w)), "client", "contains no PEM certificates"),
     (
         "swapped",
         lambda w: TlsFiles(w.ca, w.files("n1").key, w.files("n1").certificate),
         "both",
-        "no certificate and its key",
+        "not a matching pair of certificate and key",
     ),
     ("encrypted key", lambda w: encrypted(w), "both", "encrypted"),
 ]
@@ -82,12 +82,12 @@ def test_bad_files_are_named(
 
 
 def test_half_a_pair(world: TlsWorld) -> None:
-    with pytest.raises(ConfigError, match="a certificate needs its key"):
+    with pytest.raises(ConfigError, match="certificate and key must be given together"):
         TlsFiles(world.ca, certificate="app.pem")
 
 
 async def test_tls_and_credentials_exclude_each_other(world: TlsWorld) -> None:
-    with pytest.raises(ConfigError, match="exclude"):
+    with pytest.raises(ConfigError, match="not both"):
         AsyncClient("127.0.0.1:1", tls=TlsFiles(world.ca), credentials=grpc.ssl_channel_credentials())
 
 

@@ -18,12 +18,12 @@ from dledger.cli.local.certificates import Authority
 from dledger.client import TlsFiles
 from dledger.core.messages import Heartbeat, PositionRequest, PushResponse, TakeLeadership, VoteRequest
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader
+from dledger.infra.transport.channels import ChannelSecurity
+from dledger.infra.transport.tls import channel_security, load
 from dledger.node.server import NodeServer
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
 from dledger.rpc.peer_client import PeerClient
-from dledger.rpc.transport.channels import ChannelSecurity
-from dledger.rpc.transport.tls import channel_security, load
 from tests.node.local import CLUSTER, GROUP, PATIENT, make_server, until
 from tests.process.cluster import free_ports
 
@@ -44,8 +44,8 @@ async def test_three_nodes_elect_append_and_read(world: TlsWorld) -> None:
 
 
 REFUSED_CLIENTS: list[tuple[str, Callable[[TlsWorld], TlsFiles | None], str]] = [
-    ("plain text", lambda _: None, "given no CA"),
-    ("no certificate", lambda w: TlsFiles(w.ca), "may want a certificate"),
+    ("plain text", lambda _: None, "has no CA"),
+    ("no certificate", lambda w: TlsFiles(w.ca), "may require a certificate"),
     (
         "certificate of another CA",
         lambda w: w.files("app", authority=Authority("other")),
@@ -59,6 +59,7 @@ REFUSED_CLIENTS: list[tuple[str, Callable[[TlsWorld], TlsFiles | None], str]] = 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "words"), [c[1:] for c in REFUSED_CLIENTS], ids=[c[0] for c in REFUSED_CLIENTS]
 )
@@ -110,7 +111,7 @@ async def test_a_server_with_another_name_or_without_tls(world: TlsWorld) -> Non
         await client.close()
     async with running(make_server(world.folder, "n1", single)) as (plain,):
         client = LogClient(plain.address, GROUP, channel_security(load(world.client_files(), "client")))
-        with pytest.raises(TlsFailure, match="the server speaks plain text") as caught:
+        with pytest.raises(TlsFailure, match="the server uses plain text") as caught:
             await client.get_status(2.0)
         assert caught.value.code is Code.PLAINTEXT_REFUSED
         await client.close()
@@ -131,7 +132,7 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
     async with running(*members) as servers:
         before = terms(servers)
         target = servers[1]
-        identity = Identity(CLUSTER, GROUP, claimed, NODES, 99)
+        identity = PeerIdentity(CLUSTER, GROUP, claimed, NODES, 99)
         poser = PeerClient("n2", target.address, identity, unchecked(files(world), "n2"))
         for message in (
             VoteRequest(99, claimed, 10**6, 99, False, True, 1),
@@ -139,8 +140,8 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
             TakeLeadership(99, claimed, 10**6),
             PositionRequest(99, claimed, 1),
         ):
-            with pytest.raises(InvalidRequest, match="to speak as node 'n1' it must name n1") as caught:
-                await poser.ask(message, 5.0)
+            with pytest.raises(InvalidRequest, match="to act as node 'n1' it must name n1") as caught:
+                await poser.request(message, 5.0)
             assert caught.value.code is Code.CERTIFICATE_REFUSED
         with pytest.raises(InvalidRequest, match="it must name n1") as caught:
             await poser.open_push(10**15).run(no_stream, no_response)
@@ -152,7 +153,7 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
         assert terms(servers) == before
         # The same message with the certificate of the node is listened to.
         rightful = PeerClient("n2", target.address, identity, unchecked(world.files("n1"), "n2"))
-        assert await rightful.ask(Heartbeat(0, claimed, 1, -1), 5.0)
+        assert await rightful.request(Heartbeat(0, claimed, 1, -1), 5.0)
         await until(lambda: target.node_status().committed_index >= 0)
         assert [frames.first_index async for frames in rightful.fetch(0, 0, 1 << 20, 5.0)] == [0]
         await rightful.close()

@@ -15,9 +15,9 @@ import pytest
 from dledger.cli.local.certificates import Authority
 from dledger.client import TlsFiles
 from dledger.errors import ConfigError, NotLeader
+from dledger.infra.transport import tls
+from dledger.infra.transport.tls import TlsKeeper
 from dledger.node.server import NodeServer
-from dledger.rpc.transport import tls
-from dledger.rpc.transport.tls import TlsKeeper
 from tests.node.local import PATIENT, until
 from tests.process.cluster import free_ports
 
@@ -50,6 +50,7 @@ def link_is_up(server: NodeServer, to: str) -> bool:
     return any(f.node_id == to and f.connected for f in server.node_status().followers)
 
 
+@pytest.mark.slow
 async def test_an_old_certificate_expires_and_nobody_notices(
     world: TlsWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,8 +171,11 @@ def test_a_keeper_takes_what_is_good_and_keeps_what_it_had(
 
     good = certificate.read_bytes()
     for corrupt, words in (
-        (b"", "no certificate and its key"),
-        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no certificate and its key"),
+        (b"", "not a matching pair of certificate and key"),
+        (
+            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "not a matching pair of certificate and key",
+        ),
         (Path(str(world.files("other").certificate)).read_bytes(), "key values mismatch"),
     ):
         caplog.clear()

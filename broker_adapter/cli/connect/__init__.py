@@ -1,1 +1,1 @@
-"""How a command reaches brokers: options, the target they name, and what an error prints."""
+"""Connections of commands to brokers: options, targets and error output."""

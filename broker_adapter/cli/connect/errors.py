@@ -1,15 +1,14 @@
-"""How an error of the broker becomes one line on stderr, and an exit code."""
+"""Formatting of broker errors for stderr, and their exit codes."""
 
 from __future__ import annotations
 
-from broker_adapter.error_advice import BROKER_ADVICE
 from broker_adapter.errors import BrokerError, PutIndeterminate
-from dledger.platform import Exit
+from dledger.cli.exits import Exit
 
 
 def error_line(error: BrokerError) -> str:
-    """`error 700 NOT_MASTER: what happened; what to do about it`."""
-    hint = BROKER_ADVICE[error.status].hint
+    """Format an error as `error 700 NOT_MASTER: what happened; what to do about it`."""
+    hint = error.status.hint
     return f"error {error}" + (f"; {hint}" if hint else "")
 
 

@@ -1,4 +1,4 @@
-"""What all `dledger broker` commands have in common: where the broker is, TLS, time-outs, moments."""
+"""Options shared by all `dledger broker` commands: target, TLS, timeouts, points in time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import click
 
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.client import Admin
-from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, tls_options
-from dledger.platform import parse_servers, tls_files
+from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, parse_servers, tls_files, tls_options
 
-#: The environment variable that names the NameServers.
+#: The environment variable with the addresses of NameServers.
 NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
 
 T = TypeVar("T")
@@ -29,7 +28,10 @@ def _parse_optional(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--namesrv, --servers, --tls-... and --timeout as the one argument `target`."""
+    """Add --namesrv, --servers, --tls-... and --timeout.
+
+    The command receives them as the argument `target`.
+    """
 
     @wraps(command)
     def with_target(
@@ -44,18 +46,17 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         ctx = click.get_current_context()
         on_line = click.core.ParameterSource.COMMANDLINE
-        given = {name for name in ("namesrv", "servers") if ctx.get_parameter_source(name) is on_line}
-        if len(given) == 2:
-            raise click.UsageError(
-                "--namesrv and --servers exclude each other: one of them leads to the master"
-            )
+        passed = {name for name in ("namesrv", "servers") if ctx.get_parameter_source(name) is on_line}
+        if len(passed) == 2:
+            raise click.UsageError("--namesrv and --servers are mutually exclusive: pass one of them")
         if not namesrv and not servers:
             raise click.UsageError(
-                f"where is the broker? Give --namesrv ({NAMESRV_VARIABLE}) or --servers "
+                f"no broker given: pass --namesrv ({NAMESRV_VARIABLE}) or --servers "
                 f"({SERVERS_VARIABLE}); `dledger cluster up --broker` prints both"
             )
-        # Of the variables the NameServer's wins; what stands on the command line wins over both.
-        use_servers = not namesrv or given == {"servers"}
+        # The command line takes precedence over both variables, and the NameServer variable over the server
+        # variable.
+        use_servers = not namesrv or passed == {"servers"}
         tls = tls_files(tls_ca, tls_cert, tls_key)
         target = Target([] if use_servers else namesrv, servers if use_servers else [], tls, timeout)
         return command(*arguments, target=target, **options)
@@ -65,7 +66,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=TIMEOUT,
         default=10.0,
         show_default=True,
-        help="Seconds for a call, changes of the master included.",
+        help="Timeout per call in seconds, including changes of the master.",
     )(with_target)
     with_options = tls_options(with_options, "servers")
     with_options = click.option(
@@ -73,38 +74,44 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_parse_optional,
         envvar=SERVERS_VARIABLE,
         metavar="HOST:PORT,...",
-        help=f"The nodes, which know their NameServers; also from the variable {SERVERS_VARIABLE}.",
+        help=f"Addresses of nodes, which return their NameServers.  [env: {SERVERS_VARIABLE}]",
     )(with_options)
     return click.option(
         "--namesrv",
         callback=_parse_optional,
         envvar=NAMESRV_VARIABLE,
         metavar="HOST:PORT,...",
-        help=f"The NameServers; also from the variable {NAMESRV_VARIABLE}.",
+        help=f"Addresses of NameServers.  [env: {NAMESRV_VARIABLE}]",
     )(with_options)
 
 
-def ask_broker(target: Target, question: Callable[[Admin], Awaitable[T]]) -> T:
-    """The answer of the masters to a question, or the error of the last attempt."""
+def call_broker(target: Target, request: Callable[[Admin], Awaitable[T]]) -> T:
+    """Send a request to the masters and return the response.
+
+    If all attempts fail, raises the error of the last one.
+    """
 
     async def run() -> T:
         async with target.admin() as admin:
-            return await question(admin)
+            return await request(admin)
 
     return asyncio.run(run())
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="All facts, as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print all values as JSON.")
 
-#: Of milliseconds that still fit where they travel, 64 bits.
-_MOST_DIGITS = 18
+#: Maximum number of digits of a 64-bit number of milliseconds.
+_MAX_DIGITS = 18
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_moment(text: str) -> int:
-    """ms since 1970: of a time as such a number, as ISO 8601 (local unless it says otherwise), or of an age
-    such as 10m. BadParameter if it is none of these."""
-    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
+    """Parse a point in time into ms since 1970. The text is a number of ms, an ISO 8601 time (local time by
+    default), or an age such as 10m.
+
+    Raises BadParameter for any other text.
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS:
         return int(text)
     if age := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return max(0, time.time_ns() // 1_000_000 - int(age[1]) * _UNITS_MS[age[2]])
@@ -112,17 +119,18 @@ def parse_moment(text: str) -> int:
         return max(0, int(datetime.fromisoformat(text).timestamp() * 1000))
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no time: 2025-01-31T12:00, 10m (ago), or ms since 1970"
+            f"{text!r} is not a valid time; use the form 2025-01-31T12:00, 10m (10 minutes ago) or ms "
+            "since 1970"
         ) from None
 
 
 def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """As the callback of an option."""
+    """Option callback for `parse_moment`."""
     return None if value is None else parse_moment(value)
 
 
 def shown_time(unix_ms: int) -> str:
-    """For people, in local time; nothing for 0."""
+    """Format a time in local time. Return "" for 0."""
     if not unix_ms:
         return ""
     return datetime.fromtimestamp(unix_ms / 1000).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -1,4 +1,4 @@
-"""Where the commands find the broker: NameServers, or the nodes, which know theirs."""
+"""The target of a command: NameServers, or nodes from which it gets the addresses of NameServers."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from broker_adapter.cli.connect.wrong_ports import mistaken_ports
 from broker_adapter.client import Admin, ClientOptions
+from broker_adapter.client.port_kinds import RemotingPortKind, remoting_port_at
 from broker_adapter.errors import BrokerError, PutRefused, Status
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.values import ClusterInfo
 from dledger import AsyncClient, NodeStatus, TlsFiles
 
 _REGISTRATION_SECONDS = 3.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _NODE_SECONDS = 2.0
 _REQUEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the options of a command name. Either `namesrv` or `servers` is empty."""
+    """The target that the options of a command select. Either `namesrv` or `servers` is empty."""
 
     namesrv: Sequence[str]
     servers: Sequence[str]
     tls: TlsFiles | None
-    timeout: float  # seconds for one call, changes of the master included
+    timeout: float  # for one call, including changes of the master
     log_group: str = "default"
 
     @property
     def options(self) -> ClientOptions:
-        """Of clients. Lines may be empty; other brokers than ours fail at that."""
+        """Client options for commands. They permit empty messages, which RocketMQ's brokers reject."""
         return ClientOptions(
             timeout_s=self.timeout,
             request_timeout_s=min(self.timeout, _REQUEST_SECONDS),
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def client_tls(self) -> ssl.SSLContext | None:
-        """For clients of the remoting protocol."""
+        """The TLS context for remoting clients."""
         if self.tls is None:
             return None
         context = ssl.create_default_context(cafile=self.tls.ca)
@@ -53,26 +53,28 @@ class Target:
         return context
 
     async def name_servers(self) -> list[str]:
-        """Addresses of the NameServers for clients. A NameServer that is being started answers a moment
-        later, and then brokers register with it: they are waited for.
+        """Return the addresses of the NameServers that respond.
 
-        PutRefused (NOT_CONNECTED) if there is none that speaks the remoting protocol.
+        Waits briefly for NameServers to start and for brokers to register. Raises PutRefused (NOT_CONNECTED)
+        if no NameServer responds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(self.timeout, _REGISTRATION_SECONDS)
         while True:
             infos = await self.cluster_infos()
-            found = [info for info in infos.values() if isinstance(info, ClusterInfo)]
-            addresses = [info.remoting_address for info in found if info.remoting_address]
-            if (addresses and any(info.brokers for info in found)) or loop.time() > deadline:
+            found = {name: info for name, info in infos.items() if isinstance(info, ClusterInfo)}
+            if any(info.brokers for info in found.values()) or loop.time() > deadline:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
-        if addresses:
-            return addresses
-        failures = "; ".join(str(info) for info in infos.values() if isinstance(info, BrokerError))
-        mistakes = await self._mistaken_ports(self.namesrv, are_nodes=False) if failures else ""
-        problem = f"no NameServer answers: {failures}" if failures else "no NameServer has remoting_listen"
-        raise PutRefused(Status.NOT_CONNECTED, mistakes or problem)
+            await asyncio.sleep(_POLL_SECONDS)
+        if found:
+            return list(found)
+        raise await self.unreachable(infos)
+
+    async def unreachable(self, infos: Mapping[str, ClusterInfo | BrokerError]) -> PutRefused:
+        """Return the error to report when no NameServer has responded."""
+        failures = "; ".join(str(info) for info in infos.values())
+        mistakes = await self._mistaken_ports(self.namesrv, are_nodes=False)
+        return PutRefused(Status.NOT_CONNECTED, mistakes or f"no NameServer responded: {failures}")
 
     async def _mistaken_ports(self, addresses: Sequence[str], *, are_nodes: bool) -> str:
         found = await mistaken_ports(
@@ -81,13 +83,13 @@ class Target:
         return "; ".join(found)
 
     async def cluster_infos(self) -> Mapping[str, ClusterInfo | BrokerError]:
-        """What each NameServer says."""
+        """Query each NameServer. Return its cluster information, or the error, by address."""
         names = list(self.namesrv) or await self._names_of_nodes()
         async with NameServerClient(names, self.tls) as client:
             return await client.cluster_infos()
 
     async def _names_of_nodes(self) -> list[str]:
-        """NameServers with which the brokers on the nodes register."""
+        """Return the NameServers with which the nodes' brokers register."""
         async with AsyncClient(self.servers, group=self.log_group, session=False, tls=self.tls) as client:
             answers = await client.status(timeout=min(self.timeout, _NODE_SECONDS))
         owners: list[Mapping[str, Any]] = [
@@ -97,7 +99,7 @@ class Target:
         if names:
             return names
         failures = [str(answer) for answer in answers.values() if not isinstance(answer, NodeStatus)]
-        problem = "; ".join(failures) or "their brokers register with no NameServer"
+        problem = "; ".join(failures) or "their brokers do not register with a NameServer"
         mistakes = await self._mistaken_ports(self.servers, are_nodes=True) if failures else ""
         raise PutRefused(Status.NOT_CONNECTED, mistakes or f"{', '.join(self.servers)}: {problem}")
 
@@ -106,3 +108,40 @@ class Target:
         names = await self.name_servers()
         async with Admin(names, options=self.options, tls=self.client_tls) as admin:
             yield admin
+
+
+_SECONDS = 2.0
+
+
+async def mistaken_ports(
+    addresses: Sequence[str],
+    *,
+    are_nodes: bool,
+    tls: TlsFiles | None,
+    remoting_tls: ssl.SSLContext | None,
+) -> list[str]:
+    """Return a hint for each address that belongs to the wrong kind of server.
+
+    `are_nodes`: the addresses are from `--servers`, not from `--namesrv`.
+    """
+    questions = (_mistake(address, are_nodes, tls, remoting_tls) for address in addresses)
+    return [text for text in await asyncio.gather(*questions) if text]
+
+
+async def _mistake(
+    address: str, are_nodes: bool, tls: TlsFiles | None, remoting_tls: ssl.SSLContext | None
+) -> str:
+    port = await remoting_port_at(address, timeout_s=_SECONDS, tls=remoting_tls)
+    if port is RemotingPortKind.BROKER:
+        return f"{address} is a broker's port for RocketMQ clients: pass its `listen` address to --servers"
+    if port is RemotingPortKind.NAME_SERVER:
+        return f"{address} is a NameServer: pass it to --namesrv" if are_nodes else ""
+    if are_nodes:
+        return ""
+    return f"{address} is a node: pass it to --servers" if await _is_node(address, tls) else ""
+
+
+async def _is_node(address: str, tls: TlsFiles | None) -> bool:
+    async with AsyncClient([address], session=False, tls=tls) as client:
+        answers = await client.status(timeout=_SECONDS)
+    return any(isinstance(one, NodeStatus) for one in answers.values())

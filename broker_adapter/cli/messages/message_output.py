@@ -1,4 +1,4 @@
-"""Messages on stdout: lines, or JSON."""
+"""Output of messages on stdout: as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def write_json(out: BinaryIO, message: MessageExt) -> None:
 
 
 def message_to_json(message: MessageExt) -> dict[str, object]:
-    """A body that is UTF-8 is in "body", any other in "body_base64". Times in ms since 1970."""
+    """Return the JSON form of a message.
+
+    A UTF-8 body is in "body"; any other body is in "body_base64". Times are ms since 1970.
+    """
     shown: dict[str, object] = {
         "topic": message.topic,
         "queue": message.queue.queue_id,
@@ -44,6 +47,8 @@ def message_to_json(message: MessageExt) -> dict[str, object]:
 
 
 def give_up_stdout() -> None:
-    """Whoever read has seen enough, as `head` does. Python would complain once more when it flushes at exit,
-    so stdout is pointed to where nothing complains."""
+    """Redirect stdout to the null device after the reader, such as `head`, has closed the pipe.
+
+    Otherwise Python would report an error when it flushes stdout at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

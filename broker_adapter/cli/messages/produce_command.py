@@ -1,18 +1,18 @@
-"""`dledger broker produce`: the lines of a file or of stdin, one message each."""
+"""`dledger broker produce`: send each line of a file or of stdin as a message."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.connect.options import target_options
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.cli.messages.produce_run import ProduceRun, Stored, Tally
 from broker_adapter.client import (
     Message,
     Producer,
@@ -21,25 +21,33 @@ from broker_adapter.client import (
     SendResult,
     select_by_hash,
 )
-from broker_adapter.errors import BrokerError, PutIndeterminate, PutRefused, Status, TopicRefused
-from broker_adapter.format.java_hash import java_hash
-from broker_adapter.format.message import MAX_BODY_BYTES
+from broker_adapter.errors import (
+    BrokerError,
+    IllegalMessage,
+    PutIndeterminate,
+    PutRefused,
+    Status,
+    TopicRefused,
+)
+from broker_adapter.wire.java_hash import java_hash
+from broker_adapter.wire.message import MAX_BODY_BYTES
 from dledger.cli.append_command import open_source
+from dledger.cli.exits import Exit
+from dledger.cli.line_run import ErrorKinds, LineRun, LineTally
 from dledger.cli.line_source import LineBatches
 from dledger.cli.output import human_bytes
 from dledger.cli.progress_line import ProgressLine
-from dledger.platform import Exit
 
 _READ_BYTES = 256 << 10
 _READ_LINES = 4096
 _PAUSE_SECONDS = 0.1
-#: So many queues, or keys, whose lines go beside each other.
-_PLACES = 1024
+#: Number of locks that keep lines of the same queue, or with the same key, in order.
+_LOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRule:
-    """How a line becomes a message."""
+    """How lines are converted into messages."""
 
     topic: str
     tag: str | None = None
@@ -62,45 +70,47 @@ class MessageRule:
 
 
 class LineSender:
-    """Sends lines, and again what was refused for certain, until `timeout` seconds are over. Those of one
-    queue go one after the other."""
+    """Sends lines, preserving their order within a queue.
+
+    A line that was certainly not stored is sent again for up to `timeout` seconds.
+    """
 
     def __init__(self, producer: Producer, rule: MessageRule, timeout: float, *, again: bool) -> None:
-        """`again`: send again what is in doubt, too."""
+        """`again`: also send lines again whose outcome is unknown."""
         self._producer = producer
         self._rule = rule
         self._timeout = timeout
         self._again = again
-        self._places = [asyncio.Lock() for _ in range(_PLACES)]
+        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
         self._turn = -1
 
-    async def send(self, lines: Sequence[bytes]) -> Stored:
+    async def send(self, lines: Sequence[bytes]) -> StoredLines:
         messages = self._rule.messages(lines)
         key = " ".join(messages[0].keys) if self._rule.ordered else ""
         number = self._rule.queue
         if number is None and not key:
             number = await self._next_queue()
         place = java_hash(key) if key else number or 0
-        async with self._places[place % _PLACES]:
-            return await self._until_sent(messages, key, number)
+        async with self._locks[place % _LOCKS]:
+            return await self._send_until_stored(messages, key, number)
 
     async def _next_queue(self) -> int | None:
-        """In turn; None: the first message creates the topic, or is refused."""
+        """Return the next queue, round-robin, or None if the topic has no queues yet."""
         self._turn += 1
         turn = self._turn
         try:
             numbers = sorted({queue.queue_id for queue in await self._producer.queues(self._rule.topic)})
         except BrokerError:
-            return None  # the send says why, if it fails too
+            return None  # if the send fails as well, its error shows the reason
         return numbers[turn % len(numbers)] if numbers else None
 
-    async def _until_sent(self, messages: list[Message], key: str, number: int | None) -> Stored:
+    async def _send_until_stored(self, messages: list[Message], key: str, number: int | None) -> StoredLines:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         while True:
             try:
-                result = await self._once(messages, key, number)
-                return Stored(result.queue.queue_id, result.queue_offset + len(messages) - 1)
+                result = await self._send_once(messages, key, number)
+                return StoredLines(result.queue.queue_id, result.queue_offset + len(messages) - 1)
             except BrokerError as error:
                 if not self._is_repeated(error) or loop.time() + _PAUSE_SECONDS > deadline:
                     raise
@@ -111,7 +121,7 @@ class LineSender:
             return error.status is Status.QUEUE_UNKNOWN  # no master is known yet
         return isinstance(error, PutRefused) or (self._again and isinstance(error, PutIndeterminate))
 
-    async def _once(self, messages: list[Message], key: str, number: int | None) -> SendResult:
+    async def _send_once(self, messages: list[Message], key: str, number: int | None) -> SendResult:
         selector: Selector | None = None
         if number is not None:
             selector = QueueNumber(number)
@@ -124,41 +134,47 @@ class LineSender:
 
 @click.command()
 @target_options
-@click.option("--topic", required=True, help="It is created if it does not exist, unless that is off.")
+@click.option(
+    "--topic", required=True, help="Topic; created if it does not exist, unless automatic creation is off."
+)
 @click.option(
     "--file",
     "path",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     default="-",
     show_default=True,
-    help="The file, - is stdin.",
+    help="Input file; - is stdin.",
 )
-@click.option("--tag", help="Tag of all messages, by which consumers choose.")
-@click.option("--key", "keys", multiple=True, help="A key of all messages, by which they are found.")
-@click.option("--key-field", type=click.IntRange(1), metavar="N", help="The N-th field of a line is its key.")
-@click.option("--separator", help="Between fields.  [default: white space]")
-@click.option("--ordered", is_flag=True, help="Messages with the same key go to the same queue.")
-@click.option("--queue", type=click.IntRange(0), help="All to this queue, in order.  [default: in turn]")
+@click.option("--tag", help="Tag of all messages, for filters of consumers.")
+@click.option("--key", "keys", multiple=True, help="Key of all messages, for queries. Repeatable.")
+@click.option(
+    "--key-field", type=click.IntRange(1), metavar="N", help="Use the N-th field of a line as its key."
+)
+@click.option("--separator", help="Field separator.  [default: white space]")
+@click.option("--ordered", is_flag=True, help="Send messages with the same key to the same queue, in order.")
+@click.option(
+    "--queue", type=click.IntRange(0), help="Send all messages to this queue, in order.  [default: in turn]"
+)
 @click.option(
     "--batch",
     type=click.IntRange(1, 4096),
     default=1,
     show_default=True,
-    help="So many lines at most in one atomic batch, in one queue.",
+    help="Maximum number of lines in one atomic batch, in one queue.",
 )
 @click.option(
     "--max-line-bytes",
     type=click.IntRange(1),
     default=MAX_BODY_BYTES,
     show_default=True,
-    help="A longer line is an error.",
+    help="Maximum length of a line; a longer one is an error.",
 )
 @click.option(
     "--send-again",
     is_flag=True,
-    help="Send again what is in doubt, as when the master dies: lines may then be stored twice.",
+    help="Resend lines whose outcome is unknown, for example after a master crash; they may be stored twice.",
 )
-@click.option("--quiet", is_flag=True, help="No progress, no summary; errors are still shown.")
+@click.option("--quiet", is_flag=True, help="Print no progress and no summary, only errors.")
 def produce(
     target: Target,
     topic: str,
@@ -174,14 +190,16 @@ def produce(
     send_again: bool,
     quiet: bool,
 ) -> None:
-    """Send lines, one message each, and wait until a majority has stored them.
+    """Send each line as a message, and wait until a majority has stored it.
 
-    Reads stdin as a stream, of any length. Lines may hold any bytes; the newline is not stored. Lines of one
-    queue stay in order, one after the other: --batch is faster. A change of the master is waited for; what
-    was under way when its node died is in doubt, and ends the run, unless --send-again is given.
+    Reads stdin as a stream of any length. Lines may contain any bytes; the newline is not stored. Lines of
+    one queue are sent in order, one after the other; --batch is faster. The command waits during a change of
+    the master. If the master crashes, it repeats the lines in flight, which are stored once. Lines without a
+    response are then in doubt, which ends the run unless --send-again is given.
 
-    After the first failure nothing more is read: how many lines were acknowledged, failed and are in doubt
-    is printed, and the exit code is 1 (certainly not stored) or 3 (some may be stored).
+    After the first failure the command stops reading and prints the numbers of lines that were acknowledged,
+    that failed, and that are in doubt. The exit code is 1 (failed lines were not stored) or 3 (some may be
+    stored).
 
     \b
     Examples:
@@ -191,13 +209,20 @@ def produce(
       echo hello | dledger broker produce --topic orders --key A17 --quiet
     """
     if batch > 1 and key_field is not None:
-        raise click.UsageError("the messages of a --batch share their keys: leave out --key-field")
+        raise click.UsageError("all messages of a --batch have the same keys: omit --key-field")
     if ordered and not keys and key_field is None:
-        raise click.UsageError("--ordered needs --key or --key-field")
+        raise click.UsageError("--ordered requires --key or --key-field")
     if ordered and queue is not None:
-        raise click.UsageError("--ordered and --queue exclude each other")
+        raise click.UsageError("--ordered and --queue are mutually exclusive")
     if separator == "":
-        raise click.UsageError("--separator is empty")
+        raise click.UsageError("--separator must not be empty")
+    if blank := [key for key in keys if not key or " " in key]:
+        raise click.UsageError(
+            f"--key {blank[0]!r}: a key must not be empty or contain blanks; to pass several keys, "
+            "repeat --key"
+        )
+    if tag is not None and (tag != tag.strip() or not tag or "||" in tag):
+        raise click.UsageError(f"--tag {tag!r}: consumers cannot select this tag")
     rule = MessageRule(topic, tag, keys, key_field, separator, ordered, queue)
     size = 0 if path == "-" else Path(path).stat().st_size
     batches = LineBatches(
@@ -215,7 +240,7 @@ async def _produce(
     lines_per_send: int,
     send_again: bool,
     progress: ProgressLine,
-) -> Tally:
+) -> ProduceTally:
     names = await target.name_servers()
     async with Producer("dledger-produce", names, options=target.options, tls=target.client_tls) as producer:
         sender = LineSender(producer, rule, target.timeout, again=send_again)
@@ -232,23 +257,23 @@ async def _produce(
             raise
 
 
-def _describe(tally: Tally) -> str:
+def _describe(tally: ProduceTally) -> str:
     return f"{tally.acknowledged} messages, {tally.acknowledged / tally.seconds:.0f}/s"
 
 
-def _finish(tally: Tally, topic: str, quiet: bool) -> None:
+def _finish(tally: ProduceTally, topic: str, quiet: bool) -> None:
     if not quiet or tally.error is not None:
         _print_summary(tally, topic)
     if tally.error is None:
         return
     click.echo(error_line(tally.error), err=True)
-    click.echo(f"the first line concerned is line {tally.error_line}", err=True)
-    # In doubt outweighs failed: a script that tries again must know.
+    click.echo(f"the first affected line is line {tally.error_line}", err=True)
+    # Lines in doubt take precedence over failures, because they matter to a script that retries.
     code = Exit.INDETERMINATE if tally.indeterminate else exit_code_of(tally.error)
     raise click.exceptions.Exit(code)
 
 
-def _print_summary(tally: Tally, topic: str) -> None:
+def _print_summary(tally: ProduceTally, topic: str) -> None:
     parts = [f"{tally.acknowledged} lines acknowledged"]
     if tally.failed:
         parts.append(f"{tally.failed} failed")
@@ -264,3 +289,61 @@ def _print_summary(tally: Tally, topic: str) -> None:
         ends = ", ".join(f"{queue}: {offset}" for queue, offset in sorted(tally.last_offsets.items()))
         text += f"; last offsets in {topic}: {ends}"
     click.echo(text, err=True)
+
+
+#: Maximum number and total bytes of concurrent sends. Both are below the limits of the producer.
+MAX_SENDS = 1024
+MAX_BYTES = 32 << 20
+
+
+class StoredLines(NamedTuple):
+    """The positions at which lines were stored, which are consecutive in one queue."""
+
+    queue_id: int
+    last_offset: int
+
+
+#: Sends lines as one atomic batch, in the order of the calls.
+Send = Callable[[Sequence[bytes]], Awaitable[StoredLines]]
+
+
+@dataclass(slots=True)
+class ProduceTally(LineTally[StoredLines, BrokerError]):
+    """A tally that also records the highest acknowledged offset of each queue."""
+
+    last_offsets: dict[int, int] = field(default_factory=dict)
+
+    def place(self, stored: StoredLines) -> None:
+        last = self.last_offsets.get(stored.queue_id, -1)
+        self.last_offsets[stored.queue_id] = max(last, stored.last_offset)
+
+
+_ERRORS: ErrorKinds[BrokerError] = ErrorKinds(
+    caught=BrokerError,
+    indeterminate=PutIndeterminate,
+    interrupted=lambda: PutIndeterminate(Status.OUTCOME_UNKNOWN, "interrupted before the response arrived"),
+    too_long=lambda text: IllegalMessage(Status.BODY_TOO_LARGE, text),
+)
+
+
+class ProduceRun(LineRun[ProduceTally, StoredLines, BrokerError]):
+    """Sends `batches` once, with `lines_per_send` lines per request."""
+
+    def __init__(
+        self,
+        send: Send,
+        batches: LineBatches,
+        *,
+        lines_per_send: int = 1,
+        on_progress: Callable[[ProduceTally], None] | None = None,
+    ) -> None:
+        super().__init__(
+            send,
+            batches,
+            ProduceTally(),
+            _ERRORS,
+            max_sends=MAX_SENDS,
+            max_bytes=MAX_BYTES,
+            lines_per_send=lines_per_send,
+            on_progress=on_progress,
+        )

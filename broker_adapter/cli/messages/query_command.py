@@ -1,4 +1,4 @@
-"""`dledger broker query`: single messages by key, id or offset."""
+"""`dledger broker query`: find messages by key, id or offset."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ import sys
 
 import click
 
-from broker_adapter.cli.connect.options import ask_broker, moment, shown_time, target_options
+from broker_adapter.cli.connect.options import call_broker, moment, shown_time, target_options
 from broker_adapter.cli.connect.target import Target
 from broker_adapter.cli.messages.message_output import write_json
+from broker_adapter.cli.messages.queue_choice import choose_queues
 from broker_adapter.client import Admin, MessageExt, PullConsumer, PullStatus
-from broker_adapter.errors import ReadFailed, Status, TopicRefused
+from broker_adapter.errors import BrokerError, ReadFailed, Status, error_for
 
 _LAST_MS = (1 << 63) - 1
 
 
 @click.command()
 @target_options
-@click.option("--topic", help="Of the message; only an offset id leads there without.")
-@click.option("--key", help="One of the keys of the messages.")
-@click.option("--id", "message_id", help="A message id of the producer's (with --topic), or an offset id.")
-@click.option("--offset", type=click.IntRange(0), help="Of the message in its --queue.")
-@click.option("--queue", type=click.IntRange(0), help="With --offset.")
+@click.option("--topic", help="Topic of the message; optional for an offset id.")
+@click.option("--key", help="A key of the messages.")
+@click.option("--id", "message_id", help="A producer's message id (with --topic), or an offset id.")
+@click.option("--offset", type=click.IntRange(0), help="Offset of the message in its --queue.")
+@click.option("--queue", type=click.IntRange(0), help="Queue of the message, with --offset.")
 @click.option(
-    "--begin", callback=moment, metavar="TIME", default="0", help="With --key: only messages stored since."
+    "--begin",
+    callback=moment,
+    metavar="TIME",
+    default="0",
+    help="With --key: only messages stored at or after this time.",
 )
-@click.option("--end", callback=moment, metavar="TIME", help="With --key: only messages stored until then.")
+@click.option(
+    "--end", callback=moment, metavar="TIME", help="With --key: only messages stored at or before this time."
+)
 @click.option(
     "--count",
     type=click.IntRange(1, 1024),
     default=32,
     show_default=True,
-    help="With --key: at most so many.",
+    help="With --key: maximum number of messages.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object per line.")
 def query(
     target: Target,
     topic: str | None,
@@ -47,9 +54,9 @@ def query(
     count: int,
     as_json: bool,
 ) -> None:
-    """Find messages by key, by id, or by queue and offset; the newest first.
+    """Find messages by key, by id, or by queue and offset, newest first.
 
-    Exits with 1 if there is none.
+    Exits with 1 if no message is found.
 
     \b
     Examples:
@@ -59,13 +66,13 @@ def query(
       dledger broker query --topic orders --queue 2 --offset 1500
     """
     if sum(given is not None for given in (key, message_id, offset)) != 1:
-        raise click.UsageError("give one of --key, --id and --offset")
+        raise click.UsageError("exactly one of --key, --id and --offset is required")
     if topic is None and message_id is None:
-        raise click.UsageError("give --topic too")
+        raise click.UsageError("--topic is required")
     if (queue is None) != (offset is None):
-        raise click.UsageError("--queue and --offset go together")
+        raise click.UsageError("--queue and --offset must be passed together")
 
-    async def ask(admin: Admin) -> list[MessageExt]:
+    async def find_messages(admin: Admin) -> list[MessageExt]:
         if message_id is not None:
             return await _by_id(admin, topic, message_id)
         assert topic is not None and key is not None
@@ -77,9 +84,11 @@ def query(
         assert topic is not None and queue is not None
         found = [_by_offset(target, topic, queue, offset)]
     else:
-        found = ask_broker(target, ask)
+        found = call_broker(target, find_messages)
     if not found:
-        raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message of {topic} has the key {key or message_id!r}")
+        raise ReadFailed(
+            Status.MESSAGE_NOT_FOUND, f"topic {topic} has no message with the key {key or message_id!r}"
+        )
     for message in found:
         if as_json:
             write_json(sys.stdout.buffer, message)
@@ -89,10 +98,19 @@ def query(
 
 
 async def _by_id(admin: Admin, topic: str | None, message_id: str) -> list[MessageExt]:
-    """Both kinds of id look alike: in a topic it is first taken for the producer's."""
+    """Return the message with an id.
+
+    Producers' ids and brokers' ids look alike. If a topic is given, the id is first tried as a producer's id.
+    """
     if topic is not None and (found := await admin.query(topic, message_id, is_unique=True)):
         return found
-    return [await admin.view_message(message_id)]
+    try:
+        return [await admin.view_message(message_id)]
+    except BrokerError as error:
+        if topic is not None:
+            raise
+        text = f"{error.message}; if {message_id} is the message id of a producer, pass --topic"
+        raise error_for(error.status, text) from None
 
 
 def _by_offset(target: Target, topic: str, queue: int, offset: int) -> MessageExt:
@@ -101,9 +119,7 @@ def _by_offset(target: Target, topic: str, queue: int, offset: int) -> MessageEx
         async with PullConsumer(
             "dledger-query", names, options=target.options, tls=target.client_tls
         ) as consumer:
-            found = [one for one in await consumer.queues(topic) if one.queue_id == queue]
-            if not found:
-                raise TopicRefused(Status.QUEUE_UNKNOWN, f"{topic} has no queue {queue}")
+            found = choose_queues(topic, await consumer.queues(topic), queue)
             batch = await consumer.pull(found[0], offset, max_messages=1)
         if batch.status is not PullStatus.FOUND:
             text = f"{topic} has no message {offset} in queue {queue}, which has {batch.min_offset} to "

@@ -1,1 +1,1 @@
-"""What the client decides, and its bytes: values in, values out, nothing that waits."""
+"""Decisions and encodings of the client: pure functions and values without I/O."""

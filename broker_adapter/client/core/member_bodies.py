@@ -1,4 +1,4 @@
-"""What a member of a group answers to administrators, as RocketMQ's clients say it. Pure."""
+"""Responses of a group member to administrators, in the format of RocketMQ's clients. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from broker_adapter.client.core.process_queue import Cached
+from broker_adapter.client.core.process_queue import CachedMessages
 from broker_adapter.client.core.subscription import Subscription
 from broker_adapter.client.core.values import MessageQueue
 
 
 class QueueInfo(NamedTuple):
-    """Of a queue that the member has. Times: ms since 1970, 0 if there is none."""
+    """The state of a queue that is assigned to the member. Times are in ms since 1970; 0 means never."""
 
-    cached: Cached
+    cached: CachedMessages
     commit_offset: int
     is_locked: bool
     locked_ms: int
@@ -27,20 +27,21 @@ def running_info(
     subscriptions: Iterable[Subscription],
     queues: Mapping[MessageQueue, QueueInfo],
 ) -> bytes:
-    """RocketMQ's ConsumerRunningInfo. Rates and times of listeners are not counted: its table of them is
-    empty."""
+    """Encode RocketMQ's ConsumerRunningInfo. Its status table of rates and times is empty, because this
+    client does not measure them.
+    """
     rows = (f"{_dump(_queue(queue))}:{_dump(_process_queue(info))}" for queue, info in queues.items())
     rest = {
         "properties": dict(properties),
         "statusTable": {},
         "subscriptionSet": [one.to_json() for one in subscriptions],
     }
-    # RocketMQ's JSON has objects for names here.
+    # The keys of these JSON objects are objects in RocketMQ.
     return f'{{"mqTable":{{{",".join(rows)}}},{_dump(rest)[1:]}'.encode()
 
 
 def consumed_directly(result: str, *, is_ordered: bool, spent_ms: int, remark: str | None = None) -> bytes:
-    """RocketMQ's ConsumeMessageDirectlyResult."""
+    """Encode RocketMQ's ConsumeMessageDirectlyResult."""
     return _dump(
         {
             "autoCommit": True,

@@ -1,6 +1,7 @@
-"""What an answer that is no success means: which error of ours, and whether something may have been done.
+"""Maps error responses to exceptions, which show whether the request may have been executed.
 
-Our own servers put number and name of their error in front of the remark; others say a response code only.
+In responses from servers of this project, the remark starts with the number and name of the error. Other
+servers send only a response code.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import re
 from typing import Final
 
 from broker_adapter.errors import (
-    RESPONSE_CODE,
     BrokerError,
     PutIndeterminate,
     PutRefused,
@@ -34,19 +34,25 @@ _OF_CODE: Final = {
     ResponseCode.QUERY_NOT_FOUND: Status.MESSAGE_NOT_FOUND,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Status.GROUP_UNKNOWN,
 }
-#: A DLedger group of RocketMQ says so when the message is in its log and the majority has not answered in
-#: time (older brokers), or when too much is pending.
+#: A DLedger group of RocketMQ sends this code if the message is in its log but a majority has not
+#: acknowledged it in time (older brokers), or if too many messages are pending.
 _MAYBE_STORED = "[PC_SYNCHRONIZED]"
 
 
 def error_of(answer: RemotingCommand, where: str) -> BrokerError:
-    """Of any request but sends. An error without a meaning of its own is REQUEST_FAILED."""
+    """Return the error for a response to any request except a send.
+
+    Codes without a mapping become REQUEST_FAILED.
+    """
     status = _own_status(answer) or _OF_CODE.get(answer.code, Status.REQUEST_FAILED)
     return error_for(status, _text(answer, where))
 
 
 def send_error(answer: RemotingCommand, where: str) -> BrokerError:
-    """Of a send. What no code says to be refused may be stored: OUTCOME_UNKNOWN."""
+    """Return the error for a response to a send.
+
+    The error is OUTCOME_UNKNOWN unless the code means that the message was not stored.
+    """
     own = _own_status(answer)
     if own is None and _MAYBE_STORED in (answer.remark or ""):
         own = Status.OUTCOME_UNKNOWN
@@ -59,16 +65,16 @@ def send_error(answer: RemotingCommand, where: str) -> BrokerError:
 
 
 def retries_elsewhere(error: BrokerError) -> bool:
-    """Whether another broker may take what this one did not. The message itself is not wrong."""
+    """Return True if another broker might accept the message."""
     return isinstance(error, PutRefused | PutIndeterminate | TopicRefused | RemotingRefused)
 
 
 def _own_status(answer: RemotingCommand) -> Status | None:
-    found = _OWN.match(answer.remark or "")
-    if found is None or found[2] not in Status.__members__:
+    match = _OWN.match(answer.remark or "")
+    if match is None or match[2] not in Status.__members__:
         return None
-    status = Status[found[2]]
-    is_ours = int(found[1]) == status and RESPONSE_CODE[status] == answer.code
+    status = Status[match[2]]
+    is_ours = int(match[1]) == status and status.response_code == answer.code
     return status if is_ours else None
 
 

@@ -1,4 +1,4 @@
-"""Messages of one queue that were pulled and not yet consumed, and the offset that may be committed. Pure."""
+"""The messages of one queue that have been pulled but not consumed, and the offset to commit. No I/O."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from broker_adapter.client.core.values import MessageExt
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """Of one queue. Nothing more is pulled above one of them (RocketMQ's pullThresholdFor...)."""
+    """Limits of one queue. Pulling pauses above any limit (RocketMQ's pullThresholdFor...)."""
 
     messages: int = 1000
     size: int = 100 << 20  # bytes
     span: int = 2000  # between the first and the last offset in memory
 
 
-class Cached(NamedTuple):
-    """What is in memory of a queue. `first`, `last`: offsets, 0 if there is nothing; `size`: bytes."""
+class CachedMessages(NamedTuple):
+    """The messages of a queue in memory.
+
+    `first`, `last`: offsets, 0 if there are no messages. `size`: bytes.
+    """
 
     messages: int
     first: int
@@ -29,29 +32,30 @@ class Cached(NamedTuple):
 
 
 class ProcessQueue:
-    """`add` what was pulled, `take` what is to be consumed, `done` with it. Offsets grow."""
+    """Call `add` after a pull, `take_messages` before consuming messages, and `done` after it."""
 
-    def __init__(self, begin: int) -> None:
-        """`begin`: the group's offset."""
+    def __init__(self, start: int) -> None:
+        """`start`: the group's offset."""
         self._waiting: deque[MessageExt] = deque()
-        self._sizes: dict[int, int] = {}  # offset -> bytes, of all in memory, in their order
+        self._sizes: dict[int, int] = {}  # bytes by offset, for all messages in memory, in offset order
         self._size = 0
-        self._next = begin
-        self._committed = begin
-        #: Another member has the queue now, or the consumer ends: nothing of it is committed any more.
+        self._next = start
+        self._committed = start
+        #: True if another member owns the queue or the consumer is closing. No further offset is committed
+        #: then.
         self.is_dropped = False
 
     def __len__(self) -> int:
-        """Messages in memory, those that are being consumed included."""
+        """The number of messages in memory, including those being consumed."""
         return len(self._sizes)
 
     @property
     def next_offset(self) -> int:
-        """To be pulled."""
+        """The next offset to pull."""
         return self._next
 
     def add(self, messages: Iterable[MessageExt], next_offset: int) -> None:
-        """What a pull has brought. Messages that are known already, or done, are left out."""
+        """Add the messages of a pull, except those that are already in memory or consumed."""
         for message in messages:
             if message.queue_offset >= self._next:
                 self._waiting.append(message)
@@ -61,17 +65,20 @@ class ProcessQueue:
         self._next = max(self._next, next_offset)
 
     def move_to(self, offset: int) -> None:
-        """The broker has no messages before this offset, or fewer than was believed: go on there."""
+        """Continue at an offset that the broker returned.
+
+        For example, the broker has no messages before this offset, or the group was reset to it.
+        """
         self._next = offset
         if not self._sizes:
             self._committed = min(self._committed, offset)
 
-    def take(self, most: int) -> list[MessageExt]:
-        """The next messages to be consumed. They stay in memory until they are `done`."""
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+    def take_messages(self, limit: int) -> list[MessageExt]:
+        """Return the next messages to consume. They remain in memory until they are passed to `done`."""
+        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
 
     def put_back(self, messages: Sequence[MessageExt]) -> None:
-        """Messages that were taken, to be taken again in their order."""
+        """Put taken messages back to the front of the queue, in order."""
         self._waiting.extendleft(reversed(messages))
 
     def done(self, messages: Iterable[MessageExt]) -> None:
@@ -88,17 +95,19 @@ class ProcessQueue:
         return bool(self._sizes) and self._next - next(iter(self._sizes)) > limits.span
 
     @property
-    def cached(self) -> Cached:
+    def cached(self) -> CachedMessages:
         first, last = next(iter(self._sizes), 0), next(reversed(self._sizes), 0)
-        return Cached(len(self._sizes), first, last, self._size)
+        return CachedMessages(len(self._sizes), first, last, self._size)
 
     @property
     def offset(self) -> int:
-        """That may be committed: everything before it is done."""
+        """The offset that may be committed. All messages before it are consumed."""
         return next(iter(self._sizes), self._next)
 
     def to_commit(self) -> int | None:
-        """None: it was committed already, or the queue is another member's."""
+        """Return the offset to commit, or None if it is already committed or the queue belongs to another
+        member.
+        """
         return None if self.is_dropped or self.offset == self._committed else self.offset
 
     def committed(self, offset: int) -> None:

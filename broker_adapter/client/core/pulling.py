@@ -1,4 +1,4 @@
-"""Pulls: what is asked, and what the answer says. Pure."""
+"""Pull requests and responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from broker_adapter.client.core.outcomes import error_of
 from broker_adapter.client.core.requests import number
 from broker_adapter.client.core.subscription import Subscription
-from broker_adapter.client.core.values import MessageExt, MessageQueue, first_messages
+from broker_adapter.client.core.values import MessageExt, MessageQueue, Steps, first_messages
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 
@@ -18,7 +18,7 @@ _SUBSCRIPTION: Final = 4
 
 
 class PullStatus(IntEnum):
-    """By RocketMQ's response codes."""
+    """The outcome of a pull, with RocketMQ's response code."""
 
     FOUND = 0
     NO_NEW_MSG = 19
@@ -28,8 +28,10 @@ class PullStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`next_offset`: where to go on. `suggested_broker`: the id of who should be asked next; 0 is the
-    master."""
+    """The result of a pull.
+
+    `next_offset`: offset of the next pull. `suggested_broker`: broker id for the next pull; 0 is the master.
+    """
 
     status: PullStatus
     messages: tuple[MessageExt, ...]
@@ -40,34 +42,46 @@ class PullResult:
 
 
 def pull_request(
-    group: str, queue: MessageQueue, offset: int, subscription: Subscription, *, most: int, wait_s: float
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    subscription: Subscription,
+    *,
+    max_messages: int,
+    wait_s: float,
 ) -> RemotingCommand:
-    """PULL_MESSAGE. `wait_s`: how long the broker waits for a message if there is none."""
+    """Build PULL_MESSAGE. `wait_s`: how long the broker waits if no message is available."""
     fields = {
         "consumerGroup": group,
         "topic": queue.topic,
         "queueId": str(queue.queue_id),
         "queueOffset": str(offset),
-        "maxMsgNums": str(most),
+        "maxMsgNums": str(max_messages),
         "sysFlag": str(_SUBSCRIPTION | (_SUSPEND if wait_s > 0 else 0)),
         "commitOffset": "0",
         "suspendTimeoutMillis": str(round(wait_s * 1000)),
-        "subscription": subscription.expression,
+        "subscription": subscription.text,
         "subVersion": str(subscription.version),
-        "expressionType": "TAG",
+        "expressionType": subscription.kind,
         "brokerName": queue.broker_name,
     }
     return RemotingCommand(RequestCode.PULL_MESSAGE, fields)
 
 
-def pull_result(answer: RemotingCommand, queue: MessageQueue, subscription: Subscription) -> PullResult:
-    """BrokerError for an answer that is none to a pull; StoredDataDamaged as from `decode_messages`."""
+def pull_result(
+    answer: RemotingCommand, queue: MessageQueue, subscription: Subscription, max_messages: int
+) -> Steps[PullResult]:
+    """Decode the response to a pull.
+
+    Raises BrokerError for an error response, and StoredDataDamaged under the same conditions as
+    `first_messages`.
+    """
     if answer.code not in PullStatus.__members__.values():
         raise error_of(answer, f"pull of {queue}")
     messages: list[MessageExt] = []
     next_offset = number(answer, "nextBeginOffset")
     if answer.code == PullStatus.FOUND:
-        messages, is_all = first_messages(answer.body, queue.broker_name)
+        messages, is_all = yield from first_messages(answer.body, queue.broker_name, max_messages)
         if not is_all:
             next_offset = min(next_offset, messages[-1].queue_offset + 1)
     return PullResult(

@@ -1,6 +1,7 @@
-"""Which queues of a topic a member of a group has. Pure; RocketMQ's AllocateMessageQueueStrategy.
+"""Assignment of a topic's queues to group members (RocketMQ's AllocateMessageQueueStrategy). Pure functions.
 
-All members compute it for themselves, so they must see the same queues and members, in the same order.
+Each member computes the assignment itself, so all members must pass the same queues and members in the same
+order.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import TypeAlias
 
 from broker_adapter.client.core.values import MessageQueue
 
-#: Queues, members, the id of the member that asks -> its queues.
+#: Maps (queues, member ids, own id) to the own queues.
 AllocateStrategy: TypeAlias = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 
 def allocate_averagely(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Neighbouring queues for each member; the first members have one more if they do not divide evenly."""
+    """Assign a range of consecutive queues to each member.
+
+    If the queues do not divide evenly, the first members get one more.
+    """
     ordered, ranks = sorted(queues), sorted(set(members))
     if me not in ranks:
         return []
@@ -28,6 +32,6 @@ def allocate_averagely(queues: Sequence[MessageQueue], members: Sequence[str], m
 def allocate_averagely_by_circle(
     queues: Sequence[MessageQueue], members: Sequence[str], me: str
 ) -> list[MessageQueue]:
-    """Queues by turns, so that each member has queues of all brokers."""
+    """Assign queues to members in turn, so that each member gets queues from all brokers."""
     ordered, ranks = sorted(queues), sorted(set(members))
     return ordered[ranks.index(me) :: len(ranks)] if me in ranks else []

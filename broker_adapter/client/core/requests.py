@@ -1,34 +1,37 @@
-"""Requests with the fields that RocketMQ's request headers have, and what their answers say. Pure."""
+"""Requests with the fields of RocketMQ's request headers, and the decoding of responses. Pure functions."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from broker_adapter.api import TopicConfig
 from broker_adapter.client.core.values import MessageQueue
 from broker_adapter.errors import FrameRefused, IllegalMessage, Status
-from broker_adapter.format.properties import (
+from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire.longs import long_of
+from broker_adapter.wire.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
     encode_properties,
     join_properties,
 )
-from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
-from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.longs import long_of
 
-#: The topic whose route new topics get.
+#: The topic whose route is used for topics that do not exist yet.
 DEFAULT_TOPIC: Final = "TBW102"
-#: The property of an answer to a message, and its value: such a message is not stored.
+#: The property that marks a reply, and its value. Replies are not stored.
 MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY: Final = "reply"
 _BATCH_ITEM = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
+_NO_CHANGES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class OutgoingMessage(NamedTuple):
-    """What a send request carries. `count`: messages in the body."""
+class EncodedMessage(NamedTuple):
+    """The contents of a send request."""
 
     body: bytes
     properties: str
@@ -39,9 +42,9 @@ class OutgoingMessage(NamedTuple):
 
 
 def send_message(
-    group: str, queue: MessageQueue, message: OutgoingMessage, born_ms: int, *, default_topic_queues: int
+    group: str, queue: MessageQueue, message: EncodedMessage, born_ms: int, *, default_topic_queues: int
 ) -> RemotingCommand:
-    """SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE: fields have names of one letter."""
+    """Build SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE, whose fields have single-letter names."""
     fields = {
         "a": group,
         "b": queue.topic,
@@ -64,8 +67,9 @@ def send_message(
 
 
 def batch_body(messages: Iterable[tuple[bytes, Mapping[str, str], int]]) -> bytes:
-    """(body, properties, flag) of each message, as SEND_BATCH_MESSAGE has them. IllegalMessage as from
-    `join_properties`."""
+    """Encode the body, properties and flag of each message for SEND_BATCH_MESSAGE. Raises the errors of
+    `join_properties`.
+    """
     parts = []
     for body, properties, flag in messages:
         raw = encode_properties(join_properties(properties))
@@ -75,30 +79,40 @@ def batch_body(messages: Iterable[tuple[bytes, Mapping[str, str], int]]) -> byte
 
 
 def create_topic(
-    topic: str, *, read_queues: int, write_queues: int, permission: int, attributes: Mapping[str, str]
+    config: TopicConfig, attributes: Mapping[str, str] = _NO_CHANGES, *, is_forced: bool = False
 ) -> RemotingCommand:
-    """UPDATE_AND_CREATE_TOPIC. `attributes`: as mqadmin names them, e.g. {"+message.type": "FIFO"}."""
+    """Build UPDATE_AND_CREATE_TOPIC.
+
+    `attributes`: changes in mqadmin's syntax. {"+message.type": "FIFO"} sets an attribute, {"-message.type":
+    ""} removes it. The attributes of `config` are not sent. `is_forced`: hide queues even if they contain
+    messages.
+    """
     fields = {
-        "topic": topic,
+        "topic": config.name,
         "defaultTopic": DEFAULT_TOPIC,
-        "readQueueNums": str(read_queues),
-        "writeQueueNums": str(write_queues),
-        "perm": str(permission),
+        "readQueueNums": str(config.read_queues),
+        "writeQueueNums": str(config.write_queues),
+        "perm": str(config.perm),
         "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
+        "topicSysFlag": str(config.sys_flag),
+        "order": _bool(config.order),
     }
     if attributes:
-        fields["attributes"] = ",".join(f"{name}={value}" for name, value in attributes.items())
+        parts = (name if name.startswith("-") else f"{name}={value}" for name, value in attributes.items())
+        fields["attributes"] = ",".join(parts)
+    if is_forced:
+        fields["force"] = "true"
     return RemotingCommand(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
 
 
-def query(topic: str, key: str, *, most: int, begin_ms: int, end_ms: int, is_unique: bool) -> RemotingCommand:
-    """QUERY_MESSAGE. `is_unique`: by the producer's id, of which there is one."""
+def query(
+    topic: str, key: str, *, max_messages: int, begin_ms: int, end_ms: int, is_unique: bool
+) -> RemotingCommand:
+    """Build QUERY_MESSAGE. `is_unique`: the key is a producer's message id, which only one message has."""
     fields = {
         "topic": topic,
         "key": key,
-        "maxNum": str(most),
+        "maxNum": str(max_messages),
         "beginTimestamp": str(begin_ms),
         "endTimestamp": str(end_ms),
         "_UNIQUE_KEY_QUERY": _bool(is_unique),
@@ -106,8 +120,12 @@ def query(topic: str, key: str, *, most: int, begin_ms: int, end_ms: int, is_uni
     return RemotingCommand(RequestCode.QUERY_MESSAGE, fields)
 
 
-def reset_offset(group: str, queue: MessageQueue, offset: int) -> RemotingCommand:
-    """INVOKE_BROKER_TO_RESET_OFFSET of one queue: brokers of RocketMQ 5 take it so, older ones do not."""
+def reset_offset(group: str, queue: MessageQueue, offset: int, *, is_import: bool = False) -> RemotingCommand:
+    """Build INVOKE_BROKER_TO_RESET_OFFSET for one queue. RocketMQ brokers before version 5 do not support
+    this form.
+
+    `is_import`: the offset is from another cluster. Only brokers of this project know this field.
+    """
     fields = {
         "topic": queue.topic,
         "group": group,
@@ -116,38 +134,47 @@ def reset_offset(group: str, queue: MessageQueue, offset: int) -> RemotingComman
         "queueId": str(queue.queue_id),
         "offset": str(offset),
     }
+    if is_import:
+        fields["isImport"] = "true"
     return RemotingCommand(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
 
 
 def route_of(topic: str) -> RemotingCommand:
-    """NameServers of ours tell of the next change of the route, too; others pass over that."""
+    """Build a route request.
+
+    NameServers of this project later notify the client of the next change to the route; other NameServers
+    ignore the field.
+    """
     fields = {"topic": topic, "acceptStandardJsonOnly": "true", WATCH_ROUTE: "true"}
     return RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
 
 
 def of_queue(code: RequestCode, queue: MessageQueue, **more: str) -> RemotingCommand:
-    """A request about one queue."""
+    """Build a request that concerns one queue."""
     fields = {"topic": queue.topic, "queueId": str(queue.queue_id), "brokerName": queue.broker_name}
     return RemotingCommand(code, {**fields, **more})
 
 
 def number(answer: RemotingCommand, name: str, default: int | None = None) -> int:
-    """A field of an answer. FrameRefused (FRAME_INVALID) if it is no number, or is missing without
-    `default`."""
+    """Return a numeric field of a response.
+
+    Raises FrameRefused (FRAME_INVALID) if the field is not a number, or if it is missing and `default` is
+    None.
+    """
     if default is not None and name not in answer.fields:
         return default
-    found = long_of(text := answer.fields.get(name, ""))
-    if found is None:
-        raise FrameRefused(f"an answer without a number {name}: {text[:50]!r}")
-    return found
+    value = long_of(text := answer.fields.get(name, ""))
+    if value is None:
+        raise FrameRefused(f"the response field {name} is not a number: {text[:50]!r}")
+    return value
 
 
 def check_body(size: int, limit: int, least: int = 1) -> None:
-    """IllegalMessage (BODY_TOO_LARGE, REQUEST_MALFORMED)."""
+    """Check the size of a body. Raises IllegalMessage: BODY_TOO_LARGE, REQUEST_MALFORMED."""
     if size < least:
-        raise IllegalMessage(Status.REQUEST_MALFORMED, "an empty body")
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "the body is empty")
     if size > limit:
-        raise IllegalMessage(Status.BODY_TOO_LARGE, f"a body of {size} bytes; {limit} may be")
+        raise IllegalMessage(Status.BODY_TOO_LARGE, f"the body is {size} bytes long; the limit is {limit}")
 
 
 def _bool(value: bool) -> str:

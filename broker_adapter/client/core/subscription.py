@@ -1,53 +1,83 @@
-"""Which messages of a topic a consumer wants: an expression of tags. Pure."""
+"""The message filter of a consumer: tags, or an SQL92 condition. No I/O."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from broker_adapter.client.core.values import MessageExt
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.format.java_hash import java_hash
+from broker_adapter.wire.java_hash import java_hash
 
 ALL: Final = "*"
+TAG, SQL92 = "TAG", "SQL92"
 _MAX_TAGS = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """An SQL92 condition on properties of messages, such as `price > 10 AND region = 'west'`.
+
+    The broker evaluates it (RocketMQ: `enablePropertyFilter`).
+    """
+
+    condition: str
+
+
+#: `*`, tags separated by `||`, or an SQL condition.
+Expression: TypeAlias = str | SqlFilter
+
+
+@dataclass(frozen=True, slots=True)
 class Subscription:
-    """`expression`: `*`, or tags with `||` between them. `version`: ms since 1970, brokers keep
-    the newest."""
+    """A topic and its filter. `version`: ms since 1970; brokers keep the newest."""
 
     topic: str
-    expression: str = ALL
+    expression: Expression = ALL
     version: int = 0
 
     def __post_init__(self) -> None:
-        """IllegalMessage (REQUEST_MALFORMED) for an expression without tags or with too many."""
-        if self.expression != ALL and not 0 < len(self.tags) <= _MAX_TAGS:
+        """Validate the expression.
+
+        Raises IllegalMessage (REQUEST_MALFORMED) if it has no tags or too many, or if the SQL condition is
+        empty.
+        """
+        if self.kind == SQL92:
+            if not self.text.strip():
+                raise IllegalMessage(Status.REQUEST_MALFORMED, "the SQL condition is empty")
+        elif self.expression != ALL and not 0 < len(self.tags) <= _MAX_TAGS:
             raise IllegalMessage(
                 Status.REQUEST_MALFORMED,
-                f"{self.expression[:100]!r} is neither * nor tags with ||",
+                f"the expression {self.text[:100]!r} is neither * nor a list of tags separated by ||",
             )
 
     @property
+    def kind(self) -> str:
+        """RocketMQ's ExpressionType."""
+        return SQL92 if isinstance(self.expression, SqlFilter) else TAG
+
+    @property
+    def text(self) -> str:
+        return self.expression.condition if isinstance(self.expression, SqlFilter) else self.expression
+
+    @property
     def tags(self) -> tuple[str, ...]:
-        """Empty: all."""
-        if self.expression == ALL:
+        """The tags of the filter. Empty: the client accepts all messages that the broker sends."""
+        if self.expression == ALL or self.kind == SQL92:
             return ()
-        return tuple(tag for part in self.expression.split("||") if (tag := part.strip()))
+        return tuple(tag for part in self.text.split("||") if (tag := part.strip()))
 
     def wants(self, message: MessageExt) -> bool:
-        """Brokers compare hashes of tags only."""
-        return self.expression == ALL or message.tags in self.tags
+        """Return True if the message matches. Needed because brokers compare only hashes of tags."""
+        return not self.tags or message.tags in self.tags
 
     def to_json(self) -> dict[str, object]:
-        """RocketMQ's SubscriptionData."""
+        """Encode RocketMQ's SubscriptionData."""
         return {
             "classFilterMode": False,
             "codeSet": [java_hash(tag) for tag in self.tags],
-            "expressionType": "TAG",
-            "subString": self.expression,
+            "expressionType": self.kind,
+            "subString": self.text,
             "subVersion": self.version,
             "tagsSet": list(self.tags),
             "topic": self.topic,

@@ -1,24 +1,27 @@
-"""Messages, queues and results, by the names that RocketMQ's clients give them."""
+"""Messages, queues and results, under the names of RocketMQ's clients."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
-from broker_adapter.format import message as record
-from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
+from broker_adapter.wire import message as record
+from broker_adapter.wire.properties import KEYS, TAGS, UNIQ_KEY, split_properties
+from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
+
+T = TypeVar("T")
 
 DELAY: Final = "DELAY"
 WAIT: Final = "WAIT"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 MAX_DELAY_LEVEL: Final = 18
-#: The client or the broker sets these; programs that set them would be misunderstood.
+KEY_SEPARATOR: Final = " "
+#: Properties that only the client or the broker may set. From a program, they would be misinterpreted.
 SYSTEM_PROPERTIES: Final = frozenset(
     {
         *(KEYS, TAGS, UNIQ_KEY, DELAY, WAIT, RETRY_TOPIC, "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP"),
@@ -27,12 +30,19 @@ SYSTEM_PROPERTIES: Final = frozenset(
     }
 )
 _MAX_INFLATED: Final = MAX_FRAME
-#: Of all messages of one answer: a few bytes may inflate to a thousand times as many.
-_MAX_INFLATED_IN_ALL: Final = 64 << 20
+#: A step of decoding, which takes 1 to 4 ms: bytes of bodies and properties, plus a number per message.
+_STEP_BYTES: Final = 64 << 10
+_STEP_PER_MESSAGE: Final = 1 << 10
+#: Maximum total of inflated bytes per response, because a few bytes may inflate to a thousand times as many.
+_MAX_TOTAL_INFLATED: Final = 64 << 20
+
+
+#: Work that a caller may interrupt after each step.
+Steps: TypeAlias = Generator[None, None, T]
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic at one broker. Sorted as RocketMQ sorts them."""
+    """One queue of a topic at one broker. Sorts like RocketMQ's MessageQueue."""
 
     topic: str
     broker_name: str
@@ -40,7 +50,10 @@ class MessageQueue(NamedTuple):
 
 
 class SendStatus(IntEnum):
-    """How far a stored message is. Only SEND_OK says that it is where the broker's settings want it."""
+    """The durability of a stored message.
+
+    Only SEND_OK means that the message is as durable as the broker's settings require.
+    """
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -50,7 +63,11 @@ class SendStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to send. `delay_level`: 1 to 18 (1 s to 2 h); 0 sends at once."""
+    """A message to send.
+
+    `keys`: one or more keys without blanks, or a text of keys separated by blanks, as in Java. `delay_level`:
+    1 to 18 (1 s to 2 h); 0 for no delay.
+    """
 
     topic: str
     body: bytes
@@ -60,44 +77,58 @@ class Message:
     properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            object.__setattr__(self, "keys", _split_keys(self.keys))
+
     def wire_properties(self, unique_key: str) -> dict[str, str]:
-        """All that go over the wire. IllegalMessage (PROPERTIES_INVALID, FIELD_OUT_OF_RANGE)."""
+        """Return all properties to send. Raises IllegalMessage (PROPERTIES_INVALID, FIELD_OUT_OF_RANGE)."""
         if reserved := SYSTEM_PROPERTIES & set(self.properties):
             raise IllegalMessage(
-                Status.PROPERTIES_INVALID, f"properties that the client sets itself: {sorted(reserved)}"
+                Status.PROPERTIES_INVALID,
+                f"properties {sorted(reserved)} are reserved: only the client sets them",
             )
+        if blank := [key for key in self.keys if not key or KEY_SEPARATOR in key]:
+            text = f"key {blank[0]!r} is empty or contains a blank, which separates keys"
+            raise IllegalMessage(Status.PROPERTIES_INVALID, text)
         if not 0 <= self.delay_level <= MAX_DELAY_LEVEL:
             raise IllegalMessage(
-                Status.FIELD_OUT_OF_RANGE, f"delay level {self.delay_level}: 0 to {MAX_DELAY_LEVEL} may be"
+                Status.FIELD_OUT_OF_RANGE,
+                f"delay level {self.delay_level} is not between 0 and {MAX_DELAY_LEVEL}",
             )
-        found = dict(self.properties)
+        properties = dict(self.properties)
         if self.tags:
-            found[TAGS] = self.tags
+            properties[TAGS] = self.tags
         if self.keys:
-            found[KEYS] = " ".join(self.keys)
+            properties[KEYS] = KEY_SEPARATOR.join(self.keys)
         if self.delay_level:
-            found[DELAY] = str(self.delay_level)
-        found[UNIQ_KEY] = unique_key
-        found[WAIT] = "true"
-        return found
+            properties[DELAY] = str(self.delay_level)
+        properties[UNIQ_KEY] = unique_key
+        properties[WAIT] = "true"
+        return properties
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """A send that a broker answered. `may_be_duplicate`: an attempt before had no answer, so the message may
-    be stored twice. `queue_offset`: of the first message. Only our brokers say who has stored it: `node_id`,
-    and `term` and `log_index` of the first message's entry (-1: not said)."""
+    """The result of an acknowledged send.
+
+    `may_be_duplicate`: an earlier attempt got no response, so the message may be stored twice.
+    `queue_offset`: offset of the first message. `is_duplicate`: this attempt stored nothing, because an
+    earlier one had already stored the message. Only brokers of this project report the node that stored the
+    message (`node_id`), and the `term` and `log_index` of the first message's entry (-1 if unknown).
+    """
 
     status: SendStatus
     queue: MessageQueue
     queue_offset: int
-    message_ids: tuple[str, ...]  # the producer's own, one for each message
-    offset_message_ids: tuple[str, ...]  # the broker's, which lead to the records
+    message_ids: tuple[str, ...]  # the producer's ids, one for each message
+    offset_message_ids: tuple[str, ...]  # the broker's ids, which contain the address of the record
     transaction_id: str = ""
     may_be_duplicate: bool = False
     node_id: str = ""
     term: int = -1
     log_index: int = -1
+    is_duplicate: bool = False
 
     @property
     def message_id(self) -> str:
@@ -106,7 +137,7 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class MessageExt:
-    """A message that was received. Times in ms since 1970."""
+    """A received message. Times are ms since 1970."""
 
     topic: str
     body: bytes
@@ -125,7 +156,7 @@ class MessageExt:
 
     @property
     def message_id(self) -> str:
-        """The producer's id, or the broker's if it gave none."""
+        """The producer's id of the message, or the broker's id if the producer set none."""
         return self.properties.get(UNIQ_KEY) or self.offset_message_id
 
     @property
@@ -134,31 +165,52 @@ class MessageExt:
 
     @property
     def keys(self) -> Sequence[str]:
-        return self.properties.get(KEYS, "").split()
+        return _split_keys(self.properties.get(KEYS, ""))
 
 
-def decode_messages(records: bytes, broker_name: str) -> list[MessageExt]:
-    """The messages of the body of an answer; the first ones of too many bytes, at least one.
-
-    StoredDataDamaged as `format.message.decode_all`, and with RECORD_LENGTHS for a compressed body that
-    cannot be read or is too large."""
-    return first_messages(records, broker_name)[0]
+def _split_keys(text: str) -> tuple[str, ...]:
+    return tuple(key for key in text.split(KEY_SEPARATOR) if key)
 
 
-def first_messages(records: bytes, broker_name: str) -> tuple[list[MessageExt], bool]:
-    """As `decode_messages`, and whether these are all."""
+def decode_one(records: bytes, broker_name: str) -> MessageExt:
+    """Decode the first message of a body.
+
+    Raises StoredDataDamaged under the same conditions as `first_messages`, and with RECORD_TRUNCATED if the
+    body is empty.
+    """
+    for found in record.decode_each(records, max_body_bytes=MAX_FRAME):
+        return _received(found, broker_name)
+    raise StoredDataDamaged(Status.RECORD_TRUNCATED, "the response body contains no message")
+
+
+def first_messages(
+    records: bytes, broker_name: str, max_messages: int
+) -> Steps[tuple[list[MessageExt], bool]]:
+    """Decode the messages of a response body. The second result is True if the body contains no further
+    messages.
+
+    Stops at `max_messages` and at the size limit, but returns at least one message. A server that ignores the
+    requested number might send 170,000 messages, which would take seconds to decode.
+
+    Raises StoredDataDamaged under the same conditions as `broker_adapter.wire.message.decode_all`, and with
+    RECORD_LENGTHS if a compressed body is invalid or too large.
+    """
     messages: list[MessageExt] = []
-    room = _MAX_INFLATED_IN_ALL
-    for found in record.decode_all(records, max_body_bytes=MAX_FRAME):
+    remaining, step = _MAX_TOTAL_INFLATED, 0
+    for found in record.decode_each(records, max_body_bytes=MAX_FRAME):
         message = _received(found, broker_name)
-        room -= len(message.body)
-        if room < 0 and messages:
+        remaining -= len(message.body)
+        if messages and (remaining < 0 or len(messages) >= max_messages):
             return messages, False
         messages.append(message)
+        step += message.size + _STEP_PER_MESSAGE
+        if step >= _STEP_BYTES:
+            step = 0
+            yield
     return messages, True
 
 
-def _received(found: record.Message, broker_name: str) -> MessageExt:
+def _received(found: record.MessageRecord, broker_name: str) -> MessageExt:
     body, sys_flag = found.body, found.sys_flag
     size = len(body) + len(found.topic) + len(found.properties)
     if sys_flag & COMPRESSED:
@@ -182,7 +234,10 @@ def _received(found: record.Message, broker_name: str) -> MessageExt:
 
 
 def decode_reply(request: RemotingCommand) -> MessageExt:
-    """The answer in PUSH_REPLY_MESSAGE_TO_CLIENT. It has no place in a queue. StoredDataDamaged likewise."""
+    """Decode the reply in PUSH_REPLY_MESSAGE_TO_CLIENT. The reply has no queue position.
+
+    Raises StoredDataDamaged.
+    """
     fields, body = request.fields, request.body
 
     def number(name: str) -> int:
@@ -210,14 +265,17 @@ def decode_reply(request: RemotingCommand) -> MessageExt:
 
 def _inflated(body: bytes, sys_flag: int) -> bytes:
     if sys_flag & COMPRESSION_MASK not in (0, COMPRESSION_ZLIB):
-        raise StoredDataDamaged(Status.RECORD_FIELD, "a body compressed by LZ4 or Zstandard: zlib is read")
+        raise StoredDataDamaged(
+            Status.RECORD_FIELD, "the body is compressed with LZ4 or Zstandard; only zlib is supported"
+        )
     reader = zlib.decompressobj()
     try:
         inflated = reader.decompress(body, _MAX_INFLATED)
     except zlib.error as error:
-        raise StoredDataDamaged(Status.RECORD_LENGTHS, f"a compressed body: {error}") from None
+        raise StoredDataDamaged(Status.RECORD_LENGTHS, f"the compressed body is invalid: {error}") from None
     if not reader.eof:
         raise StoredDataDamaged(
-            Status.RECORD_LENGTHS, f"a compressed body is cut off or larger than {_MAX_INFLATED} bytes"
+            Status.RECORD_LENGTHS,
+            f"the compressed body is truncated or larger than {_MAX_INFLATED} bytes after decompression",
         )
     return inflated

@@ -1,27 +1,40 @@
-"""The broker's store: B1-B6."""
+"""The broker's store, transactions, and delayed messages: B1-B6, B8-B10."""
 
 from __future__ import annotations
 
+from chaos.checker.checks.cluster_time import least_ns
 from chaos.checker.checks.registry import Check, Part, hard
-from chaos.checker.checks.sources import UNITS
+from chaos.checker.checks.sources import STARTED_LATE, STARVED, UNITS
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
-#: So late a delayed message may be, and so long after a fault it is not counted; ns.
+#: Permitted delay of a delayed message, and the time after a fault that does not count; ns.
 LATE_NS, RECOVERY_NS = 30_000_000_000, 10_000_000_000
 
-_AGREED = """
+_UNITS_BY_POSITION = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
   max(size) AS size_max,
   min(tag_hash) AS tag_min, max(tag_hash) AS tag_max
 FROM cq GROUP BY run, log, qoff
 """
 
-#: Characters of a tag whose hash is computed here.
+#: ConsumeQueues that extend beyond the last message of their queue in the log of the same node. Where entries
+#: were removed or replaced by an image, only if the log still has a message of the queue.
+_UNITS_BEYOND = f"""
+SELECT c.run, c.node, c.log, c.high AS qoff, coalesce(d.last, -1) AS last FROM cq_ends c
+SEMI JOIN (SELECT run, node FROM dump_ends GROUP BY run, node) e ON e.run = c.run AND e.node = c.node
+LEFT JOIN (SELECT run, node, log, max(qoff) AS last FROM dump WHERE qoff IS NOT NULL
+  GROUP BY run, node, log) d
+  ON d.run = c.run AND d.node = c.node AND d.log = c.log
+LEFT JOIN ({STARTED_LATE}) x ON x.run = c.run AND x.node = c.node
+WHERE c.high > coalesce(d.last, -1) AND (d.last IS NOT NULL OR x.run IS NULL)
+"""
+
+#: Longest tag, in characters, whose hash is computed here.
 _TAG_LENGTH = 64
 _POWERS = ", ".join(f"({n}, {31**n % 2**32})" for n in range(_TAG_LENGTH))
 
-#: Units of the first node beside the hash of the tag with which the message was sent: Java's hashCode, which
-#: filters of consumers compare. It is computed here, because the reader of the files asks the product.
+#: Units of the first node, with the hash of the tag that was sent: Java's `String.hashCode`, which consumers
+#: compare. The check computes it, because the reader of the files uses the product's code.
 _TAG_HASHES = f"""
 SELECT c.run, c.log, c.qoff, c.node, c.tag_hash, h.tag, h.tag_code, c.src, c.inc, c.seq FROM cq c
 JOIN (SELECT run, min(node) AS node FROM dump_ends GROUP BY run) n ON n.run = c.run AND n.node = c.node
@@ -41,7 +54,7 @@ JOIN (
 ) h ON h.run = s.run AND h.tag = s.tag
 """
 
-_LEAST = """
+_MINIMUM_OFFSETS = """
 SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (
@@ -50,9 +63,9 @@ FROM (
   CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.min_off IS NOT NULL AND r.outcome = 'ok')
 """
 
-#: Answers that a log begins later than at its first position, beside the first position (`kept`) that nobody
-#: had purged by then.
-_PASSED_OVER = """
+#: Minimum offsets above the first position of a queue, with the first position (`kept`) that no node had
+#: purged by then.
+_SKIPPED_POSITIONS = """
 SELECT * FROM (
   SELECT *, min(pos) OVER (PARTITION BY run, log ORDER BY lidx DESC, k
     ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS kept
@@ -72,19 +85,23 @@ SELECT * FROM (
 ) WHERE k = 0
 """
 
-_FOUND = """
-SELECT d.run, d.op, o.key, s.key AS sent_key, d.digest, s.digest AS sent_digest, d.mid, d.src, d.inc, d.seq
+#: Results of look-ups, with the send of the message, and its queue and offset according to answers to
+#: producers, reads and files.
+_LOOKUP_RESULTS = """
+SELECT d.run, d.op, o.key, s.key AS sent_key, d.digest, s.digest AS sent_digest, d.mid, d.src, d.inc, d.seq,
+  d.log, d.pos, s.log AS sent_log, p.pos_min, p.pos_max
 FROM looked_up d
 JOIN ops o ON o.run = d.run AND o.op = d.op
 JOIN sends s ON s.run = d.run AND s.mid = d.mid
+LEFT JOIN placed p ON p.run = d.run AND p.mid = d.mid AND p.log = d.log
 """
 
-_TWICE = """
+_DUPLICATE_RESULTS = """
 SELECT run, op, mid, min(src) AS src, min(inc) AS inc, max(seq) AS seq FROM looked_up
 GROUP BY run, op, mid, log, pos HAVING count(*) > 1
 """
 
-_MISSED = """
+_MISSING_RESULTS = """
 SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
 JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok'
 JOIN runs r ON r.run = o.run AND s.ret + r.bound < o.inv
@@ -107,31 +124,43 @@ JOIN (SELECT run, mid, min(CASE WHEN f = 'txn_commit' AND outcome <> 'fail' THEN
   ON t.run = d.run AND t.mid = d.mid
 """
 
+#: Transactions with a commit and a rollback that both succeeded: the first of them ends the transaction.
+_ENDED_TWICE = """
+SELECT run, mid, op, f, other, src, inc, seq FROM (
+  SELECT run, mid, op, f, src, inc, seq, lag(f) OVER w AS other FROM ops
+  WHERE f IN ('txn_commit', 'txn_rollback') AND outcome = 'ok'
+  WINDOW w AS (PARTITION BY run, mid ORDER BY inv, op)
+) WHERE f <> other
+"""
+
 _UNDELIVERED = """
 SELECT o.run, o.mid, o.op, o.src, o.inc, o.seq FROM ops o
 JOIN runs r ON r.run = o.run AND r.drained IS NOT NULL
 ANTI JOIN dlv d ON d.run = o.run AND d.mid = o.mid WHERE o.f = 'txn_commit' AND o.outcome = 'ok'
 """
 
-_DELAYED = """
+_DELAYS = """
 SELECT o.run, o.mid, o.delay_ms, min(d.mono) - o.inv AS waited, max(r.bound) AS bound,
   min(o.src) AS src, min(o.inc) AS inc, min(o.seq) AS seq
 FROM ops o JOIN dlv d ON d.run = o.run AND d.mid = o.mid JOIN runs r ON r.run = o.run
 WHERE o.f = 'send' AND o.delay_ms > 0 GROUP BY o.run, o.mid, o.delay_ms, o.inv
 """
 
-#: Faults, each with how long it was in force.
-_FAULTS = """
+#: Faults and how long each was in force, with the time in which it may still have an effect. Times in which
+#: a process waited for a processor have none after their end.
+_FAULTS = f"""
 SELECT b.run, b.fault, b.mono AS begun, coalesce(max(e.mono), max(w.last_mono)) AS ended FROM fault b
 JOIN (SELECT run, max(last_mono) AS last_mono FROM writers GROUP BY run) w ON w.run = b.run
 LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
 WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.mono
+UNION ALL
+SELECT run, -1, since, until - {RECOVERY_NS} FROM ({STARVED}) x
 """
 
-#: Delayed messages, when each was given to somebody first, and for how long it was late then, without the
-#: time in which something was broken or had been broken a moment before. Only those that somebody had looked
-#: for in vain: a group of their topic received, or was given something, when they were late already.
-_LATE = f"""
+#: Delayed messages with their first delivery and their lateness, excluding times in which a fault was in
+#: force or had just ended. Includes only messages that a consumer waited for: a group of their topic
+#: requested or received messages when they were already late.
+_LATENESS = f"""
 SELECT m.run, m.mid, m.delay_ms, m.src, m.inc, m.seq, m.first - m.due - coalesce(sum(CASE
     WHEN k.fault IS NOT NULL THEN least(k.ended + {RECOVERY_NS}, m.first) - greatest(k.begun, m.due) END),
     0) AS late
@@ -155,7 +184,7 @@ WHERE m.first > m.due + {LATE_NS}
 GROUP BY m.run, m.mid, m.delay_ms, m.src, m.inc, m.seq, m.first, m.due
 """
 
-_BEGINNINGS = """
+_FIRST_INDEXES = """
 SELECT d.run, d.node, d.low, coalesce(p.purged, -1) AS purged FROM (
   SELECT run, node, min(low) AS low FROM dump_ends GROUP BY run, node) d
 LEFT JOIN (SELECT run, max(purge_to) AS purged FROM dump_ends GROUP BY run) p ON p.run = d.run
@@ -164,96 +193,115 @@ LEFT JOIN (SELECT run, max(purge_to) AS purged FROM dump_ends GROUP BY run) p ON
 CHECKS: tuple[Check, ...] = (
     hard(
         "B1",
-        "ConsumeQueues of all nodes agree with each other, with the log and with the tags that were sent",
+        "ConsumeQueues of all nodes agree with each other, with the log, and with the tags that were sent",
         "cq",
         "{log} at {qoff}: {what}",
         Part(
-            _AGREED,
+            _UNITS_BY_POSITION,
             "lidx_min < lidx_max OR size_min < size_max OR tag_min < tag_max",
-            "log, qoff, 'units of different nodes differ' AS what",
+            "log, qoff, 'the units of two nodes differ' AS what",
         ),
         Part(
             UNITS,
             "sure AND lidx <> unit_lidx",
-            "log, qoff, node || ' points at index ' || CAST(unit_lidx AS STRING) || ', the message is at "
-            "index ' "
-            "|| CAST(lidx AS STRING) AS what",
+            "log, qoff, node || ' points to index ' || CAST(unit_lidx AS STRING) "
+            "|| ', but the message is at index ' || CAST(lidx AS STRING) AS what",
         ),
         Part(
             UNITS,
             "sure AND (size <> unit_size OR tag_hash <> unit_tag_hash)",
-            "log, qoff, node || ' says ' || CAST(unit_size AS STRING) || ' bytes and tag ' "
-            "|| coalesce(CAST(unit_tag_hash AS STRING), 'none') || ', the message at index ' "
+            "log, qoff, node || ' has ' || CAST(unit_size AS STRING) || ' bytes and tag hash ' "
+            "|| coalesce(CAST(unit_tag_hash AS STRING), 'none') || ', but the message at index ' "
             "|| CAST(lidx AS STRING) || ' has ' || CAST(size AS STRING) || ' and ' "
             "|| coalesce(CAST(tag_hash AS STRING), 'none') AS what",
         ),
         Part(
             _TAG_HASHES,
             "tag_hash <> tag_code",
-            "log, qoff, node || ' says tag ' || CAST(tag_hash AS STRING) || ', the tag that was sent is ' "
-            "|| tag || ', whose hash is ' || CAST(tag_code AS STRING) AS what, src, inc, seq",
+            "log, qoff, node || ' has tag hash ' || CAST(tag_hash AS STRING) || ', but the hash of the tag ' "
+            "|| tag || ' that was sent is ' || CAST(tag_code AS STRING) AS what, src, inc, seq",
         ),
-        # Units of entries that could not be read point nowhere.
+        # Units of unreadable entries have no entry to compare with.
         needs=(*EVIDENT, Need.SOUND_FILES, Need.IDS),
         clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "B2",
-        "the least offset of a queue never falls, and passes over nothing that was not removed",
+        "the minimum offset of a queue never decreases, and skips only removed messages",
         "min_offs",
-        "{log}: operation {op} was answered {min_off} {what}",
+        "{log}: operation {op} returned {min_off} {what}",
         Part(
-            _LEAST,
+            _MINIMUM_OFFSETS,
             "k = 0 AND min_off < before",
             "log, op, min_off, 'after ' || CAST(before AS STRING) AS what, src, inc, seq",
         ),
         Part(
-            _PASSED_OVER,
+            _SKIPPED_POSITIONS,
             "min_off > kept",
-            "log, op, min_off, 'and what stands at ' || CAST(kept AS STRING) || ' was never removed' AS what,"
+            "log, op, min_off, 'although position ' || CAST(kept AS STRING) || ' was never removed' AS what,"
             " src, inc, seq",
         ),
         needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "B3",
-        "a look-up by key gives exactly the messages with this key",
+        "a look-up by key returns exactly the messages with this key",
         "lookups",
         "operation {op} for key {key}: message {mid} {what}",
         Part(
-            _FOUND,
+            _LOOKUP_RESULTS,
             "sent_key IS NULL OR sent_key <> key",
-            "op, key, mid, 'has another key' AS what, src, inc, seq",
+            "op, key, mid, 'has a different key' AS what, src, inc, seq",
         ),
         Part(
-            _FOUND,
+            _LOOKUP_RESULTS,
             "digest <> sent_digest",
-            "op, key, mid, 'has another content' AS what, src, inc, seq",
+            "op, key, mid, 'has different content' AS what, src, inc, seq",
         ),
-        Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
-        Part(_TWICE, "true", "op, 'that was asked for' AS key, mid, 'stands twice' AS what, src, inc, seq"),
+        Part(
+            _LOOKUP_RESULTS,
+            "log <> sent_log",
+            "op, key, mid, 'was sent to ' || sent_log || ', not to ' || log AS what, src, inc, seq",
+        ),
+        Part(
+            _LOOKUP_RESULTS,
+            "log = sent_log AND (pos < pos_min OR pos > pos_max)",
+            "op, key, mid, 'is at ' || CAST(pos_min AS STRING) || ' of ' || log || ', not at ' "
+            "|| CAST(pos AS STRING) AS what, src, inc, seq",
+        ),
+        Part(_MISSING_RESULTS, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
+        Part(
+            _DUPLICATE_RESULTS,
+            "true",
+            "op, 'of the request' AS key, mid, 'appears twice' AS what, src, inc, seq",
+        ),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "B4",
-        "of a transaction only what was committed is delivered, and all of that",
+        "a transaction ends once, and its message is delivered if and only if it committed",
         "transactions",
-        "message {mid} {what}; the line is that of operation {op}",
+        "message {mid} {what} (line of operation {op})",
         Part(
             _UNCOMMITTED,
             "kept = 0",
-            "mid, op, CASE WHEN rolled > 0 THEN 'was delivered, and had been rolled back' "
-            "ELSE 'was delivered, and nobody had committed it' END AS what, src, inc, seq",
+            "mid, op, CASE WHEN rolled > 0 THEN 'was delivered although it had been rolled back' "
+            "ELSE 'was delivered without a commit' END AS what, src, inc, seq",
         ),
         Part(
             _UNCOMMITTED,
             "kept > 0 AND before",
-            "mid, op, 'was delivered before anybody asked for its commit' AS what, src, inc, seq",
+            "mid, op, 'was delivered before the request to commit it' AS what, src, inc, seq",
         ),
         Part(
             _UNDELIVERED,
             "true",
-            "mid, op, 'was committed, and never delivered' AS what, src, inc, seq",
+            "mid, op, 'was committed but never delivered' AS what, src, inc, seq",
+        ),
+        Part(
+            _ENDED_TWICE,
+            "true",
+            "mid, op, 'got success for ' || f || ' after success for ' || other AS what, src, inc, seq",
         ),
         needs=(*DRAINED, Need.CLOCKS),
     ),
@@ -261,42 +309,49 @@ CHECKS: tuple[Check, ...] = (
         "B5",
         "a delayed message is not delivered before its time",
         "delayed reads",
-        "message {mid}, to be delayed by {delay_ms} ms, was delivered {waited} ns after its send began",
-        # Cluster time may run faster than ours by a thousandth.
+        "message {mid}, delayed by {delay_ms} ms, was delivered {waited} ns after its send started",
         Part(
-            _DELAYED,
-            "waited + bound < delay_ms * 999000",
+            _DELAYS,
+            f"waited + bound < {least_ns('delay_ms')}",
             "mid, delay_ms, waited, src, inc, seq",
         ),
         needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "B9",
-        f"a delayed message is late by {LATE_NS // 1_000_000_000} s at most, but for the time of faults",
+        f"a delayed message is at most {LATE_NS // 1_000_000_000} s late, not counting faults",
         "delayed reads",
-        "message {mid}, to be delayed by {delay_ms} ms, came {late} ns later than that",
-        Part(_LATE, f"late > {LATE_NS}", "mid, delay_ms, late, src, inc, seq"),
-        # How long something was broken is told by the faults that took effect.
+        "message {mid}, delayed by {delay_ms} ms, was delivered {late} ns after its time",
+        Part(_LATENESS, f"late > {LATE_NS}", "mid, delay_ms, late, src, inc, seq"),
+        # The duration of faults is known only from faults that took effect.
         needs=(*WHOLE, Need.CLOCKS, Need.FAULTS),
     ),
     hard(
         "B6",
-        "only what a committed entry lets go is gone from the beginning of the files",
+        "only files up to the index in a committed purge entry are removed",
         "dump",
-        "{node}: its files begin at index {low}; committed entries let go what is up to {purged}",
-        Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
+        "{node}: its files start at index {low}; committed entries release entries up to {purged}",
+        Part(_FIRST_INDEXES, "low > purged + 1", "node, low, purged", few=True),
         needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
     ),
     hard(
         "B8",
         "every stored message is in the IndexFiles of the same node, under each of its keys",
         "queued",
-        "{node}: message {mid} at index {lidx} is not found by its keys",
+        "{node}: message {mid} at index {lidx} is missing under one of its keys",
         Part(
             UNITS,
             "sure AND lidx > purged AND NOT coalesce(indexed, true)",
             "node, mid, lidx, log, qoff",
         ),
+        needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
+    ),
+    hard(
+        "B10",
+        "no ConsumeQueue extends beyond the last message of its queue in the log",
+        "cq dump",
+        "{node}: {log} has units up to {qoff}; the last message in the log is at {last}",
+        Part(_UNITS_BEYOND, "true", "node, log, qoff, last"),
         needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
     ),
 )

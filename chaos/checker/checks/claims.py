@@ -1,6 +1,6 @@
-"""What a node says of itself, beside what others say: P8, R17-R21, S10-S13.
+"""Reports of a node, checked against independent evidence: P8, R17-R21, S10-S13.
 
-The other is another node, the recorder of syncs (`chaos.syncs`), the reader of the files, or a client.
+The evidence comes from other nodes, the recorder of syncs (`chaos.syncs`), the files, or a client.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import DURABLE, HISTORY
 from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, Need
 
-#: What leads to nothing else but an end of the leadership of a node.
+#: Events that occur only after the end of a node's leadership.
 _ENDS = "('follower', 'candidate', 'leader', 'recover')"
 
-#: Each leadership, and when its node said something that shows that it is over.
+#: Leaderships, each with the first event of its node that shows its end.
 _REIGNS = f"""
 SELECT l.run, l.node, l.term, min(l.mono) AS since, min(x.mono) AS until FROM milestones l
 LEFT JOIN milestones x ON x.run = l.run AND x.node = l.node AND x.e IN {_ENDS} AND x.mono > l.mono
 WHERE l.e = 'leader' GROUP BY l.run, l.node, l.term
 """
 
-#: Acknowledged sends, beside the leadership that their answer names.
+#: Acknowledged sends, with the leadership named in the response.
 _ANSWERS = f"""
 SELECT s.run, s.op, s.node, s.term, s.inv, s.ret, s.src, s.inc, s.seq, k.since, k.until, r.bound FROM sends s
 JOIN runs r ON r.run = s.run
@@ -27,7 +27,7 @@ LEFT JOIN ({_REIGNS}) k ON k.run = s.run AND k.node = s.node AND k.term = s.term
 WHERE s.said = 'ok' AND s.node IS NOT NULL AND s.term IS NOT NULL
 """
 
-#: Answers that name a term but no node.
+#: Responses that contain a term but no node.
 _TERMS_ANSWERED = """
 SELECT s.run, s.op, s.term, s.src, s.inc, s.seq FROM sends s
 ANTI JOIN (SELECT run, term FROM milestones WHERE e = 'leader' GROUP BY run, term) l
@@ -39,7 +39,7 @@ _OF_LEADERSHIP = (
     "('leader', 'elected', 'barrier_committed', 'dispatched', 'role_wait', 'master_ready', 'demoted')"
 )
 
-#: A leadership of a broker, in all words that its node has said of it.
+#: Reports of a node about one leadership of its broker.
 _LEADERSHIPS = f"""
 SELECT run, node, inc, term, min(barrier) AS barrier_min, max(barrier) AS barrier_max,
   min(target) AS target_min, max(target) AS target_max, min(role_epoch) AS epoch_min,
@@ -48,7 +48,7 @@ SELECT run, node, inc, term, min(barrier) AS barrier_min, max(barrier) AS barrie
 FROM milestones WHERE e IN {_OF_LEADERSHIP} GROUP BY run, node, inc, term
 """
 
-#: Barriers that brokers took for committed, beside what nodes and files say of the entry there.
+#: Barriers that brokers considered committed, with the entry at that index according to nodes and files.
 _BARRIERS = """
 SELECT m.run, m.node, m.term, m.barrier, m.src, m.inc, m.seq, d.eterm, d.said FROM (
   SELECT run, node, term, barrier, min(src) AS src, min(inc) AS inc, min(seq) AS seq FROM milestones
@@ -67,9 +67,9 @@ SELECT run, node, e, role_epoch, src, inc, seq, max(role_epoch) OVER (PARTITION 
 FROM milestones WHERE e IN ('leader', 'follower') AND role_epoch IS NOT NULL
 """
 
-#: Indexes that are said to be committed (k 1), beside the highest that a leader had said to be so by then:
-#: nobody else commits first. What a client is told that it is stored is among them.
-_SAID_COMMITTED = """
+#: Indexes that are reported as committed (k 1), with the highest index that a leader had reported by then: a
+#: leader is always the first to commit. Includes indexes in answers to clients.
+_REPORTED_COMMITTED = """
 SELECT * FROM (
   SELECT *, max(CASE WHEN k = 0 THEN lidx END) OVER (PARTITION BY run, ledger ORDER BY t, k
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS led
@@ -108,28 +108,33 @@ SELECT * FROM (
 ) WHERE k = 1
 """
 
-#: What a node says that is durable on it, or there after a start (k 1), and what syncs had covered by then.
-_SAID_DURABLE = """
+#: Indexes that a node reports as durable, or as its end after a start (k 1), with the index that syncs had
+#: covered by then. `base`: the index behind which the log restarted, if it did (k -1). A node that gets the
+#: state instead of purged entries reports that index as durable, and no entry up to it is in its files.
+_REPORTED_DURABLE = """
 SELECT s.*, r.flush_mode FROM (
-  SELECT *, max_by(lidx, CASE WHEN k = 0 THEN seq END) OVER (PARTITION BY run, node, ledger ORDER BY t, k
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS synced
+  SELECT *, max_by(lidx, CASE WHEN k = 0 THEN seq END) OVER w AS synced,
+    max_by(lidx, CASE WHEN k = -1 THEN t END) OVER w AS base
   FROM (
     SELECT run, node, ledger, e, 0 AS k, lidx, mono AS t, false AS wiped, src, inc, seq
     FROM disk WHERE e = 'synced'
     UNION ALL
     SELECT run, node, ledger, e, 1, lidx, mono, false, src, inc, seq FROM nodes WHERE e = 'flush'
     UNION ALL
-    SELECT n.run, n.node, d.ledger, n.e, 1, n.ended, n.mono, coalesce(n.wiped, false), n.src, n.inc,
-      n.seq
+    SELECT n.run, n.node, d.ledger, n.e, k.k, CASE WHEN n.e = 'install' THEN n.lidx
+        WHEN k.k = -1 THEN -1 ELSE n.ended END, n.mono, coalesce(n.wiped, false), n.src, n.inc, n.seq
     FROM nodes n JOIN (SELECT run, node, ledger FROM disk WHERE e = 'synced' GROUP BY run, node, ledger) d
       ON d.run = n.run AND d.node = n.node
-    WHERE n.e = 'recover' AND (n.ledger = '' OR n.ledger = d.ledger)
-  )
+    CROSS JOIN (SELECT 1 AS k UNION ALL SELECT -1 AS k) k
+    WHERE (n.ledger = '' OR n.ledger = d.ledger)
+      AND ((n.e = 'recover' AND (k.k = 1 OR n.wiped)) OR (n.e = 'install' AND k.k = -1))
+  ) WINDOW w AS (PARTITION BY run, node, ledger ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ) s JOIN runs r ON r.run = s.run WHERE s.k = 1
 """
 
-#: The term that syncs covered last, and the term with which a node came back.
-_SAID_TERM = """
+#: The last term that syncs covered, with the term in which the node restarted.
+_REPORTED_TERM = """
 SELECT * FROM (
   SELECT *, max_by(term, CASE WHEN k = 0 THEN seq END) OVER (PARTITION BY run, node ORDER BY t, k
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS synced
@@ -141,15 +146,15 @@ SELECT * FROM (
 ) WHERE k = 1
 """
 
-#: Votes that a leader got, each with what the voter had heard of the leader's log.
-_HEARD = """
+#: Votes that a leader received, each with the end of the leader's log that the voter saw.
+_VOTES_RECEIVED = """
 SELECT v.run, v.node, v.term, v.candidate, v.cand_last_index, l.ended, v.src, v.inc, v.seq FROM milestones v
 JOIN milestones l ON l.run = v.run AND l.e = 'leader' AND l.node = v.candidate AND l.term = v.term
 WHERE v.e = 'vote'
 """
 
-#: Votes for a candidate that has said of that term where its log ends, and never where the voter was told.
-_MISHEARD = """
+#: Votes with an end of the candidate's log that the candidate never reported in that term.
+_UNMATCHED_VOTES = """
 SELECT v.run, v.node, v.term, v.candidate, v.cand_last_index, v.cand_last_term, v.src, v.inc, v.seq
 FROM milestones v
 SEMI JOIN (SELECT run, node, term FROM milestones WHERE e = 'candidate' AND last_index IS NOT NULL
@@ -160,8 +165,8 @@ ANTI JOIN milestones c ON c.run = v.run AND c.e = 'candidate' AND c.node = v.can
 WHERE v.e = 'vote' AND v.cand_last_index IS NOT NULL AND v.cand_last_term IS NOT NULL
 """
 
-#: What NameServers said of the master, and when somebody was ready in that term first.
-_NAMED = """
+#: Masters that NameServers named, with the first time that a broker was ready in that term.
+_NAMED_MASTERS = """
 SELECT o.run, o.proc, o.op, o.term, o.ret, o.src, o.inc, o.seq, m.since, b.bound FROM ops o
 JOIN runs b ON b.run = o.run
 SEMI JOIN (SELECT run FROM milestones WHERE e = 'master_ready' GROUP BY run) x ON x.run = o.run
@@ -170,9 +175,9 @@ LEFT JOIN (SELECT run, term, min(mono) AS since FROM milestones WHERE e IN ('mas
 WHERE o.f = 'route' AND o.outcome = 'ok' AND o.term IS NOT NULL
 """
 
-#: With what history a node says that its log ended when it began, where somebody has said what that of this
-#: index can be. Others may have appended in larger batches, and never said it.
-_BROUGHT_BACK = """
+#: Histories that restarted nodes report for the end of their log. Only for indexes with known histories: no
+#: history is known for an index that is inside a batch on all other nodes.
+_RESTART_HISTORIES = """
 SELECT r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq, count(c.run) AS known,
   count(*) FILTER (WHERE c.chain_key = r.chain_key) AS same
 FROM milestones r JOIN (
@@ -184,65 +189,68 @@ FROM milestones r JOIN (
 WHERE r.e = 'recover' AND r.chain IS NOT NULL GROUP BY r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq
 """
 
-_REACHED = "lidx > coalesce(led, -1)"
+_IS_AHEAD = "lidx > coalesce(led, -1)"
 
 CHECKS: tuple[Check, ...] = (
     hard(
         "P8",
-        "what a client is told is stored, some leader had said to be committed",
+        "every index that a client receives as stored had been reported as committed by a leader",
         "oks commits",
-        "{node} answered that index {lidx} is stored, when leaders had said that up to {led} is committed",
-        Part(_SAID_COMMITTED, f"what = 'answer' AND {_REACHED}", "node, lidx, led, src, inc, seq"),
+        "{node} answered that index {lidx} is stored, when leaders had reported commits up to {led}",
+        Part(_REPORTED_COMMITTED, f"what = 'answer' AND {_IS_AHEAD}", "node, lidx, led, src, inc, seq"),
         needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "R17",
-        "nobody takes anything for committed that no leader had said to be so",
+        "no node considers an index committed before a leader has",
         "leaders commits",
-        "{node} ({what}) took index {lidx} for committed, when leaders had said so of up to {led}",
-        Part(_SAID_COMMITTED, f"what <> 'answer' AND {_REACHED}", "node, what, lidx, led, src, inc, seq"),
+        "{node} ({what}) considered index {lidx} committed, when leaders had reported commits up to {led}",
+        Part(
+            _REPORTED_COMMITTED, f"what <> 'answer' AND {_IS_AHEAD}", "node, what, lidx, led, src, inc, seq"
+        ),
         needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "R18",
-        "what a node says is durable was synced, and what was synced is there after a restart",
+        "indexes that a node reports as durable were synced, and synced entries survive a restart",
         "watched sync",
-        "{node} ({e}): {said}, when syncs that had returned covered {synced}",
+        "{node} ({e}): {said}, when completed syncs covered {synced}",
         Part(
-            _SAID_DURABLE,
-            "flush_mode = 'SYNC_FLUSH' AND e = 'flush' AND lidx > coalesce(synced, -1)",
+            _REPORTED_DURABLE,
+            "flush_mode = 'SYNC_FLUSH' AND e = 'flush' AND lidx > greatest(coalesce(synced, -1), "
+            "coalesce(base, -1))",
             "node, e, 'durable up to index ' || CAST(lidx AS STRING) AS said, coalesce(synced, -1) AS "
             "synced, src, inc, seq",
         ),
         Part(
-            _SAID_DURABLE,
+            _REPORTED_DURABLE,
             "flush_mode = 'SYNC_FLUSH' AND e = 'recover' AND NOT wiped AND lidx < synced",
             "node, e, 'its log ends at index ' || CAST(lidx AS STRING) AS said, synced, src, inc, seq",
         ),
         Part(
-            _SAID_TERM,
+            _REPORTED_TERM,
             "NOT wiped AND term < synced",
-            "node, 'recover' AS e, 'it is in term ' || CAST(term AS STRING) AS said, synced, src, inc, seq",
+            "node, 'recover' AS e, 'its term is ' || CAST(term AS STRING) AS said, synced, src, inc, seq",
             few=True,
         ),
         needs=(*NODES, Need.CLOCKS, Need.SYNCS),
     ),
     hard(
         "R19",
-        "the log of a leader or candidate ends where its voters were told, and as it has appended",
+        "the reported end of a leader's or candidate's log matches its vote requests and its appends",
         "leaders votes",
-        "{node}, {e} of term {term}, says that its log {ended}; {other}",
+        "{node}, {e} of term {term}, reports that its log {ended}; {other}",
         Part(
-            _HEARD,
+            _VOTES_RECEIVED,
             "cand_last_index <> ended",
             "candidate AS node, 'leader' AS e, term, 'ended at ' || CAST(ended AS STRING) AS ended, "
-            "node || ' was told ' || CAST(cand_last_index AS STRING) AS other, src, inc, seq",
+            "node || ' received ' || CAST(cand_last_index AS STRING) AS other, src, inc, seq",
             few=True,
         ),
         Part(
-            _MISHEARD,
+            _UNMATCHED_VOTES,
             "true",
-            "candidate AS node, 'candidate' AS e, term, 'ended elsewhere' AS ended, node || ' was told '"
+            "candidate AS node, 'candidate' AS e, term, 'ended elsewhere' AS ended, node || ' received '"
             " || CAST(cand_last_index AS STRING) || ' in term ' || CAST(cand_last_term AS STRING) AS other, "
             "src, inc, seq",
             few=True,
@@ -251,20 +259,20 @@ CHECKS: tuple[Check, ...] = (
             HISTORY,
             "(e = 'leader' AND ended <> end_before) OR (e = 'candidate' AND last_index <> end_before)",
             "node, e, term, 'ended at ' || CAST(coalesce(ended, last_index) AS STRING) AS ended, "
-            "'its own events say ' || CAST(end_before AS STRING) AS other, src, inc, seq",
+            "'its own events show ' || CAST(end_before AS STRING) AS other, src, inc, seq",
         ),
         Part(
             HISTORY,
             "e = 'leader' AND ended = end_before AND chain_before <> 0 AND chain_key <> chain_before",
-            "node, e, term, 'has the history ' || chain AS ended, 'its own events say another' AS other, "
+            "node, e, term, 'has the history ' || chain AS ended, 'its own events show another' AS other, "
             "src, inc, seq",
         ),
-        # A life that is missing may have been the candidate.
+        # The candidate may have been a process whose file is missing.
         needs=(*NODE_LINES, Need.LIVES, Need.CLOCKS),
     ),
     hard(
         "R20",
-        "the role epoch of a node never falls, and a leader has a new one",
+        "the role epoch of a node never decreases, and every leadership has a new one",
         "leaders",
         "{node} became {e} in role epoch {role_epoch}, after {before}",
         Part(
@@ -273,11 +281,11 @@ CHECKS: tuple[Check, ...] = (
             "node, e, role_epoch, before, src, inc, seq",
             few=True,
         ),
-        needs=EVIDENT,
+        needs=(*EVIDENT, Need.CLOCKS),
     ),
     hard(
         "R21",
-        "entries are appended one behind the other; votes, restarts and syncs tell of the log that is there",
+        "appends are contiguous, and votes, restarts and syncs match the node's log",
         "leaders",
         "{node} ({e}): index {lidx}; its log ended at {ended}",
         Part(
@@ -292,7 +300,9 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             HISTORY,
-            "e = 'vote' AND last_index <> end_before",
+            # In a cluster of one, the node leads and appends before its vote is durable and reported.
+            "e = 'vote' AND (coalesce(raft_role, '') <> 'leader' OR raft_term <> term) "
+            "AND (last_index <> end_before OR (last_term <> end_term_before AND end_term_before >= 0))",
             "node, e, last_index AS lidx, last_index, end_before AS ended, src, inc, seq",
         ),
         Part(
@@ -301,17 +311,16 @@ CHECKS: tuple[Check, ...] = (
             "node, e, lidx, flushed AS ended, src, inc, seq",
         ),
         Part(
-            _BROUGHT_BACK,
+            _RESTART_HISTORIES,
             "(known > 0 AND same = 0) OR (ended = -1 AND same < known)",
-            "node, 'recover with the history ' || chain AS e, ended AS lidx, known, same, ended, "
-            "src, inc, seq",
+            "node, 'recover, with history ' || chain AS e, ended AS lidx, known, same, ended, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.LIVES, Need.CLOCKS),
         clear_needs=NODES,
     ),
     hard(
         "S10",
-        "sends are acknowledged by the node that leads the term of the answer, while it does",
+        "a send is acknowledged by the leader of the term in the answer, during its leadership",
         "acked_terms leaders",
         "operation {op} was acknowledged by {node} in term {term}, {what}",
         Part(
@@ -319,20 +328,20 @@ CHECKS: tuple[Check, ...] = (
             "since IS NULL OR ret + bound < since OR inv > until + bound",
             "op, node, term, CASE WHEN since IS NULL THEN 'in which it was never elected' "
             "WHEN ret + bound < since THEN 'before it was elected' "
-            "ELSE 'and began when it led no more' END AS what, src, inc, seq",
+            "ELSE 'and started after the leadership had ended' END AS what, src, inc, seq",
         ),
         Part(
             _TERMS_ANSWERED,
             "true",
-            "op, 'a server' AS node, term, 'in which nobody was elected' AS what, src, inc, seq",
+            "op, 'a server' AS node, term, 'in which no node was elected' AS what, src, inc, seq",
         ),
         needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "S11",
-        "a node accepts and acknowledges only while it leads, and in the term of its leadership",
+        "a node accepts and acknowledges only while it leads, in the term of its leadership",
         "leaders acks",
-        "{node} let an {e} go in term {term}; its last role was {role}, in term {role_term}",
+        "{node} reported an {e} in term {term}; its last role was {role}, in term {role_term}",
         Part(
             HISTORY,
             "e IN ('accept', 'ack') AND (coalesce(raft_role, '') <> 'leader' OR raft_term <> term)",
@@ -342,7 +351,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "S12",
-        "a broker becomes master by the barrier of its own leadership",
+        "the barrier with which a broker becomes master was appended during its own leadership",
         "elected",
         "{node} in term {term}: {what}",
         Part(
@@ -360,7 +369,7 @@ CHECKS: tuple[Check, ...] = (
             _BARRIERS,
             "eterm <> term",
             "node, term, 'barrier ' || CAST(barrier AS STRING) || ' is an entry of term ' "
-            "|| CAST(eterm AS STRING) || ', as ' || said || ' says' AS what, src, inc, seq",
+            "|| CAST(eterm AS STRING) || ' according to ' || said AS what, src, inc, seq",
         ),
         needs=EVIDENT,
     ),
@@ -368,9 +377,9 @@ CHECKS: tuple[Check, ...] = (
         "S13",
         "NameServers name only masters of terms in which a broker was elected",
         "routes elected",
-        "{proc} was told of the master of term {term}, {what}",
+        "{proc} received the master of term {term}, {what}",
         Part(
-            _NAMED,
+            _NAMED_MASTERS,
             "since IS NULL OR ret + bound < since",
             "proc, term, CASE WHEN since IS NULL THEN 'in which no broker was elected' "
             "ELSE 'before a broker was elected in it' END AS what, src, inc, seq",

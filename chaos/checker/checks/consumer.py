@@ -1,33 +1,34 @@
-"""What consumers are promised: C1-C12."""
+"""Guarantees to consumers: C1-C12."""
 
 from __future__ import annotations
 
+from chaos.checker.checks.cluster_time import least_ns
 from chaos.checker.checks.registry import Check, Part, hard, warning
-from chaos.checker.checks.sources import DELIVERIES, OFFSETS
+from chaos.checker.checks.sources import DELIVERIES
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
-#: A consumer that has lost a queue hears of it with its next heartbeat, or, when its lease is over, finds out
-#: itself; so long two may read beside each other; ns.
+#: Time in which two consumers may read a queue during a rebalance: the old one learns of the change with its
+#: next heartbeat, or when its lease expires; ns.
 CHANGE_NS = 5_000_000_000
 
-#: Groups: what they consume and how.
+#: Groups with their topics and modes.
 _GROUPS = """
 SELECT run, grp, topic, max(mode) AS mode, max(coalesce(filter, '*')) AS filter,
   min(CASE WHEN from_start THEN 1 ELSE 0 END) AS from_start
 FROM member WHERE e = 'join' GROUP BY run, grp, topic
 """
 
-#: Consumers that were there to the end. A group that has none is promised only what lies below where it went:
-#: its stored offset, or, if it is orderly, what it processed last.
-_STAYED = """
+#: Consumers that stayed until the end. A group without any is entitled only to messages below its last
+#: position: its stored offset, or, in an orderly group, the last message it processed.
+_REMAINING_CONSUMERS = """
 SELECT j.run, j.grp FROM (SELECT DISTINCT run, grp, consumer FROM member WHERE e = 'join') j
 ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e IN ('leave', 'crash')) l
   ON l.run = j.run AND l.grp = j.grp AND l.consumer = j.consumer
 """
 
-#: Positions that were purged, and when a group that consumes in order had first processed one beyond, or any
-#: group had stored an offset beyond: before it was purged that passes over a message that was there.
-_WENT_BEYOND = f"""
+#: Positions that were purged, with the first time that an orderly group had processed, or any group had
+#: stored, a position beyond. A group that passes a position before its purge skips an existing message.
+_PASSED_POSITIONS = f"""
 SELECT k.run, w.grp, k.log, k.pos, min(w.mono + r.bound) AS beyond FROM known k
 JOIN runs r ON r.run = k.run
 JOIN (
@@ -44,7 +45,7 @@ WHERE k.gone IS NOT NULL GROUP BY k.run, w.grp, k.log, k.pos
 _UNPROCESSED = f"""
 SELECT s.run, g.grp, s.log, s.mid, s.src, s.inc, s.seq FROM sends s
 JOIN ({_GROUPS}) g ON g.run = s.run AND g.topic = s.topic AND g.from_start = 1
-LEFT JOIN (SELECT run, grp, count(*) AS n FROM ({_STAYED}) GROUP BY run, grp) stayed
+LEFT JOIN (SELECT run, grp, count(*) AS n FROM ({_REMAINING_CONSUMERS}) GROUP BY run, grp) stayed
   ON stayed.run = s.run AND stayed.grp = g.grp
 LEFT JOIN (SELECT run, grp, log, max(pos) AS pos FROM through GROUP BY run, grp, log) went
   ON went.run = s.run AND went.grp = g.grp AND went.log = s.log
@@ -53,15 +54,15 @@ LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, ma
   ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
 ANTI JOIN through t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
 LEFT JOIN known k ON k.run = s.run AND k.log = s.log AND k.pos = s.pos AND k.gone IS NOT NULL
-LEFT JOIN ({_WENT_BEYOND}) b ON b.run = s.run AND b.grp = g.grp AND b.log = s.log AND b.pos = s.pos
+LEFT JOIN ({_PASSED_POSITIONS}) b ON b.run = s.run AND b.grp = g.grp AND b.log = s.log AND b.pos = s.pos
 WHERE s.outcome = 'ok' AND coalesce(b.beyond < k.gone, k.gone IS NULL)
   AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
   AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))
 """
 
-#: When a group was first given a position (k 0), beside the highest that it had certainly been given before
-#: (k 1).
-_FIRST_TIMES = f"""
+#: The first delivery of each position to a group (k 0), with the highest position that the group had
+#: certainly received before (k 1).
+_FIRST_DELIVERIES = f"""
 SELECT *, max(CASE WHEN k = 1 THEN pos END) OVER (PARTITION BY run, grp, log ORDER BY t, k, pos
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (
@@ -74,13 +75,13 @@ FROM (
 )
 """
 
-_TIMES_GIVEN = """
+_DELIVERY_COUNTS = """
 SELECT run, grp, consumer, log, mid, count(*) AS n FROM dlv WHERE grp IS NOT NULL AND attempt = 0
 GROUP BY run, grp, consumer, epoch, log, mid
 """
 
-#: Offsets that were stored, beside when everything before them had been processed, or was purged.
-_STORED = f"""
+#: Stored offsets, with the time at which everything below them had been processed or purged.
+_STORED_OFFSETS = f"""
 SELECT c.run, c.grp, c.log, c.op, c.off, c.inv, p.all_at, r.bound, c.src, c.inc, c.seq
 FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv, src,
   inc, seq
@@ -100,9 +101,9 @@ JOIN (
 JOIN runs r ON r.run = c.run
 """
 
-#: Where consumers began (k 1) beside the highest offset that was stored, or perhaps stored, before (k 0), or,
-#: if what is there was removed, where the queue begins.
-_TAKEN_OVER = """
+#: Start positions of consumers (k 1), with the highest offset that was or may have been stored before (k 0),
+#: or the start of the queue if messages there were removed.
+_START_POSITIONS = """
 SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq,
   coalesce(max(CASE WHEN k = 0 THEN pos END) OVER (PARTITION BY run, grp, log
     ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stored
@@ -131,25 +132,25 @@ SELECT run, grp, log, consumer, first, last, max(last) OVER (
 FROM spells
 """
 
-_FILTERED = f"""
+_FILTERED_DELIVERIES = f"""
 SELECT d.run, d.grp, d.consumer, d.mid, s.tag, g.filter, d.src, d.inc, d.seq FROM dlv d
 JOIN ({_GROUPS}) g ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic AND g.filter <> '*'
 JOIN sends s ON s.run = d.run AND s.mid = d.mid
 """
 
-_GIVEN_UP = """
+_DEAD_LETTERS = """
 SELECT run, grp, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
 FROM done WHERE code = 'dlq' GROUP BY run, grp, mid
 """
 
-#: Messages that were given up, each with the attempt after which they were.
-_GIVEN_UP_EARLY = """
+#: Messages sent to the dead letter queue, each with its last attempt.
+_LAST_ATTEMPTS = """
 SELECT d.run, d.grp, d.mid, d.attempt, r.max_attempts, d.src, d.inc, d.seq FROM done d
 JOIN runs r ON r.run = d.run WHERE d.code = 'dlq'
 """
 
-#: What was received, beside when its group had first been answered that it had acknowledged it.
-_RETURNED = """
+#: Deliveries, with the first time that their group had received the answer to its acknowledgment.
+_AFTER_ACK = """
 SELECT d.run, d.grp, d.consumer, d.mid, d.log, d.src, d.inc, d.seq, r.inv, a.acked, a.op, b.bound FROM dlv d
 JOIN ops r ON r.run = d.run AND r.op = d.op AND r.f = 'receive' JOIN runs b ON b.run = d.run
 JOIN (SELECT run, grp, mid, min(ret) AS acked, min_by(op, ret) AS op FROM ops
@@ -157,9 +158,8 @@ JOIN (SELECT run, grp, mid, min(ret) AS acked, min_by(op, ret) AS op FROM ops
   ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid
 """
 
-#: What was received again, beside what may be the reason. `held`, in ns: how long after the receive that had
-#: brought it before.
-_AGAIN = """
+#: Redeliveries, with possible reasons. `held`: time since the receive of the previous delivery, in ns.
+_REDELIVERIES = """
 SELECT d.run, d.grp, d.consumer, d.consumer_before, d.mid, d.log, d.attempt, d.src, d.inc, d.seq,
   r.delay_ms, d.mono + b.bound - r.inv AS held, t.mono AS failed, g.mono AS gone, a.inv AS doubted, d.mono
 FROM (
@@ -178,9 +178,9 @@ LEFT JOIN (SELECT run, grp, mid, min(inv) AS inv FROM ops WHERE f = 'ack' AND ou
   GROUP BY run, grp, mid) a ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid AND a.inv <= d.mono
 """
 
-#: Deliveries (k 1) beside what was known to be committed before (k 0). What is read of a queue names no
-#: entry: the first delivery of such a message counts, and the entry in which files and answers have it.
-_KNOWN_COMMITTED = """
+#: Deliveries (k 1), with the highest index known to be committed before (k 0). Reads of a queue name no log
+#: index; only the first delivery of such a message counts, with the index that files and answers show.
+_COMMITS_BEFORE = """
 SELECT run, k, lidx, mid, src, inc, seq, max(CASE WHEN k = 0 THEN lidx END) OVER (
   PARTITION BY run, ledger ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
 FROM (
@@ -198,10 +198,10 @@ FROM (
     WHERE p.log LIKE 'q:%' AND p.read_at IS NOT NULL AND p.lidx_min = p.lidx_max)
 """
 
-#: What a group that receives in order was given of a queue by one receive, and until when it had what others
-#: had brought before: until somebody acknowledged it, failed at it or gave it back, its member went, or the
-#: time was over for which it had it. A receive whose answer came only after that time says nothing.
-_BESIDE = f"""
+#: Messages of a queue that one receive returned to a FIFO group while other members still held earlier ones.
+#: A member holds a message until it is acknowledged, processing fails or the message is returned, the member
+#: leaves, or the invisibility expires. A receive whose answer arrived only after that time is no evidence.
+_CONCURRENT_HOLDERS = f"""
 SELECT * FROM (
   SELECT run, grp, consumer, log, op, pos, first, src, inc, seq,
     max(until) OVER (PARTITION BY run, grp, log ORDER BY first, op
@@ -209,13 +209,13 @@ SELECT * FROM (
   FROM (
     SELECT d.run, d.grp, d.log, d.op, min(d.consumer) AS consumer, min(d.pos) AS pos, min(d.mono) AS first,
       min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq,
-      max(least(r.inv + r.delay_ms * 999000, coalesce(e.inv, 9223372036854775807),
+      max(least(r.inv + {least_ns("r.delay_ms")}, coalesce(e.inv, 9223372036854775807),
         coalesce(t.mono, 9223372036854775807), coalesce(g.mono, 9223372036854775807)) - b.bound) AS until
     FROM dlv d
     JOIN runs b ON b.run = d.run
     JOIN ({_GROUPS}) m ON m.run = d.run AND m.grp = d.grp AND m.topic = d.topic AND m.mode = 'fifo'
     JOIN ops r ON r.run = d.run AND r.op = d.op AND r.outcome = 'ok' AND r.delay_ms > 0
-      AND d.mono - r.inv + b.bound < r.delay_ms * 999000
+      AND d.mono - r.inv + b.bound < {least_ns("r.delay_ms")}
     LEFT JOIN (SELECT run, grp, mid, min(inv) AS inv FROM ops WHERE f IN ('ack', 'change_invisible')
       GROUP BY run, grp, mid) e ON e.run = d.run AND e.grp = d.grp AND e.mid = d.mid
     LEFT JOIN (SELECT run, grp, mid, min(mono) AS mono FROM done WHERE code <> 'ok'
@@ -230,7 +230,7 @@ SELECT * FROM (
 CHECKS: tuple[Check, ...] = (
     hard(
         "C1",
-        "every group has processed every acknowledged message of its topics, as far as it went",
+        "every group processes every acknowledged message of its topics, up to its last position",
         "joins acked drained",
         "group {grp} never processed message {mid} of {log}",
         Part(_UNPROCESSED, "true", "grp, log, mid, src, inc, seq"),
@@ -238,60 +238,48 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C2",
-        "groups are given only what was sent, and did not fail",
+        "groups receive only messages that were sent and whose send did not fail",
         "group_reads",
-        "{grp}/{consumer} was given message {mid} at {pos} of {log}, which {what}",
+        "{grp}/{consumer} received message {mid} at {pos} of {log}, which {what}",
         Part(
             DELIVERIES,
             "grp IS NOT NULL AND suspect AND (sent = 0 OR (fails > 0 AND oks = 0) OR digest <> sent_digest)",
             "grp, consumer, mid, pos, log, src, inc, seq, CASE WHEN sent = 0 THEN 'was never sent there' "
-            "WHEN fails > 0 AND oks = 0 THEN 'had failed' ELSE 'had another content' END AS what",
+            "WHEN fails > 0 AND oks = 0 THEN 'failed to be sent' ELSE 'had different content' END AS what",
         ),
         needs=WHOLE,
     ),
     hard(
         "C3",
-        "an orderly group is given each queue's messages for the first time in their order",
+        "an orderly group first receives the messages of each queue in order",
         "orderly group_reads",
-        "group {grp} on {log}: position {pos} came for the first time after {before}",
-        Part(_FIRST_TIMES, "k = 0 AND pos < before", "grp, log, pos, mono, before"),
+        "group {grp} on {log}: position {pos} was first delivered after {before}",
+        Part(_FIRST_DELIVERIES, "k = 0 AND pos < before", "grp, log, pos, mono, before"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     warning(
         "C4",
-        "no consumer is given a message twice while it keeps its queue",
+        "no consumer receives a message twice while it owns the queue",
         "group_reads",
-        "{grp}/{consumer} was given message {mid} of {log} {n} times",
-        Part(_TIMES_GIVEN, "n > 1", "grp, consumer, log, mid, n"),
+        "{grp}/{consumer} received message {mid} of {log} {n} times",
+        Part(_DELIVERY_COUNTS, "n > 1", "grp, consumer, log, mid, n"),
         needs=WHOLE,
     ),
     hard(
         "C5",
-        "a group stores no offset beyond what it has processed, and none below the one before",
+        "a group stores no offset beyond the messages that it has processed",
         "commits_off group_reads",
-        "group {grp} on {log}: operation {op} stored {off}, {what}",
-        Part(
-            _STORED,
-            "all_at - bound > inv",
-            "grp, log, op, off, 'before position ' || CAST(off - 1 AS STRING) "
-            "|| ' and all before it were processed' AS what, src, inc, seq",
-        ),
-        Part(
-            OFFSETS,
-            # Without a generation it may come from who does not know yet that the queue is another member's;
-            # it changes nothing then, which S9 sees.
-            "k = 0 AND f = 'commit_off' AND off < stored AND epoch IS NOT NULL",
-            "grp, log, op, off, 'after ' || CAST(stored AS STRING) AS what, src, inc, seq",
-        ),
+        "group {grp} on {log}: operation {op} stored {off} before all messages below it were processed",
+        Part(_STORED_OFFSETS, "all_at - bound > inv", "grp, log, op, off, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "C6",
-        "a consumer that takes over a queue begins at or before the stored offset",
+        "a consumer that takes over a queue starts at or before the stored offset",
         "assigns group_reads commits_off",
-        "{grp}/{consumer} began on {log} at {pos}, stored was {stored}",
+        "{grp}/{consumer} started on {log} at {pos}; the stored offset was {stored}",
         Part(
-            _TAKEN_OVER,
+            _START_POSITIONS,
             "k = 1 AND pos > stored AND rank > 0",
             "grp, consumer, log, k, pos, rank, src, inc, seq, stored",
         ),
@@ -299,9 +287,9 @@ CHECKS: tuple[Check, ...] = (
     ),
     warning(
         "C7",
-        "one consumer of a group reads a queue at a time, but for the moment of a change",
+        "a queue has one consumer per group at a time, except during a rebalance",
         "group_reads",
-        "group {grp} on {log}: {consumer} read beside another consumer for {beside} ns",
+        "group {grp} on {log}: {consumer} and another consumer read concurrently for {beside} ns",
         Part(
             _OVERLAPS,
             f"first < last_before AND least(last, last_before) - first > {CHANGE_NS}",
@@ -312,11 +300,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C8",
-        "a group with a filter is given only what matches it",
+        "a group with a filter receives only matching messages",
         "group_reads",
-        "{grp}/{consumer} was given message {mid} with tag {tag}; its filter is {filter}",
+        "{grp}/{consumer} received message {mid} with tag {tag}; its filter is {filter}",
         Part(
-            _FILTERED,
+            _FILTERED_DELIVERIES,
             "instr('||' || filter || '||', '||' || coalesce(tag, '') || '||') = 0",
             "grp, consumer, mid, tag, filter, src, inc, seq",
         ),
@@ -324,7 +312,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C9",
-        "no message is tried more often than allowed, or given up twice, or before its last attempt",
+        "no message exceeds its maximum attempts, or becomes a dead letter twice or early",
         "group_reads",
         "group {grp}, message {mid}: {what}",
         Part(
@@ -333,26 +321,27 @@ CHECKS: tuple[Check, ...] = (
             "grp, mid, 'attempt ' || CAST(attempt AS STRING) AS what, src, inc, seq",
         ),
         Part(
-            _GIVEN_UP,
+            _DEAD_LETTERS,
             "n > 1",
-            "grp, mid, 'given up ' || CAST(n AS STRING) || ' times' AS what, src, inc, seq",
+            "grp, mid, 'sent to the dead letter queue ' || CAST(n AS STRING) || ' times' AS what, "
+            "src, inc, seq",
         ),
         Part(
-            _GIVEN_UP_EARLY,
-            # The first attempt is 0; some count the last one as tried before it fails.
+            _LAST_ATTEMPTS,
+            # Attempts start at 0. Some clients count the last attempt before it fails.
             "attempt < max_attempts - 1",
-            "grp, mid, 'given up after attempt ' || CAST(attempt AS STRING) || ' of ' "
+            "grp, mid, 'sent to the dead letter queue after attempt ' || CAST(attempt AS STRING) || ' of ' "
             "|| CAST(max_attempts AS STRING) AS what, src, inc, seq",
         ),
         needs=EVIDENT,
     ),
     hard(
         "C10",
-        "nothing is delivered before some node knew it to be committed",
+        "no message is delivered before a node has reported it committed",
         "reads commits",
-        "message {mid} at index {lidx} was delivered when {committed_before} was committed",
+        "message {mid} at index {lidx} was delivered when the highest commit index was {committed_before}",
         Part(
-            _KNOWN_COMMITTED,
+            _COMMITS_BEFORE,
             "k = 1 AND coalesce(committed_before, -1) < lidx",
             "k, lidx, mid, src, inc, seq, committed_before",
         ),
@@ -360,33 +349,31 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "C11",
-        "what a group has acknowledged, and was told so, it is never given again",
+        "an acknowledged message is not redelivered to its group",
         "receives acks_ok",
         "{grp}/{consumer} received message {mid} of {log} after operation {op} had acknowledged it",
-        Part(_RETURNED, "acked + bound < inv", "grp, consumer, mid, log, op, inv, acked, src, inc, seq"),
+        Part(_AFTER_ACK, "acked + bound < inv", "grp, consumer, mid, log, op, inv, acked, src, inc, seq"),
         needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "C12",
-        "a message that a member has is given to nobody else, nor in order what stands behind it, unless its "
-        "time is over",
+        "a message is not redelivered while invisible; in FIFO groups, neither are later ones",
         "holds",
         "{grp}/{consumer} received {what}",
-        # Cluster time may run faster than ours by a thousandth.
         Part(
-            _AGAIN,
-            "failed IS NULL AND gone IS NULL AND doubted IS NULL AND held < delay_ms * 999000",
+            _REDELIVERIES,
+            f"failed IS NULL AND gone IS NULL AND doubted IS NULL AND held < {least_ns('delay_ms')}",
             "grp, consumer, 'message ' || CAST(mid AS STRING) || ' of ' || log || ', which ' "
-            "|| consumer_before || ' had, ' || CAST(held AS STRING) "
-            "|| ' ns after that had asked for messages' AS what, held, delay_ms, failed, gone, doubted, src, "
-            "inc, seq",
+            "|| consumer_before || ' held, ' || CAST(held AS STRING) "
+            "|| ' ns after the receive of that consumer' AS what, held, delay_ms, failed, gone, doubted, "
+            "src, inc, seq",
         ),
         Part(
-            _BESIDE,
+            _CONCURRENT_HOLDERS,
             "true",
             "grp, consumer, 'position ' || CAST(pos AS STRING) || ' of ' || log "
-            "|| ' while nobody was through with others of this queue' AS what, first, until_before, src, "
-            "inc, seq",
+            "|| ' while another member held earlier messages of this queue' AS what, first, until_before, "
+            "src, inc, seq",
         ),
         needs=(*WHOLE, Need.CLOCKS),
     ),

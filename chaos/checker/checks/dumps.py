@@ -1,12 +1,12 @@
-"""What the reader of the nodes' files says of all that it has read: B7."""
+"""Digests that the reader of the nodes' files computes over complete files: B7."""
 
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.needs import EVIDENT, Need
 
-#: Digests of what is equally much: of the committed entries from the same one to the same one, and of as many
-#: units of ConsumeQueues that were built of these.
+#: Digests of comparable ranges: committed entries with the same first and last index, and equal numbers of
+#: ConsumeQueue units built from such a range.
 _DIGESTS = """
 SELECT run, ledger, max(n) AS n, min(node) AS node, max(node) AS node_other, min(digest) AS digest_min,
   max(digest) AS digest_max
@@ -23,9 +23,9 @@ FROM (
 CHECKS: tuple[Check, ...] = (
     hard(
         "B7",
-        "the files of nodes that hold equally much hold the same",
+        "nodes with the same range of entries have identical contents",
         "dumped",
-        "{ledger}: {node} and {node_other} have {n} each, and not the same",
+        "{ledger}: {node} and {node_other} have {n} each, with different contents",
         Part(_DIGESTS, "digest_min < digest_max", "ledger, n, node, node_other", few=True),
         needs=(*EVIDENT, Need.DUMPS, Need.SOUND_FILES),
     ),

@@ -1,7 +1,7 @@
-"""What histories of other systems promise whose reads name no positions: H0-H9.
+"""Histories of other systems without positions: H0-H9.
 
-Which of them applies, the model of the history decides (`chaos.checker.histories.models`). Those with
-positions are Jepsen's kafka: `chaos.checker.checks.kafka`.
+The model of the history selects the checks (`chaos.checker.histories.models`). Only histories of Jepsen's
+kafka workload have positions: `chaos.checker.checks.kafka`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from chaos.checker.checks.registry import Check, Part, hard, void, warning
 from chaos.checker.needs import EVIDENT, WHOLE, Need
 
-#: What reads showed: one row an element, with the interval of the read.
-_TOLD = """
+#: Elements that reads returned: one row per element, with the interval of the read.
+_ELEMENTS = """
 SELECT d.run, d.log, d.mid, d.op, d.i, o.f, o.inv, o.ret, r.history, d.src, d.inc, d.seq FROM dlv d
 JOIN runs r ON r.run = d.run AND r.history IS NOT NULL JOIN ops o ON o.run = d.run AND o.op = d.op
 WHERE o.outcome = 'ok' OR r.history = 'queue'
 """
-#: The same, beside how the element was sent.
-_TOLD_AND_SENT = f"""
-SELECT t.*, s.sent, s.fails, s.sent_inv FROM ({_TOLD}) t
+#: The same, with the send of the element.
+_READS_WITH_SENDS = f"""
+SELECT t.*, s.sent, s.fails, s.sent_inv FROM ({_ELEMENTS}) t
 LEFT JOIN (SELECT run, log, mid, count(*) AS sent, count(*) FILTER (WHERE outcome = 'fail') AS fails,
     min(inv) AS sent_inv FROM sends GROUP BY run, log, mid) s
   ON s.run = t.run AND s.log = t.log AND s.mid = t.mid
 WHERE t.history IN ('set', 'queue')
 """
-#: When an element was certainly there: its sender was told so, or somebody was shown it.
+#: The time from which an element was certainly present: its add was acknowledged, or a read returned it.
 _KNOWN_SINCE = f"""
 SELECT run, log, mid, min(at_ns) AS at_ns FROM (
   SELECT run, log, mid, ret AS at_ns FROM sends WHERE outcome = 'ok'
-  UNION ALL SELECT run, log, mid, ret FROM ({_TOLD}) told
+  UNION ALL SELECT run, log, mid, ret FROM ({_ELEMENTS}) told
 ) both_ways GROUP BY run, log, mid
 """
-#: Reads of everything.
+#: Reads of the complete set or queue.
 _WHOLE_READS = """
 SELECT q.run, q.log, q.op, q.inv, q.src, q.inc, q.seq, r.history FROM reads q
 JOIN runs r ON r.run = q.run AND r.history IS NOT NULL WHERE q.outcome = 'ok' AND q.end_claim
@@ -40,14 +40,14 @@ SELECT run, log, history, max_by(op, inv) AS op, max(inv) AS inv, max_by(src, in
   max_by(inc, inv) AS inc, max_by(seq, inv) AS seq
 FROM ({_WHOLE_READS}) w GROUP BY run, log, history
 """
-#: Acknowledged elements of queues that nobody was given, beside how many such there are in their queue, how
-#: many reads of it nobody knows the outcome of, and whether a read that began after they were acknowledged
-#: found it empty.
-_NEVER_TAKEN = f"""
+#: Acknowledged elements of queues that no read returned, with their number in the queue, the number of reads
+#: of the queue with an unknown outcome, and whether a read that started after their acknowledgment found the
+#: queue empty.
+_UNREAD_ELEMENTS = f"""
 SELECT s.run, s.log, s.mid, s.src, s.inc, s.seq, coalesce(s.ret < d.inv, false) AS drained,
   count(*) OVER (PARTITION BY s.run, s.log) AS lost, coalesce(a.asked, 0) AS asked
 FROM sends s JOIN runs r ON r.run = s.run AND r.history = 'queue'
-ANTI JOIN ({_TOLD}) t ON t.run = s.run AND t.log = s.log AND t.mid = s.mid
+ANTI JOIN ({_ELEMENTS}) t ON t.run = s.run AND t.log = s.log AND t.mid = s.mid
 LEFT JOIN (SELECT run, log, count(*) AS asked FROM reads WHERE outcome = 'info' GROUP BY run, log) a
   ON a.run = s.run AND a.log = s.log
 LEFT JOIN (SELECT run, log, max(inv) AS inv FROM reads WHERE end_claim AND outcome <> 'info'
@@ -60,16 +60,17 @@ SELECT k.run, k.log, k.mid, l.src, l.inc, l.seq FROM ({_KNOWN_SINCE}) k
 JOIN ({_LAST_READS}) l ON l.run = k.run AND l.log = k.log AND l.history = 'set' AND k.at_ns < l.inv
 ANTI JOIN dlv d ON d.run = k.run AND d.op = l.op AND d.mid = k.mid
 """
-_TAKEN = f"""
-SELECT run, log, mid, count(*) AS n, max(src) AS src, max(inc) AS inc, max(seq) AS seq FROM ({_TOLD}) t
+_DEQUEUES = f"""
+SELECT run, log, mid, count(*) AS n, max(src) AS src, max(inc) AS inc, max(seq) AS seq FROM ({_ELEMENTS}) t
 WHERE history = 'queue' GROUP BY run, log, mid
 """
-_SHOWN = f"""
+_ELEMENT_COUNTS = f"""
 SELECT run, log, op, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
-FROM ({_TOLD}) t WHERE history = 'set' GROUP BY run, log, op, mid
+FROM ({_ELEMENTS}) t WHERE history = 'set' GROUP BY run, log, op, mid
 """
-#: Elements of queues by when they went in: how late those that had certainly gone in before were asked for.
-_IN_TURN = f"""
+#: Elements of queues in the order of their enqueues, with the latest dequeue of those that had certainly been
+#: enqueued before.
+_QUEUE_ORDER = f"""
 SELECT run, log, mid, k, out_ret, src, inc, seq, max(CASE WHEN k = 1 THEN out_inv END) OVER (
   PARTITION BY run, log ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS out_inv_before
 FROM (
@@ -77,11 +78,11 @@ FROM (
     o.src, o.inc, o.seq
   FROM sends s
   JOIN (SELECT run, log, mid, min(inv) AS out_inv, min(ret) AS out_ret, min(src) AS src, min(inc) AS inc,
-      min(seq) AS seq FROM ({_TOLD}) t WHERE history = 'queue' GROUP BY run, log, mid) o
+      min(seq) AS seq FROM ({_ELEMENTS}) t WHERE history = 'queue' GROUP BY run, log, mid) o
     ON o.run = s.run AND o.log = s.log AND o.mid = s.mid
   CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE k.k = 0 OR s.ret IS NOT NULL)
 """
-#: Reads of sets: how much was known to be there when they began, and how much of that they showed.
+#: Reads of sets: the number of elements known to be present before they started, and of those they returned.
 _STALE = f"""
 SELECT w.run, w.log, w.op, w.k, coalesce(s.shown, 0) AS shown, w.known, w.src, w.inc, w.seq FROM (
   SELECT *, sum(1 - k) OVER (PARTITION BY run, log ORDER BY t, k DESC
@@ -92,13 +93,13 @@ SELECT w.run, w.log, w.op, w.k, coalesce(s.shown, 0) AS shown, w.known, w.src, w
     UNION ALL
     SELECT run, log, op, inv, 1, src, inc, seq FROM ({_WHOLE_READS}) q WHERE history = 'set')
 ) w LEFT JOIN (
-  SELECT t.run, t.op, count(*) AS shown FROM (SELECT DISTINCT run, log, op, inv, mid FROM ({_TOLD}) d) t
+  SELECT t.run, t.op, count(*) AS shown FROM (SELECT DISTINCT run, log, op, inv, mid FROM ({_ELEMENTS}) d) t
   JOIN ({_KNOWN_SINCE}) n ON n.run = t.run AND n.log = t.log AND n.mid = t.mid AND n.at_ns < t.inv
   GROUP BY t.run, t.op) s ON s.run = w.run AND s.op = w.op
 """
-#: Keys of registers and stores (`chaos.checker.histories.linearize`), and the operation that no order
+#: Keys of registers and stores (`chaos.checker.histories.linearize`), with the operation that no order
 #: explains.
-_SEARCHED = """
+_SEARCH_RESULTS = """
 SELECT l.run, l.log, l.found, o.op, o.src, o.inc, o.seq FROM linearized l
 LEFT JOIN ops o ON o.run = l.run
   AND o.op = CASE WHEN l.found LIKE '% %' THEN CAST(split_part(l.found, ' ', 2) AS BIGINT) END
@@ -107,18 +108,18 @@ LEFT JOIN ops o ON o.run = l.run
 CHECKS: tuple[Check, ...] = (
     void(
         "H0",
-        "no element can have gone to a reader who never said so",
+        "no dequeue with an unknown outcome may have removed a missing element",
         "takes",
-        "{log}: {mid} is missing, one of {lost}, and {asked} reads have no known outcome",
-        Part(_NEVER_TAKEN, "drained AND lost <= asked", "log, mid, lost, asked, src, inc, seq"),
+        "{log}: {mid} is missing, one of {lost}, and {asked} dequeues have no known outcome",
+        Part(_UNREAD_ELEMENTS, "drained AND lost <= asked", "log, mid, lost, asked, src, inc, seq"),
     ),
     hard(
         "H1",
-        "what was read had been sent before",
+        "every element that was read had been added before",
         "unplaced_reads",
-        "{log}: operation {op} showed {mid}, which {what}",
+        "{log}: operation {op} returned {mid}, which {what}",
         Part(
-            _TOLD_AND_SENT,
+            _READS_WITH_SENDS,
             "sent IS NULL OR ret < sent_inv",
             "log, op, mid, CASE WHEN sent IS NULL THEN 'was never sent' ELSE 'was sent only later' END "
             "AS what, src, inc, seq",
@@ -127,51 +128,51 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "H2",
-        "what certainly failed was never read",
+        "an element whose add definitely failed is never read",
         "unplaced_reads",
-        "{log}: operation {op} showed {mid}, whose send had failed",
-        Part(_TOLD_AND_SENT, "fails = sent", "log, op, mid, src, inc, seq"),
+        "{log}: operation {op} returned {mid}, whose add failed",
+        Part(_READS_WITH_SENDS, "fails = sent", "log, op, mid, src, inc, seq"),
         needs=(*EVIDENT, Need.OPERATIONS),
     ),
     hard(
         "H3",
-        "what was acknowledged is there in the end: in the last read, or taken out of the queue",
+        "no acknowledged element is lost: the last read returns it, or a dequeue did",
         "last_reads",
-        "{log}: {mid} is lost; the line is that of {whose}",
+        "{log}: {mid} is lost (line of {whose})",
         Part(_NOT_IN_LAST_READ, "true", "log, mid, 'the last read' AS whose, src, inc, seq"),
-        Part(_NEVER_TAKEN, "drained AND lost > asked", "log, mid, 'its send' AS whose, src, inc, seq"),
+        Part(_UNREAD_ELEMENTS, "drained AND lost > asked", "log, mid, 'its send' AS whose, src, inc, seq"),
         needs=WHOLE,
         clear_needs=(*WHOLE, Need.TAKES),
     ),
     warning(
         "H4",
-        "nothing is taken out of a queue twice",
+        "no element is dequeued twice",
         "takes",
-        "{log}: {mid} was taken {n} times",
-        Part(_TAKEN, "n > 1", "log, mid, n, src, inc, seq"),
+        "{log}: {mid} was dequeued {n} times",
+        Part(_DEQUEUES, "n > 1", "log, mid, n, src, inc, seq"),
         needs=WHOLE,
     ),
     hard(
         "H5",
-        "a read shows an element once",
+        "a read returns each element once",
         "set_reads",
-        "{log}: operation {op} showed {mid} {n} times",
-        Part(_SHOWN, "n > 1", "log, op, mid, n, src, inc, seq"),
+        "{log}: operation {op} returned {mid} {n} times",
+        Part(_ELEMENT_COUNTS, "n > 1", "log, op, mid, n, src, inc, seq"),
         needs=EVIDENT,
     ),
     warning(
         "H6",
-        "what went into a queue first comes out first",
+        "queues are first-in, first-out",
         "takes",
-        "{log}: {mid} was out before one was asked for that had gone in before it",
-        Part(_IN_TURN, "k = 0 AND out_inv_before > out_ret", "log, mid, src, inc, seq"),
+        "{log}: {mid} was dequeued before an element that was enqueued earlier",
+        Part(_QUEUE_ORDER, "k = 0 AND out_inv_before > out_ret", "log, mid, src, inc, seq"),
         needs=WHOLE,
     ),
     warning(
         "H7",
-        "every read of a set shows all that was known to be in it",
+        "a read of a set returns every element known to be present",
         "set_reads",
-        "{log}: operation {op} showed {shown} of {known} elements that were known before it began",
+        "{log}: operation {op} returned {shown} of {known} elements that were present before it started",
         Part(_STALE, "k = 1 AND shown < known", "log, op, shown, known, src, inc, seq"),
         needs=WHOLE,
     ),
@@ -179,21 +180,21 @@ CHECKS: tuple[Check, ...] = (
         "H8",
         "every key is linearizable",
         "register_uses",
-        "{log}: when operation {op} had ended, no order of the operations explained all of them",
-        Part(_SEARCHED, "found LIKE 'no %'", "log, op, src, inc, seq"),
+        "{log}: no order of the operations explains the results up to the completion of operation {op}",
+        Part(_SEARCH_RESULTS, "found LIKE 'no %'", "log, op, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     void(
         "H9",
-        "for every key an order of the operations was found, or that there is none",
+        "the search for a linearization of every key was conclusive",
         "register_uses",
         "{log}: {what}",
         Part(
-            _SEARCHED,
+            _SEARCH_RESULTS,
             "found = 'perhaps' OR found LIKE 'begun %'",
-            "log, CASE WHEN found = 'perhaps' THEN 'too many operations at the same time for the search' "
-            "ELSE 'linearizable only if it had a value before all writes, which nobody says: see operation ' "
-            "|| CAST(op AS STRING) END AS what, src, inc, seq",
+            "log, CASE WHEN found = 'perhaps' THEN 'too many concurrent operations for the search' "
+            "ELSE 'linearizable only with an initial value, which the history does not state: "
+            "see operation ' || CAST(op AS STRING) END AS what, src, inc, seq",
         ),
     ),
 )

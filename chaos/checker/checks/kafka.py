@@ -1,7 +1,7 @@
-"""What a history of Jepsen's kafka workload promises: H20-H36, with the names that Jepsen has for them.
+"""Jepsen's kafka workload: H20-H36, with Jepsen's names of the anomalies.
 
-Tables: `chaos.checker.histories.tables`. Operations are atomic, and polls of operations that ended otherwise
-than well count where they do in Jepsen: what is shown must be safe, but only what ended well was read.
+Tables: `chaos.checker.histories.tables`. Operations are atomic. Polls of operations that did not complete
+with ok count where they do in Jepsen: their results must be safe, but only ok operations count as reads.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from chaos.checker.checks.registry import Part, hard, void, warning
 from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
 
-_SENT_BY_NOBODY = """
+_POLLS_WITH_SENDS = """
 SELECT p.*, s.sent, s.fails, s.sent_inv FROM k_polls p
 LEFT JOIN (SELECT run, log, mid, count(*) AS sent, count(*) FILTER (WHERE outcome = 'fail') AS fails,
     min(inv) AS sent_inv FROM k_sends GROUP BY run, log, mid) s
   ON s.run = p.run AND s.log = p.log AND s.mid = p.mid
 """
-_OWN = """
+_OWN_SENDS = """
 SELECT p.run, p.log, p.mid, p.op, p.txn, p.src, p.inc, p.seq FROM k_polls p
 SEMI JOIN k_sends s ON s.run = p.run AND s.txn = p.txn AND s.log = p.log AND s.mid = p.mid
 """
@@ -36,9 +36,9 @@ _CYCLES = """
 SELECT c.run, c.what, c.txn, c.other, o.src, o.inc, o.seq FROM k_cycles c
 LEFT JOIN ops o ON o.run = c.run AND o.op = c.txn
 """
-#: What stands at which rank, beside the highest of what had returned before it began: of sends where they
-#: stand, of reads the highest that they showed.
-_TIMED = """
+#: Ranks of sends and reads, with the highest rank among operations that had completed before they started.
+#: The rank of a read is the highest that it returned.
+_REAL_TIME_ORDER = """
 SELECT run, log, op, rank, k, src, inc, seq, max(CASE WHEN k = 1 THEN rank END) OVER w AS rank_before,
   max_by(op, CASE WHEN k = 1 THEN rank END) OVER w AS op_before
 FROM (
@@ -65,7 +65,7 @@ _SENDS = "rank >= 0 AND rank_before >= 0"
 CHECKS = (
     hard(
         "H20",
-        "an offset holds one message, whoever looks (inconsistent-offsets)",
+        "all observers see the same message at an offset (inconsistent-offsets)",
         "kafka_sends",
         "{log} at offset {off}: messages {mid} and {mid_other}",
         Part(
@@ -75,19 +75,19 @@ CHECKS = (
     ),
     hard(
         "H21",
-        "a message stands at one offset (duplicate)",
+        "a message has only one offset (duplicate)",
         "kafka_sends",
-        "{log}: message {mid} stands at offsets {off_min} and {off_max}",
+        "{log}: message {mid} is at offsets {off_min} and {off_max}",
         Part("k_values", "off_min < off_max", "log, mid, off_min, off_max, src, inc, seq"),
         needs=(*EVIDENT, Need.IDS),
     ),
     hard(
         "H22",
-        "what was polled had been sent before, to this key",
+        "every polled message had been sent to this key before",
         "kafka_polls",
         "{log}: operation {op} polled {mid}, which {what}",
         Part(
-            _SENT_BY_NOBODY,
+            _POLLS_WITH_SENDS,
             "sent IS NULL OR completed < sent_inv",
             "log, op, mid, CASE WHEN sent IS NULL THEN 'was never sent' ELSE 'was sent only later' END "
             "AS what, src, inc, seq",
@@ -96,32 +96,32 @@ CHECKS = (
     ),
     hard(
         "H23",
-        "nothing is read that was never committed (G1a)",
+        "no poll returns a message whose send failed (G1a)",
         "kafka_polls",
-        "{log}: operation {op} polled {mid}, whose send had failed",
-        Part(_SENT_BY_NOBODY, "outcome = 'ok' AND fails = sent", "log, op, mid, src, inc, seq"),
+        "{log}: operation {op} polled {mid}, whose send failed",
+        Part(_POLLS_WITH_SENDS, "outcome = 'ok' AND fails = sent", "log, op, mid, src, inc, seq"),
         needs=(*EVIDENT, Need.OPERATIONS),
     ),
     hard(
         "H24",
-        "nothing is polled before it is committed (precommitted-read)",
+        "no operation polls its own uncommitted sends (precommitted-read)",
         "kafka_polls",
         "{log}: operation {op} polled {mid}, which it sent itself",
-        Part(_OWN, "true", "log, op, mid, src, inc, seq"),
+        Part(_OWN_SENDS, "true", "log, op, mid, src, inc, seq"),
         needs=EVIDENT,
     ),
     hard(
         "H25",
-        "nothing is lost that others have read beyond (lost-write)",
+        "no message is lost below an offset that was read (lost-write)",
         "kafka_polls",
-        "{log}: message {mid} of operation {op} was never read, though it is number {last} of this key and "
-        "{bound} was read",
+        "{log}: message {mid} of operation {op} was never read, although it is number {last} of this key and "
+        "number {bound} was read",
         Part(_LOST, "true", "log, mid, op, last, bound, src, inc, seq"),
         needs=(*WHOLE, Need.IDS),
     ),
     hard(
         "H26",
-        "every acknowledged message was read in the end (unseen)",
+        "every acknowledged message is read in the end (unseen)",
         "kafka_polls",
         "{log}: message {mid} of operation {op} was acknowledged and never read",
         Part(_UNSEEN, "true", "log, mid, op, src, inc, seq"),
@@ -129,23 +129,23 @@ CHECKS = (
     ),
     hard(
         "H27",
-        "an operation polls all of a key between the first and the last that it polls (int-poll-skip)",
+        "within an operation, polls of a key skip no message (int-poll-skip)",
         "kafka_polls",
-        "{log}: operation {op} polled number {rank} of this key right after {before}",
+        "{log}: operation {op} polled number {rank} of this key directly after {before}",
         Part("k_polled", f"{_IN_OP} AND rank > in_op + 1", _POLLED),
         needs=EVIDENT,
     ),
     hard(
         "H28",
-        "an operation polls a key in its order (int-nonmonotonic-poll)",
+        "within an operation, polls of a key are monotonic (int-nonmonotonic-poll)",
         "kafka_polls",
-        "{log}: operation {op} polled number {rank} of this key right after {before}",
+        "{log}: operation {op} polled number {rank} of this key directly after {before}",
         Part("k_polled", f"{_IN_OP} AND rank < in_op + 1", _POLLED),
         needs=EVIDENT,
     ),
     hard(
         "H29",
-        "a process goes on with a key where its last operation that ended well left off (poll-skip)",
+        "a process continues each key where its last ok operation ended (poll-skip)",
         "kafka_polls",
         "{log}: process {proc} polled number {rank} by operation {op}, after {before} by operation "
         "{op_before}",
@@ -154,7 +154,7 @@ CHECKS = (
     ),
     hard(
         "H30",
-        "a process does not go back in a key behind what it has read (nonmonotonic-poll)",
+        "polls of a key by one process are monotonic (nonmonotonic-poll)",
         "kafka_polls",
         "{log}: process {proc} polled number {rank} by operation {op}, after {before} by operation "
         "{op_before}",
@@ -163,7 +163,7 @@ CHECKS = (
     ),
     hard(
         "H31",
-        "what an operation sends to a key stands in the order of its sends (int-nonmonotonic-send)",
+        "within an operation, sends to a key are stored in their order (int-nonmonotonic-send)",
         "kafka_sends",
         "{log}: process {proc} got number {rank} of this key for send {op}, after {before}",
         Part("k_sent", f"{_SENDS} AND txn = txn_before AND rank <= rank_before", _SENT),
@@ -171,7 +171,7 @@ CHECKS = (
     ),
     hard(
         "H32",
-        "what a process sends to a key one after the other stands in this order (nonmonotonic-send)",
+        "sequential sends of a process to a key are stored in their order (nonmonotonic-send)",
         "kafka_sends",
         "{log}: process {proc} got number {rank} of this key for send {op}, after {before}",
         Part(
@@ -183,20 +183,19 @@ CHECKS = (
     ),
     hard(
         "H33",
-        "no operations have seen each other, or what began after they had ended (G1c, G1c-realtime)",
+        "operations do not observe each other in a cycle, or against real time (G1c, G1c-realtime)",
         "kafka_polls kafka_sends",
-        "operations {txn} and {other} are in a circle of polls of what the others sent ({what})",
+        "operations {txn} and {other} are in a cycle of polls of each other's sends ({what})",
         Part(_CYCLES, "what = 'cycle' OR what = 'backwards'", "txn, other, what, src, inc, seq", few=True),
         needs=(*EVIDENT, Need.IDS, Need.CLOCKS),
     ),
     warning(
         "H34",
-        "operations are ordered as a whole: all that one sends before, or after, all of another (G0, G1c, "
-        "int-send-skip)",
+        "all sends of an operation precede, or all follow, the sends of another (G0, G1c, int-send-skip)",
         "kafka_sends",
-        "operations {txn} and {other} are each before the other in some key, or others between them ({what})",
+        "operations {txn} and {other} precede each other, directly or through others ({what})",
         Part(_CYCLES, "what = 'order'", "txn, other, what, src, inc, seq", few=True),
-        # What stands between two messages of one operation is after it and before it.
+        # The operation of a message between two messages of another operation precedes and follows the other.
         Part(
             "k_sent",
             f"{_SENDS} AND txn = txn_before AND rank > rank_before + 1",
@@ -206,12 +205,12 @@ CHECKS = (
     ),
     hard(
         "H35",
-        "what was there before a send began stands before what it sends",
+        "a send is stored after everything that was observed before it started",
         "kafka_sends",
-        "{log}: send {op} got number {rank} of this key, though operation {op_before} had told of number "
-        "{rank_before} before it began",
+        "{log}: send {op} got number {rank} of this key, although operation {op_before} had observed number "
+        "{rank_before} before it started",
         Part(
-            _TIMED,
+            _REAL_TIME_ORDER,
             "k = 0 AND rank_before > rank",
             "log, op, rank, rank_before, op_before, src, inc, seq",
         ),
@@ -219,9 +218,9 @@ CHECKS = (
     ),
     void(
         "H36",
-        "all circles of operations were looked for",
+        "the search for cycles of operations was complete",
         "kafka_polls kafka_sends",
-        "there are too many operations that both send and poll",
+        "too many operations both send and poll",
         Part(_CYCLES, "what = 'limit'", "txn", few=True),
     ),
 )

@@ -1,4 +1,4 @@
-"""What every log promises: L1-L13."""
+"""Consistency of each log: L1-L14."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
 
 
 def linearizable(stale: bool) -> str:
-    """Operations, each with the highest `lo` of those that had returned before it began.
+    """Return a query for operations, each with the highest `lo` among those that completed before it started.
 
-    Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that
-    saw i is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no
-    operation y has hi(y) < lo(x) for an x that returned before y began: one sort, one running maximum.
-    What is delayed is stored at any time after its send began. What was acknowledged and is in doubt since
-    has no place: it was lost with a classic master, and others may stand there.
-    Clocks of writers differ by the bound that the run states: what ended less than that before something
-    began counts as concurrent, and so do equal stamps: what begins at a stamp is sorted before what returns.
+    Every operation gets an interval [lo, hi] of half-steps. The append at position i is 2i + 1; a read that
+    returned i follows it; a read that observed the end e precedes the append at e. The log is linearizable
+    if and only if no operation y has hi(y) < lo(x) for an x that completed before y started, which takes one
+    sort and one running maximum.
+
+    A delayed message is stored at an unknown time after its send. If the failover of a classic master makes
+    an acknowledged send indeterminate, the send has no position: the message was lost, and others may have
+    its position. The clocks of writers differ by at most the bound that the run states. Operations that are
+    closer than the bound count as concurrent, and so do equal stamps: at one stamp, starts sort before
+    completions.
     """
     reads = f"""
       SELECT r.run, r.log, r.inv, r.ret, r.op, r.src, r.inc, r.seq, r.stale,
@@ -57,7 +60,7 @@ def linearizable(stale: bool) -> str:
 
 _CONTRADICTS = ("k = 0 AND lo_before > hi", "log, op, hi, lo_before, op_before, src, inc, seq")
 
-#: Positions, and below which one of their log nothing need be.
+#: Positions, with the limit below which entries of their log may have been removed.
 _POSITIONS = """
 SELECT k.*, coalesce(k.before, coalesce(m.low, 0) - 1) AS expected, coalesce(e.pos, -1) AS kept FROM known k
 LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' AND outcome = 'ok'
@@ -66,16 +69,16 @@ LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' A
 LEFT JOIN kept_logs e ON e.run = k.run AND e.log = k.log
 """
 
-#: Entries of nodes, each with the last before it that is there, or is known to be damaged.
+#: Entries of nodes, each with the previous entry that is present or known to be damaged.
 _STORED = """
 SELECT run, node, ledger, lidx, lag(last) OVER (PARTITION BY run, node, ledger ORDER BY lidx, last) AS before
 FROM (SELECT run, node, coalesce(ledger, '') AS ledger, lidx, lidx AS last FROM dump
   UNION ALL SELECT run, node, ledger, lidx, last FROM holes)
 """
 
-#: Acknowledged messages that are not on all nodes, with how many nodes have files that reach so far and are
-#: not known to be damaged there.
-_LACKING = """
+#: Acknowledged messages that some node lacks, with the number of nodes whose files extend to that index and
+#: are not known to be damaged there.
+_INCOMPLETE_COPIES = """
 SELECT h.run, h.mid, h.lidx, h.n, h.src, h.inc, h.seq, count(*) AS want FROM doubts h
 JOIN dump_ends g ON g.run = h.run AND g.ledger = h.ledger AND g.low <= h.lidx AND h.lidx <= g.high
 ANTI JOIN holes x ON x.run = g.run AND x.ledger = g.ledger AND x.node = g.node AND x.lidx <= h.lidx
@@ -83,7 +86,7 @@ ANTI JOIN holes x ON x.run = g.run AND x.ledger = g.ledger AND x.node = g.node A
 WHERE h.n < h.n_dumps GROUP BY h.run, h.op, h.i, h.mid, h.lidx, h.n, h.src, h.inc, h.seq
 """
 
-_BEYOND = """
+_BEYOND_MAJORITY = """
 SELECT a.run, a.lidx, count(*) AS n, max(r.nodes) AS nodes FROM
   (SELECT run, coalesce(ledger, '') AS ledger, max(top_lidx) AS lidx FROM sent_logs GROUP BY run,
     coalesce(ledger, '')) a
@@ -91,13 +94,13 @@ JOIN dump_ends g ON g.run = a.run AND g.ledger = a.ledger AND g.sure_high < a.li
 JOIN runs r ON r.run = a.run GROUP BY a.run, a.ledger, a.lidx
 """
 
-_IN_TURN = """
+_PRODUCER_ORDER = """
 SELECT run, log, proc, op, pos, src, inc, seq, max(pos) OVER (PARTITION BY run, log, proc ORDER BY inc, seq, i
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM sends WHERE outcome = 'ok' AND pos IS NOT NULL
 """
 
-_LATE = """
+_STALE_READS = """
 SELECT *, max(CASE WHEN k = 1 THEN hi END) OVER (PARTITION BY run, log ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS acked
 FROM (
@@ -109,8 +112,8 @@ FROM (
 )
 """
 
-#: What was handed out with a tag or a key, by reads or by look-ups, beside those of its send.
-_LABELLED = """
+#: Messages that reads and look-ups returned with a tag or a key, with the tag and key of their send.
+_LABELS = """
 SELECT d.run, d.log, d.mid, d.tag, d.key, s.tag AS sent_tag, s.key AS sent_key, d.src, d.inc, d.seq
 FROM (
   SELECT run, log, mid, tag, key, src, inc, seq FROM dlv_lines
@@ -119,11 +122,11 @@ FROM (
 WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key IS NOT NULL)
 """
 
-#: What reads were to bring, by the positions that are known, and what they brought. `until`: where a read
-#: says that it goes on, or one behind what it brought last. Not of groups that want only some, nor of queues
-#: from where something had been removed by then: who reads there is passed over it, where a reader of the log
-#: is refused.
-_BROUGHT = """
+#: For each read, the messages at known positions in its range, and those that it returned. `until`: the next
+#: offset that the read reports, or one past its last message. Excludes groups with filters and queues from
+#: which messages had been removed by then: there the broker moves a consumer forward, while the log refuses
+#: its readers.
+_READ_RANGES = """
 SELECT b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, max(b.counted) - min(b.counted) AS there,
   max(k.last) AS last, b.src, b.inc, b.seq
 FROM (
@@ -165,9 +168,9 @@ GROUP BY b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, b.src, b.inc
 CHECKS: tuple[Check, ...] = (
     hard(
         "L1",
-        "a position of a log holds one message, whoever looks",
+        "all observers see the same message at a position of a log",
         "seen",
-        "{log} at {pos}: messages {mid} and {mid_other}, or two contents",
+        "{log} at {pos}: messages {mid} and {mid_other}, or two different contents",
         Part(
             _POSITIONS,
             "mid_min < mid_max OR digest_min < digest_max",
@@ -178,22 +181,22 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "L2",
-        "a message stands in its log once",
+        "a message is stored in its log at most once",
         "seen",
-        "{log}: message {mid} stands at {pos_min} and at {pos_max}",
+        "{log}: message {mid} is stored at {pos_min} and at {pos_max}",
         Part(PLACED, "pos_min < pos_max", "log, mid, pos_min, pos_max"),
         needs=(*WHOLE, Need.IDS),
         clear_needs=DRAINED,
     ),
     hard(
         "L3",
-        "positions have no holes",
+        "positions have no gaps",
         "seen",
-        "{log}: nothing between {before} and {pos}",
+        "{log}: no message between {before} and {pos}",
         Part(
             _POSITIONS, "log LIKE 'q:%' AND pos > expected + 1 AND pos > kept", "log, pos, expected AS before"
         ),
-        # What was removed later was there when somebody read beyond it.
+        # Messages that were removed later were present when a reader passed them.
         Part(
             DELIVERIES,
             "log LIKE 'q:%' AND counts AND pos <= kept AND pos > in_read + 1 "
@@ -209,32 +212,32 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "L4",
-        "what was read or stored was sent, to this log, with this content",
+        "every message that was read or stored had been sent to this log with this content (no phantoms)",
         "seen",
         "{log} at {pos}: message {mid} {what}",
         Part(
             PLACED,
             "pos_min IS NOT NULL AND (sent = 0 OR digest_min < digest_max)",
             "log, pos_min AS pos, mid, CASE WHEN sent = 0 THEN 'was never sent there' "
-            "ELSE 'has another content than was sent' END AS what",
+            "ELSE 'differs from the content that was sent' END AS what",
         ),
         needs=WHOLE,
         clear_needs=DRAINED,
     ),
     hard(
         "L5",
-        "what certainly failed was never delivered",
+        "a message whose send definitely failed is never delivered (no aborted reads)",
         "reads seen",
-        "{log} at {pos}: message {mid}, whose send had failed",
+        "{log} at {pos}: message {mid} was read, but its send failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND reads > 0", "log, mid, read_min AS pos"),
         needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
         clear_needs=DRAINED,
     ),
     hard(
         "L6a",
-        "readers skipped nothing that others have read beyond",
+        "no message is skipped below a position that others have read",
         "reads seen",
-        "{log}: message {mid} at {pos} was never read, though {bound} was",
+        "{log}: message {mid} at {pos} was never read, although position {bound} was",
         Part(
             PLACED,
             "reads = 0 AND fails = 0 AND sent > 0 AND pos_max < bound AND pos_min >= start "
@@ -246,7 +249,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "L6b",
-        "every acknowledged message was read in the end, and so was all that the files hold",
+        "the final reads return every acknowledged message and every message in the files",
         "acked drained healed",
         "{log}: message {mid} {what}",
         Part(
@@ -254,62 +257,62 @@ CHECKS: tuple[Check, ...] = (
             "drained IS NOT NULL AND oks > 0 AND finals = 0 "
             "AND coalesce(lidx_min > purged, pos_min >= kept, true)",
             "log, mid, CASE WHEN reads = 0 THEN 'was acknowledged and never read' "
-            "ELSE 'was acknowledged and read, and the final reads do not show it' END AS what",
+            "ELSE 'was acknowledged and read, but the final reads lack it' END AS what",
         ),
         Part(
             PLACED,
             "drained IS NOT NULL AND oks = 0 AND fails = 0 AND sent > 0 AND dumps > 0 AND finals = 0 "
             "AND pos_max <= target AND coalesce(lidx_min > purged, pos_min >= kept, true)",
-            "log, mid, 'stands in files, and is not read in the end' AS what",
+            "log, mid, 'is stored in files, but the final reads lack it' AS what",
         ),
         needs=(*DRAINED, Need.LIVES),
     ),
     hard(
         "L6c",
-        "every acknowledged message stands on every node whose files reach so far",
+        "every acknowledged message is stored on every node whose files extend to its index",
         "acked dump",
-        "message {mid}, acknowledged at index {lidx}, stands on {n} of {want} nodes",
-        Part(_LACKING, "n < want", "mid, lidx, n, want, src, inc, seq", few=True),
+        "message {mid}, acknowledged at index {lidx}, is stored on {n} of {want} nodes",
+        Part(_INCOMPLETE_COPIES, "n < want", "mid, lidx, n, want, src, inc, seq", few=True),
         needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "L6d",
-        "no acknowledged message lies beyond the end of a majority of the nodes",
+        "no acknowledged message lies beyond the end of the log on a majority of the nodes",
         "acked dump",
-        "index {lidx}, acknowledged, is beyond the end of the files of {n} of {nodes} nodes",
-        Part(_BEYOND, "2 * n >= nodes", "lidx, n, nodes", few=True),
+        "acknowledged index {lidx} is beyond the end of the files of {n} of {nodes} nodes",
+        Part(_BEYOND_MAJORITY, "2 * n >= nodes", "lidx, n, nodes", few=True),
         needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "L7",
-        "every log is linearizable: what ended before something began stands before it",
+        "every log is linearizable: an operation that completed before another started precedes it",
         "acked",
-        "{log}: operation {op} contradicts operation {op_before}, which had ended before it began "
+        "{log}: operation {op} contradicts operation {op_before}, which had completed before it started "
         "(half-steps {hi} and {lo_before})",
         Part(linearizable(stale=False), *_CONTRADICTS),
         needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "L8",
-        "reads that may be late never show the future",
+        "reads that may be stale never return later appends",
         "stale_reads",
-        "{log}: append {op} began after read {op_before} had shown it or what is behind it",
+        "{log}: append {op} started after read {op_before} had observed it or a later position",
         Part(linearizable(stale=True), *_CONTRADICTS),
         needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "L9",
-        "what one producer sends one after the other stands in this order",
+        "sequential sends of one producer are stored in their order",
         "acked",
         "{log}: {proc} got position {pos} for operation {op}, after {before}",
-        Part(_IN_TURN, "pos <= before", "log, proc, op, pos, before, src, inc, seq"),
-        needs=(*EVIDENT, Need.OPERATIONS, Need.PROCESSES),
+        Part(_PRODUCER_ORDER, "pos <= before", "log, proc, op, pos, before, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.PROCESSES, Need.CLOCKS),
     ),
     hard(
         "L10",
-        "the messages of one read follow each other",
+        "the messages of one read are consecutive",
         "reads seen",
-        "{log}: operation {op} gave position {pos} after {before}",
+        "{log}: operation {op} returned position {pos} after {before}",
         Part(
             DELIVERIES,
             "counts AND (rank <= rank_in_read OR (rank > rank_in_read + 1 AND coalesce(filtered, '*') = "
@@ -317,11 +320,11 @@ CHECKS: tuple[Check, ...] = (
             "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, "
             "inc, seq",
         ),
-        needs=NODE_LINES,
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "L11",
-        "a consumer goes on where it was, as long as it keeps its queue",
+        "a consumer continues from its last position while it owns the queue",
         "group_reads",
         "{grp}/{consumer} on {log}: position {pos} after {before}",
         Part(
@@ -332,28 +335,28 @@ CHECKS: tuple[Check, ...] = (
             "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, "
             "inc, seq",
         ),
-        needs=NODE_LINES,
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     warning(
         "L12",
-        "reads that may be late saw all that was acknowledged before",
+        "stale reads observe every send that was acknowledged before they started",
         "stale_reads",
-        "{log}: operation {op} claimed the end {hi} when {acked} positions were acknowledged",
-        Part(_LATE, "k = 0 AND acked > hi", "log, op, hi, acked, src, inc, seq"),
+        "{log}: operation {op} reported the end {hi} when {acked} positions were acknowledged",
+        Part(_STALE_READS, "k = 0 AND acked > hi", "log, op, hi, acked, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "L13",
-        "a message is handed out with the tag and the key with which it was sent",
+        "a message is delivered with the tag and the key with which it was sent",
         "sends reads",
-        "{log}: message {mid} was handed out with {said}, and had been sent with {sent}",
+        "{log}: message {mid} was delivered with {said}, but had been sent with {sent}",
         Part(
-            _LABELLED,
+            _LABELS,
             "tag <> sent_tag",
             "log, mid, 'tag ' || tag AS said, 'tag ' || sent_tag AS sent, src, inc, seq",
         ),
         Part(
-            _LABELLED,
+            _LABELS,
             "key <> sent_key",
             "log, mid, 'key ' || key AS said, 'key ' || sent_key AS sent, src, inc, seq",
         ),
@@ -361,17 +364,17 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "L14",
-        "a read brings all that lies from where it was to begin to where it says that it goes on",
+        "a read returns every message between its start offset and its next offset",
         "reads seen",
-        "{log}: operation {op} was to begin at {from_off} and went on at {until}; {there} messages lie "
-        "there, and it brought {given}, from {least} on",
+        "{log}: operation {op} started at {from_off} and continues at {until}; of {there} messages between "
+        "these offsets it returned {given}, from {least}",
         Part(
-            _BROUGHT,
+            _READ_RANGES,
             "there <> given OR least < from_off OR until < from_off",
             "log, op, from_off, until, there, given, least, src, inc, seq",
         ),
         Part(
-            _BROUGHT,
+            _READ_RANGES,
             "log LIKE 'q:%' AND until > coalesce(last, -1) + 1",
             "log, op, from_off, until, there, given, least, src, inc, seq",
         ),

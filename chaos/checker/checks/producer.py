@@ -1,33 +1,52 @@
-"""What an acknowledgement promises: P1-P7."""
+"""Guarantees of an acknowledgment, and of retention: P1-P7, P9, P10."""
 
 from __future__ import annotations
 
 from chaos.checker.agreement import PARTS_OF_OPERATIONS
+from chaos.checker.checks.cluster_time import least_ns
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
-#: What syncs cover on a majority, each time that it changes: `durable` is the highest index up to which a
-#: majority of the nodes is durable; `n` numbers the changes.
-_MAJORITY = """
+#: Nodes that lost their logs, and the period in which they do not count toward a majority (rule 11): until
+#: a leader counts entries of its own term, if that term was unknown to all nodes when the node returned.
+_UNCOUNTED_NODES = """
+SELECT run, node, since,
+  least(until, lead(since) OVER (PARTITION BY run, node ORDER BY since)) AS until
+FROM (
+SELECT w.run, w.node, w.mono AS since, min(l.mono) AS until FROM (
+  SELECT w.run, w.node, w.mono, max(o.term) AS heard FROM milestones w JOIN runs r ON r.run = w.run
+  JOIN milestones o ON o.run = w.run AND o.node <> w.node AND o.e IN ('term_vote', 'recover')
+    AND o.mono + r.bound < w.mono
+  WHERE w.e = 'recover' AND w.wiped GROUP BY w.run, w.node, w.mono) w
+LEFT JOIN milestones l ON l.run = w.run AND l.e = 'leader' AND l.term > w.heard AND l.mono > w.mono
+GROUP BY w.run, w.node, w.mono)
+"""
+
+#: Each change of the index that completed syncs cover on a majority of the nodes. `durable`: that
+#: index; `n`: the number of the change.
+_MAJORITY = f"""
 SELECT run, ledger, mono - bound AS t, lidx AS durable,
   row_number() OVER (PARTITION BY run, ledger ORDER BY mono, src, seq) AS n
 FROM (
   SELECT *, row_number() OVER (PARTITION BY run, ledger, mono, src, seq ORDER BY lidx DESC) AS nth FROM (
     SELECT s.run, s.ledger, s.mono, s.src, s.seq, r.nodes, r.bound,
-      coalesce(max_by(CASE WHEN s.node = g.node THEN s.lidx END, CASE WHEN s.node = g.node THEN s.seq END)
+      coalesce(max_by(CASE WHEN s.node = g.node THEN CASE WHEN x.since IS NULL THEN s.lidx ELSE -1 END END,
+          CASE WHEN s.node = g.node THEN s.seq END)
         OVER (PARTITION BY s.run, s.ledger, g.node ORDER BY s.mono, s.src, s.seq
           ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW), -1) AS lidx
     FROM disk s
     JOIN (SELECT run, node FROM disk WHERE e = 'watched' GROUP BY run, node) g ON g.run = s.run
     JOIN runs r ON r.run = s.run
+    LEFT JOIN ({_UNCOUNTED_NODES}) x ON x.run = s.run AND x.node = s.node AND x.since + r.bound < s.mono
+      AND coalesce(s.mono < x.until - r.bound, true)
     WHERE s.e = 'synced'
   )
 ) WHERE 2 * nth > nodes AND 2 * (nth - 1) <= nodes
 """
 
-#: Every index when a client was first told that it is stored, or a node took it for committed, and up to
-#: where a majority was durable then.
+#: The first time that a client or node reports an index as stored or committed, with the index up to which a
+#: majority was durable at that time.
 _CLAIMS = f"""
 SELECT c.*, r.flush_mode FROM (
   SELECT *, coalesce(max_by(durable, n) OVER (PARTITION BY run, ledger ORDER BY t, k
@@ -45,8 +64,8 @@ SELECT c.*, r.flush_mode FROM (
 ) c JOIN runs r ON r.run = c.run WHERE c.k = 1
 """
 
-#: Where an answer promises less: every index when it was first known to be committed, and how many nodes had
-#: written it then, as they say.
+#: For weaker acknowledgments: the first time that an index is known to be committed, and the number of nodes
+#: that reported by then that they had written it.
 _WRITERS = """
 SELECT c.*, r.nodes FROM (
   SELECT run, lidx, max(term) AS term, min(src) AS src, min(inc) AS inc, min(seq) AS seq,
@@ -97,15 +116,16 @@ LEFT JOIN (SELECT d.run, d.log, d.pos, min(d.mono) AS mono FROM dlv d
   GROUP BY d.run, d.log, d.pos) d ON d.run = c.run AND d.log = c.log AND d.pos = c.first
 """
 
-#: What was removed, beside how young it was: when the send of the youngest message in it began. Another node
-#: may have removed as much before: then a node that was away, or lost its log, begins there as well.
-_REMOVALS = """
+#: Purges, with the time at which the send of the youngest removed message started. A purge may follow a purge
+#: of another node: a node that was disconnected or lost its log starts from the same base.
+_REMOVALS = f"""
 SELECT *, max(CASE WHEN may_go THEN lidx END) OVER (PARTITION BY run, ledger ORDER BY mono, lidx
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS gone_before
 FROM (
   SELECT x.*, r.keep_ms, r.keep_bytes, CAST((x.mono - x.youngest) / 1000000 AS BIGINT) AS age_ms,
     coalesce(x.size >= r.keep_bytes, false)
-      OR coalesce(x.mono - x.youngest + r.bound >= r.keep_ms * 999000, x.youngest IS NULL AND r.keep_ms > 0)
+      OR coalesce(x.mono - x.youngest + r.bound >= {least_ns("r.keep_ms")},
+        x.youngest IS NULL AND r.keep_ms > 0)
       AS may_go
   FROM (
     SELECT *, max(sent) OVER (PARTITION BY run, ledger ORDER BY lidx, k
@@ -125,9 +145,9 @@ FROM (
 CHECKS: tuple[Check, ...] = (
     hard(
         "P1",
-        "a server acknowledges only what it knows to be committed",
+        "a server acknowledges only entries that it knows to be committed",
         "acks commits",
-        "{node} acknowledged index {lidx} in term {term} when it knew {committed_before} to be committed",
+        "{node} acknowledged index {lidx} in term {term} when its commit index was {committed_before}",
         Part(
             HISTORY,
             "e = 'ack' AND coalesce(commit_before, -1) < lidx",
@@ -138,10 +158,9 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P2",
-        "what is acknowledged or committed was synced on a majority before",
+        "acknowledged and committed entries are synced on a majority first",
         "oks watched sync",
-        "{ledger}: index {lidx} was {what} when syncs that had returned covered a majority up to "
-        "{durable_before}",
+        "{ledger}: index {lidx} was {what} when completed syncs covered a majority up to {durable_before}",
         Part(
             _CLAIMS,
             "flush_mode = 'SYNC_FLUSH' AND durable_before < lidx",
@@ -151,7 +170,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P3",
-        "once a term has acknowledged something, no earlier term acknowledges what begins later",
+        "after a term has acknowledged a send, no earlier term acknowledges one that starts later",
         "acked_terms",
         "{ledger}: operation {op} was acknowledged in term {term}, after term {before}",
         Part(_TERMS, "k = 0 AND before > term", "ledger, op, term, before, src, inc, seq"),
@@ -159,9 +178,9 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P4",
-        "what an acknowledgement says is what stands in the files",
+        "the position in an acknowledgment matches the files",
         "acked dump",
-        "message {mid}: the answer said index {lidx}, position {pos}; no file says so",
+        "message {mid}: acknowledged at index {lidx}, position {pos}; no file has it there",
         Part(
             "doubts", "pos IS NOT NULL AND there > 0 AND same = 0", "mid, lidx, pos, src, inc, seq", few=True
         ),
@@ -170,22 +189,22 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P5",
-        "what certainly failed is in no file",
+        "a message whose send definitely failed is in no file",
         "dump",
-        "{log} at {pos}: message {mid}, whose send had failed",
+        "{log} at {pos}: message {mid}, whose send failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND dumps > 0", "log, mid, pos_min AS pos"),
         needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
         clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "P6",
-        "a batch is there as a whole, in one piece, or not at all",
+        "a batch is stored completely and contiguously, or not at all",
         "batches",
         "batch of operation {op}: {there} of {n} messages, from {first} to {last}",
         Part(
             _BATCHES,
-            # What is missing before its first message may have been removed, if nobody who wants every
-            # message was given that one before.
+            # Messages before the first remaining one may have been removed, unless a consumer without a
+            # filter had received that one before the removal.
             "there > 0 AND (there < n OR last - first + 1 <> n) "
             "AND (coalesce(first > kept, true) OR read_by < gone_before)",
             "op, log, n, there, first, last, src, inc, seq",
@@ -194,7 +213,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P7",
-        "with ASYNC_FLUSH, what is committed was written on a majority before",
+        "with ASYNC_FLUSH, committed entries were written on a majority first",
         "commits flushes async",
         "index {lidx} was committed in term {term} when {held} of {nodes} nodes had written it",
         Part(_WRITERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
@@ -202,10 +221,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P10",
-        "nothing is removed that is younger, or has less behind it, than retention keeps",
+        "retention removes no entry that is younger or closer to the end than configured",
         "removals oks",
-        "{node} removed all entries up to {lidx}, the youngest of them {age_ms} ms old, when {size} bytes "
-        "stood behind them; to be kept are {keep_ms} ms, or {keep_bytes} bytes",
+        "{node} removed all entries up to {lidx}, the youngest {age_ms} ms old, with {size} bytes "
+        "behind it; configured to keep: {keep_ms} ms or {keep_bytes} bytes",
         Part(
             _REMOVALS,
             "NOT may_go AND lidx > coalesce(gone_before, -1)",
@@ -217,14 +236,14 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P9",
-        "an answer is about the log that was asked",
+        "a response concerns the log of its request",
         "ops",
         "operation {op} ({f}) was answered {what}",
-        Part("ops", "elsewhere", "op, f, 'about another log than it was about' AS what, src, inc, seq"),
+        Part("ops", "elsewhere", "op, f, 'for another log than requested' AS what, src, inc, seq"),
         Part(
             PARTS_OF_OPERATIONS,
             "ev = 'dlv' AND of_others",
-            "op, f, mid, 'with message ' || CAST(mid AS STRING) || ', of another log than it was about' "
+            "op, f, mid, 'with message ' || CAST(mid AS STRING) || ', which belongs to another log' "
             "AS what, src, inc, seq",
         ),
         needs=(*EVIDENT, Need.OPERATIONS),

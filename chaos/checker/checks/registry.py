@@ -1,4 +1,4 @@
-"""What a check is."""
+"""Definition of a check."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from chaos.checker.needs import WHOLE, Need, joined
 
 
 class Severity(StrEnum):
-    """What a violation means."""
+    """Consequence of a violation."""
 
-    #: A promise was broken: the run is invalid.
+    #: A guarantee is violated: the run is invalid.
     HARD = "H"
-    #: Worth to know; the verdict stays.
+    #: Reported, without an effect on the verdict.
     WARNING = "W"
-    #: The trace proves nothing, or not what it should: the run is unknown.
+    #: The trace is not conclusive: the run is unknown.
     VOID = "V"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where the violations of a check are found: the rows of `source` for which `where` holds.
+    """Source of the violations of a check: the rows of `source` for which `where` holds.
 
-    `source` is the name of a table or a query; it gives `run`. All parts of all checks that name the same
-    source are counted in one pass over it, so a source that many checks share is worth having. `shows`: what
-    a witness has besides `run`: the columns that the sentence of the check names, and, where a line of the
-    trace can be named, its `src`, `inc`, `seq`. `few`: the source reads only tables that stay small however
-    long the run is; such sources are run together, because each of them costs more to plan than to run.
+    `source` names a table or is a query, with a column `run`. One pass over a source counts the violations of
+    all parts that name it, so checks should share sources. `shows`: the columns of a witness in addition to
+    `run`. They are the columns that the sentence of the check names, and `src`, `inc` and `seq` if the
+    witness is a line of the trace. `few`: the source reads only tables whose size does not grow with the
+    length of the run. Such sources are run together, because planning them costs more than running them.
     """
 
     source: str
@@ -37,19 +37,19 @@ class Part:
 
     @property
     def rows(self) -> str:
-        """What stands behind FROM."""
+        """Return the source in a form that can follow FROM."""
         return f"({self.source}) looked_at" if " " in self.source else self.source
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A claim, and where its violations are found.
+    """A claim about a run, with the sources of its violations.
 
-    `population` names counts of the census: the check applies if none of them is 0. `needs`: what must be in
-    the trace before a violation is evidence of guilt; `EVIDENT` if lines that are there contradict each
-    other, more if a line that is *not* there is part of it. `clear_needs`: what else must be in the trace
-    before the absence of violations is evidence of innocence. Checks of the trace itself decide needs and
-    have none.
+    `population` names counters of the census; the check applies unless one of these is 0. `needs`: properties
+    of the trace that are required for a violation to count. These are `EVIDENT` if existing lines contradict
+    each other, and more if an absent line is part of the contradiction. `clear_needs`: properties that are
+    required for the absence of violations to count. Checks of the trace itself decide whether needs are met,
+    and have no needs.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.severity is not Severity.VOID and Need.ONCE not in self.needs:
-            raise ValueError(f"{self.id}: no check may find guilt where lines may stand twice: name EVIDENT")
+            raise ValueError(f"{self.id}: duplicate lines are no evidence of guilt; add EVIDENT to needs")
 
 
 def hard(
@@ -75,7 +75,7 @@ def hard(
     needs: tuple[Need, ...],
     clear_needs: tuple[Need, ...] = WHOLE,
 ) -> Check:
-    """A promise. `needs` and `clear_needs`: as of `Check`."""
+    """Return a check of a guarantee. `needs` and `clear_needs`: see `Check`."""
     about = (tuple(population.split()), sentence, parts)
     return Check(id_, title, Severity.HARD, *about, joined(needs), joined(needs, clear_needs, (Need.SHAPED,)))
 
@@ -83,11 +83,11 @@ def hard(
 def warning(
     id_: str, title: str, population: str, sentence: str, *parts: Part, needs: tuple[Need, ...]
 ) -> Check:
-    """Something worth to know, which never changes a verdict."""
+    """Return a check whose violations are reported but never change a verdict."""
     about = (tuple(population.split()), sentence, parts)
     return Check(id_, title, Severity.WARNING, *about, joined(needs), joined(needs))
 
 
 def void(id_: str, title: str, population: str, sentence: str, *parts: Part) -> Check:
-    """A property of the trace, or of the run, without which the run proves nothing."""
+    """Return a check of a property that the trace or the run must have to be conclusive."""
     return Check(id_, title, Severity.VOID, tuple(population.split()), sentence, parts, (), ())

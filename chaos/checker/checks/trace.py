@@ -1,15 +1,15 @@
-"""Does the run prove anything: V1, V3, V4. Whether its trace has what a verdict needs is decided before, in
-`chaos.checker.completeness`."""
+"""Validity of a run as evidence: V1, V3, V4. `chaos.checker.completeness` checks first whether the trace is
+complete."""
 
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Part, void
 
-#: Acknowledged sends that there must be before the first fault and after the last.
+#: Minimum number of acknowledged sends before the first fault, and after the last.
 MIN_SENDS = 5
 MAX_INFO_PERCENT = 50
 
-#: Runs with what was sent in them, and the terms in which sends were acknowledged.
+#: Runs with counts of their sends, and the terms in which sends were acknowledged.
 _SENT = """
 SELECT r.run, r.aim, r.faults, r.history, coalesce(sum(s.n), 0) AS n, coalesce(sum(s.oks), 0) AS oks,
   coalesce(sum(s.infos), 0) AS info,
@@ -23,9 +23,9 @@ GROUP BY r.run, r.aim, r.faults, r.history
 CHECKS = (
     void(
         "V1",
-        "enough was acknowledged before, during and after the faults",
+        "enough sends were acknowledged before, during, and after the faults",
         "lines",
-        "acknowledged sends: {before} before the first fault, {during} between, {after} after the last",
+        "acknowledged sends: {before} before the first fault, {during} in between, {after} after the last",
         Part(
             _SENT,
             f"CASE WHEN history IS NOT NULL THEN oks < {MIN_SENDS} "
@@ -43,9 +43,9 @@ CHECKS = (
     ),
     void(
         "V4",
-        "sends were acknowledged in several terms, if the aim was at leaders",
+        "sends were acknowledged in several terms, if the scenario targets leaders",
         "acked_terms",
-        "acknowledged in {n} term(s) only",
+        "sends were acknowledged in {n} term(s) only",
         Part(
             _SENT,
             "aim = 'leader' AND (term_min IS NULL OR term_min = term_max)",

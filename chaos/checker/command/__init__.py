@@ -1,1 +1,1 @@
-"""What the command says and how it ends: output, signals, failures in words."""
+"""Output, signals, and error messages of the command."""

@@ -1,4 +1,4 @@
-"""Ends the command in good order: what it has started ends, what it has made is removed."""
+"""Orderly termination of the command: end its child processes and remove its temporary directories."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from chaos.checker.children import child_processes
 from chaos.checker.paths import shown
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-#: How long an end in good order may take, in seconds.
+#: Maximum duration of an orderly termination, in seconds.
 PATIENCE_S = 10.0
-#: A signal is repeated after so long, in seconds.
+#: Interval at which a signal is repeated, in seconds.
 _AGAIN_S = 0.1
-#: Directories to remove in the end.
+#: Directories to remove at exit.
 _folders: set[Path] = set()
 
 
-#: Spark splits the path at commas, and Hadoop takes the others for patterns.
+#: Characters that Spark (comma) or Hadoop (the others) interpret in a path.
 _UNFIT = re.compile(r"[,{}\[\]*?\\\n]")
 
 
-class Terminated(BaseException):
-    """A signal told the command to end. `code`: what a shell says of a process that a signal ended."""
+class TerminationRequest(BaseException):
+    """Raised when a signal requests termination. `code`: the exit code that a shell reports for that
+    signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -42,49 +43,50 @@ class Terminated(BaseException):
 
 
 class WorkFolderError(Exception):
-    """There is no place for tables; the text says why."""
+    """Raised if the directory for tables is unusable. The text states the reason."""
 
 
-def said_of(ended: Terminated) -> str:
-    """What the command says then."""
-    return f"ended by {ended}; this says nothing about the run"
+def termination_message(ended: TerminationRequest) -> str:
+    """Return the message for the user."""
+    return f"terminated by {ended}; this is no verdict on the run"
 
 
 class _Ending:
-    """What is known of the end that a signal has asked for."""
+    """Tracks a termination that a signal requested."""
 
     def __init__(self) -> None:
         self._is_raised = False
         self._repeating = Lock()
         self._hook_before = sys.unraisablehook
 
-    def raise_it(self, number: int, frame: FrameType | None) -> None:
-        """The handler of each signal, which is repeated until it has raised where somebody hears that."""
+    def raise_request(self, number: int, frame: FrameType | None) -> None:
+        """Raise `TerminationRequest`, unless the exception would be lost here. The thread that repeats the
+        signal then causes another call."""
         if not self._is_raised and not self._is_in_hook(frame):
             self._is_raised = True
-            raise Terminated(number)
+            raise TerminationRequest(number)
 
     def was_lost(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """The hook of what was raised in a `__del__`, which nobody hears."""
-        if isinstance(unraisable.exc_value, Terminated):
+        """Handle an exception that was lost in a `__del__`. This is the hook for unraisable exceptions."""
+        if isinstance(unraisable.exc_value, TerminationRequest):
             self._is_raised = False
         else:
             self._hook_before(unraisable)
 
     def repeat(self, number: int) -> None:
-        """Send the signal again, unless it has been raised."""
+        """Send the signal again, unless the exception has been raised."""
         with self._repeating:
             if not self._is_raised:
                 signal.pthread_kill(main_thread().ident or 0, number)
 
     def end(self) -> None:
-        """From now on nothing is raised or repeated."""
+        """Stop raising and repeating signals."""
         self._is_raised = True
         with self._repeating:
             pass
 
     def _is_in_hook(self, frame: FrameType | None) -> bool:
-        """Whether `frame` is that of `was_lost`, or of what it called: nobody hears what is raised there."""
+        """Return True if `frame` belongs to `was_lost` or a function it called: exceptions are lost there."""
         while frame is not None and frame.f_code is not _Ending.was_lost.__code__:
             frame = frame.f_back
         return frame is not None
@@ -92,25 +94,25 @@ class _Ending:
 
 @contextmanager
 def signals_raise(patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Within, each of `SIGNALS` raises `Terminated`, once: what is done then is not disturbed again.
+    """Raise `TerminationRequest` in the block on the first of `SIGNALS`. Later signals are ignored.
 
-    A handler does not run while the main thread waits for a lock, if the signal came just before that; and an
-    exception out of nowhere may be lost, or leave a lock behind that others wait for. So a thread repeats the
-    signal until the exception was raised, and again where it is seen to be lost; and it ends the process for
-    certain where that has not ended the block `patience_s` later.
+    A handler does not run if the signal arrived just before the main thread started to wait for a lock. An
+    asynchronous exception may also be lost, or it may leave a lock held for which other threads wait.
+    Therefore a thread sends the signal again until the exception is raised, and also after the exception was
+    lost. If the block has not ended `patience_s` later, the thread terminates the process.
     """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
     ending = _Ending()
-    # Whoever ignores a signal, as `nohup` does, wants it to be ignored.
+    # A process that ignores a signal, for example under `nohup`, must continue to ignore it.
     before = {each: signal.getsignal(each) for each in SIGNALS}
     hook_before, sys.unraisablehook = sys.unraisablehook, ending.was_lost
-    # Written to when a signal comes, not when its handler runs.
-    wakeup_before = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    # The interpreter writes to this descriptor when a signal arrives, not when the handler runs.
+    wakeup_before = signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(each, ending.raise_it)
-    Thread(target=_end_for_certain, args=(told, ending, patience_s), daemon=True).start()
+            signal.signal(each, ending.raise_request)
+    Thread(target=_terminate_unless_ended, args=(wakeup_read, ending, patience_s), daemon=True).start()
     try:
         yield
     finally:
@@ -119,21 +121,21 @@ def signals_raise(patience_s: float = PATIENCE_S) -> Iterator[None]:
             signal.signal(each, handler)
         signal.set_wakeup_fd(wakeup_before)
         sys.unraisablehook = hook_before
-        os.close(tell)
+        os.close(wakeup_write)
 
 
-def _end_for_certain(told: int, ending: _Ending, patience_s: float) -> None:
-    """Once `told` says the number of a signal, unless its other end is closed soon after."""
-    numbers = os.read(told, 1)
+def _terminate_unless_ended(wakeup_read: int, ending: _Ending, patience_s: float) -> None:
+    """Terminate the process after a signal, unless the block ends and closes the pipe within `patience_s`."""
+    numbers = os.read(wakeup_read, 1)
     while numbers and numbers[0] not in SIGNALS:
-        numbers = os.read(told, 1)
+        numbers = os.read(wakeup_read, 1)
     deadline = time.monotonic() + patience_s
     while numbers and (left_s := deadline - time.monotonic()) > 0:
-        if not select.select([told], [], [], min(left_s, _AGAIN_S))[0]:
+        if not select.select([wakeup_read], [], [], min(left_s, _AGAIN_S))[0]:
             ending.repeat(numbers[0])
-        elif not os.read(told, 4096):
-            numbers = b""  # the block has ended in good order
-    os.close(told)
+        elif not os.read(wakeup_read, 4096):
+            numbers = b""  # the block ended in time
+    os.close(wakeup_read)
     if not numbers:
         return
     for pid in child_processes():
@@ -141,28 +143,29 @@ def _end_for_certain(told: int, ending: _Ending, patience_s: float) -> None:
             os.kill(pid, signal.SIGKILL)
     for folder in list(_folders):
         shutil.rmtree(folder, ignore_errors=True)
-    ended = Terminated(numbers[0])
-    os.write(2, f"{said_of(ended)}\n".encode())
+    ended = TerminationRequest(numbers[0])
+    os.write(2, f"{termination_message(ended)}\n".encode())
     os._exit(ended.code)
 
 
 @contextmanager
 def work_folder(parent: Path | None) -> Iterator[Path]:
-    """A directory for tables, which is gone in the end.
+    """Create a temporary directory for tables, and remove it at exit.
 
     Raises:
-        WorkFolderError: none can be made there.
+        WorkFolderError: the directory cannot be created.
     """
     place = Path(parent or tempfile.gettempdir()).absolute()
     if unfit := _UNFIT.search(str(place)):
         raise WorkFolderError(
-            f"Spark takes the {unfit[0]} of {shown(place)} for a pattern; name another directory with --work"
+            f"Spark interprets {unfit[0]} in the path {shown(place)} as a pattern; use another directory "
+            "(--work)"
         )
     try:
         made = Path(tempfile.mkdtemp(prefix="dledger-check-", dir=place))
     except OSError as error:
         raise WorkFolderError(
-            f"no tables can be written below {place} ({error.strerror}); name another directory with --work"
+            f"cannot write tables below {place} ({error.strerror}); choose another directory with --work"
         ) from error
     _folders.add(made)
     try:

@@ -1,6 +1,6 @@
-"""What the command says: to stdout its results, to stderr everything else.
+"""Output of the command: results to stdout, everything else to stderr.
 
-A reader that has seen enough, as `head` does, or an output that takes nothing more, changes no exit code.
+A closed pipe, as with `head`, or an output device without space does not change the exit code.
 """
 
 from __future__ import annotations
@@ -10,46 +10,47 @@ import sys
 from typing import TextIO
 
 
-def say(text: str) -> None:
-    """Print lines to stdout, at once: what follows may fail."""
+def write_result(text: str) -> None:
+    """Print lines to stdout and flush them, because later steps may fail."""
     if not _write(sys.stdout, text):
-        complain("error: the output could not be written; the exit code says the verdict")
+        write_error("error: the output could not be written; the exit code states the verdict")
 
 
-def complain(text: str) -> None:
+def write_error(text: str) -> None:
     """Print lines to stderr."""
     _write(sys.stderr, text)
 
 
 def end_quietly() -> None:
-    """Whoever read stdout is gone."""
-    _give_up(sys.stdout)
+    """Discard further output to stdout, whose reader has closed it."""
+    _redirect_to_null(sys.stdout)
 
 
 def plain(text: str) -> str:
-    """Text from traces, in one line: what a terminal, or XML, takes for something else is escaped."""
+    """Return text from traces as one line. Escapes the characters that a terminal or XML would interpret."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text
+        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in text
     )
 
 
 def _write(stream: TextIO | None, text: str) -> bool:
-    """Whether there is no reason to complain."""
+    """Write and flush a line. Return False on an error that must be reported to the user."""
     if stream is None:
-        # It was closed before the start.
+        # The stream was closed before the start of the process.
         return True
     try:
         encoding = stream.encoding or "utf-8"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         stream.flush()
     except (OSError, ValueError) as error:
-        _give_up(stream)
+        _redirect_to_null(stream)
         return isinstance(error, (BrokenPipeError, ValueError))
     return True
 
 
-def _give_up(stream: TextIO) -> None:
-    """What is still to be written goes nowhere; otherwise the interpreter tries it once more when it ends."""
+def _redirect_to_null(stream: TextIO) -> None:
+    """Redirect the stream to /dev/null. Otherwise the interpreter tries to flush it again at exit."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

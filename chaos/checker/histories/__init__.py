@@ -1,1 +1,1 @@
-"""What is computed of other systems' histories: their models, cycles of transactions, orders of registers."""
+"""Analysis of other systems' histories: models, cycles of transactions, linearizability of registers."""

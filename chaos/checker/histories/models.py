@@ -1,7 +1,6 @@
-"""Which checks apply to a history of another system: its model (`chaos.checker.readers.history`) decides.
+"""Checks for histories of other systems, by model (`chaos.checker.readers.history`).
 
-Of all that is promised to clients of ours such a history may promise less. What its trace is (W, V) is always
-checked.
+The other system may have weaker guarantees than this project. Checks of the trace (W, V) always apply.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from chaos.checker.checks.registry import Check, Severity
 
 _KAFKA = tuple(f"H{number}" for number in range(20, 37))
 
-#: By model, the checks of what its system promises.
+#: Checks by model.
 CHECKS_OF: dict[str, frozenset[str]] = {
     "set": frozenset(("H1", "H2", "H3", "H5", "H7")),
     "queue": frozenset(("H0", "H1", "H2", "H3", "H4", "H6")),
@@ -22,7 +21,7 @@ CHECKS_OF: dict[str, frozenset[str]] = {
 }
 MODELS = tuple(CHECKS_OF)
 
-#: Without these a history shows nothing: one of each.
+#: Groups of checks. A history is conclusive only if one check of each group has data.
 ESSENTIAL_OF: dict[str, tuple[tuple[str, ...], ...]] = {
     "set": (("H1",), ("H2",), ("H3",)),
     "queue": (("H1",), ("H2",), ("H3",)),
@@ -33,7 +32,7 @@ ESSENTIAL_OF: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def model_of(counts: Mapping[str, int]) -> str | None:
-    """The model of the history that a census is of; None: it is a run of ours."""
+    """Return the model of a history from its census, or None for a chaos run."""
     return next((model for model in MODELS if counts.get(f"of_{model}")), None)
 
 

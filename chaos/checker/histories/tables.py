@@ -1,37 +1,37 @@
-"""Tables that only histories of other systems need; made where there are such histories.
+"""Tables for histories of other systems, built only if the trace has any.
 
-linearized   one key of a register or store: what the search for an order of its uses found.
+linearized   one key of a register or store: the result of the search for a linearization.
 
-Of kafka; `txn` is the number of the operation that a part belongs to, which is atomic:
+Kafka, where `txn` is the number of the operation that a part belongs to, and operations are atomic:
 
-k_sends      one message that an operation sent; `off` is the offset that it was answered, if any.
+k_sends      one message that an operation sent; `off` is its acknowledged offset, if any.
 k_polls      one message that an operation polled.
-k_read       one message that was shown by an operation that ended well.
-k_effective  messages of operations that certainly took effect: these ended well, or nobody knows how, but
-             something that they sent was read.
-k_places     one message at one offset, as operations that took effect and all polls say: a consumer is never
-             to be given what may not last, whatever becomes of its operation.
-k_offsets    one offset that holds something, and its rank among these: transactions leave holes.
-k_values     one message, and the ranks at which it stands.
+k_read       one message that an ok operation polled.
+k_effective  messages of operations that definitely took effect: ok operations, and those with an unknown
+             outcome of which a send was read.
+k_places     one message at one offset, according to effective operations and all polls: a consumer must not
+             receive uncommitted messages, whatever the outcome of its operation.
+k_offsets    one offset with a message, and its rank among these, because transactions leave gaps.
+k_values     one message, and its ranks.
 k_sent, k_polled
-             k_sends and k_polls with their ranks and those of what came before.
-k_through    operations that polled what others had sent, and sent what others polled.
-k_cycles     what is wrong with the order of operations that both send and poll.
+             k_sends and k_polls with their ranks and the ranks of their predecessors.
+k_through    operations that polled sends of others, and whose sends others polled.
+k_cycles     violations of the order of operations that both send and poll.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from chaos.checker.engine import Cell, Engine, Row
-from chaos.checker.histories.cycles import Edge, Through, backwards, components
 from chaos.checker.histories.linearize import linearized
 
-#: Edges among transactions that are looked at; more are too many for one process.
+#: Maximum number of edges between transactions that one process analyzes.
 MAX_EDGES = 2_000_000
-#: Cycles of a run that are told.
-_TOLD = 1_000
+#: Maximum number of reported cycles per run.
+_MAX_REPORTED = 1_000
 
 _ITEMS = """
 SELECT o.run, 'ledger:' || o.ledger AS log, r.history AS kind,
@@ -81,8 +81,7 @@ SELECT p.run, p.log, p.mid, min(o.rank) AS first, max(o.rank) AS last, min(p.off
 FROM k_places p JOIN k_offsets o ON o.run = p.run AND o.log = p.log AND o.off = p.off
 GROUP BY p.run, p.log, p.mid
 """
-#: -1: nobody knows where it stands, or it stands at several places. What failed is compared with what failed
-#: only.
+#: A rank of -1 is unknown or ambiguous. Failed sends are compared only with failed sends.
 _K_SENT = """
 SELECT s.*, coalesce(v.last, -1) AS rank,
   lag(coalesce(v.last, -1)) OVER w AS rank_before, lag(s.txn) OVER w AS txn_before
@@ -90,8 +89,8 @@ FROM k_sends s
 LEFT JOIN k_values v ON v.run = s.run AND v.log = s.log AND v.mid = s.mid AND v.first = v.last
 WINDOW w AS (PARTITION BY s.run, s.proc, s.epoch, s.log, s.outcome = 'fail' ORDER BY s.op)
 """
-#: `in_op`: the one before it in the same operation; `ok_before`: the last of the operation before that ended
-#: well. Both are NULL if there is none, and -1 if nobody knows where it stands.
+#: `in_op`: the previous message in the same operation; `ok_before`: the last message of the previous ok
+#: operation. Both are NULL without such a message, and -1 if its rank is unknown.
 _K_POLLED = """
 SELECT *, lag(rank) OVER w AS in_op, max_by(rank, CASE WHEN outcome = 'ok' THEN seq END) OVER v AS ok_before,
   max(CASE WHEN outcome = 'ok' THEN op END) OVER v AS op_before
@@ -104,7 +103,7 @@ WINDOW w AS (PARTITION BY run, op, log ORDER BY i),
   v AS (PARTITION BY run, proc, epoch, log ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 """
 
-#: Who polled what whom had sent.
+#: Operations that polled messages, with the operations that sent them.
 _SAW = """
 SELECT s.run, s.txn AS writer, p.txn AS reader, s.inv AS writer_begin, p.ret AS reader_end FROM k_sends s
 JOIN k_polls p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid AND p.txn <> s.txn
@@ -123,8 +122,8 @@ SELECT DISTINCT s.run, s.writer, s.reader FROM ({_SAW}) s
 SEMI JOIN k_through a ON a.run = s.run AND a.txn = s.writer
 SEMI JOIN k_through b ON b.run = s.run AND b.txn = s.reader
 """
-#: Operations that send several messages, or send and poll: only these can be in cycles in which a message
-#: also comes after the one before it. Other messages are passed over.
+#: Operations that send several messages, or send and poll: only these can be in cycles that include the order
+#: of messages. Other messages are skipped.
 _SEVERAL = """
 SELECT run, txn FROM (
   SELECT run, txn FROM k_effective UNION ALL
@@ -149,7 +148,7 @@ SELECT DISTINCT run, writer, reader FROM (
 
 
 def make_history_tables(engine: Engine) -> None:
-    """Make the tables that the histories in `runs` need."""
+    """Build the tables that the histories in `runs` need."""
     rows = engine.rows("SELECT history FROM runs WHERE history IS NOT NULL GROUP BY history")
     models = {row["history"] for row in rows}
     if models & {"register", "store"}:
@@ -165,17 +164,17 @@ def make_history_tables(engine: Engine) -> None:
         engine.view("k_cycles", _as_query(_cycles(engine)))
 
 
-#: run, what is wrong, the operation that shows it, another one.
+#: run, violation, the operation that shows it, another operation.
 _Wrong = tuple[str, str, int, int]
 
 
 def _cycles(engine: Engine) -> list[_Wrong]:
-    found: list[_Wrong] = []
-    through: dict[str, dict[int, Through]] = defaultdict(dict)
+    violations: list[_Wrong] = []
+    through: dict[str, dict[int, RelayTransaction]] = defaultdict(dict)
     for row in engine.rows(f"SELECT * FROM k_through LIMIT {MAX_EDGES + 1}"):
         begin, end = _int(row["begun"]), _maybe(row["ended"])
-        one = Through(begin, end, _maybe(row["writer_begin"]), _maybe(row["reader_end"]))
-        through[str(row["run"])][_int(row["txn"])] = one
+        component = RelayTransaction(begin, end, _maybe(row["writer_begin"]), _maybe(row["reader_end"]))
+        through[str(row["run"])][_int(row["txn"])] = component
     saw, many = _edges(engine, _SAW_THROUGH)
     followed, more = _edges(engine, _FOLLOWED)
     too_many = many | more
@@ -183,31 +182,34 @@ def _cycles(engine: Engine) -> list[_Wrong]:
         too_many |= set(through)
     for run, known in through.items():
         cycles = components(saw[run])
-        found += [(run, "cycle", one[0], one[1]) for one in cycles]
-        found += [(run, "backwards", *edge) for edge in backwards(saw[run], known)]
+        violations += [(run, "cycle", component[0], component[1]) for component in cycles]
+        violations += [(run, "backwards", *edge) for edge in backwards(saw[run], known)]
     for run, edges in followed.items():
-        found += [(run, "order", one[0], one[1]) for one in components([*edges, *saw[run]])]
-    # What was cut off may hold what was not found.
-    found += [(run, "limit", 0, 0) for run in too_many]
-    return found
+        violations += [
+            (run, "order", component[0], component[1]) for component in components([*edges, *saw[run]])
+        ]
+    # The edges beyond the limit may contain further cycles.
+    violations += [(run, "limit", 0, 0) for run in too_many]
+    return violations
 
 
 def _edges(engine: Engine, sql: str) -> tuple[dict[str, list[Edge]], set[str]]:
-    """By run, and the runs of which there may be more."""
-    found: dict[str, list[Edge]] = defaultdict(list)
+    """Return the edges by run, and the runs that may have more edges than were returned."""
+    edges: dict[str, list[Edge]] = defaultdict(list)
     rows: Sequence[Row] = engine.rows(f"SELECT * FROM ({sql}) e LIMIT {MAX_EDGES + 1}")
     for row in rows:
-        found[str(row["run"])].append((_int(row["writer"]), _int(row["reader"])))
-    return found, set(found) if len(rows) > MAX_EDGES else set()
+        edges[str(row["run"])].append((_int(row["writer"]), _int(row["reader"])))
+    return edges, set(edges) if len(rows) > MAX_EDGES else set()
 
 
 def _as_query(wrong: Iterable[_Wrong]) -> str:
-    """Rows as a query. Names of runs that are histories are made by us."""
+    """Return rows as a query. The text needs no escaping, because the checker itself names the runs of
+    histories."""
     by_kind: dict[tuple[str, str], list[_Wrong]] = defaultdict(list)
-    for one in wrong:
-        by_kind[one[0], one[1]].append(one)
-    told = [one for alike in by_kind.values() for one in alike[:_TOLD]]
-    values = [f"('{run}', '{what}', {txn}, {other})" for run, what, txn, other in told]
+    for violation in wrong:
+        by_kind[violation[0], violation[1]].append(violation)
+    reported = [violation for group in by_kind.values() for violation in group[:_MAX_REPORTED]]
+    values = [f"('{run}', '{what}', {txn}, {other})" for run, what, txn, other in reported]
     rows_of = ", ".join(values or ["('', '', 0, 0)"])
     where = "" if values else " WHERE false"
     return (
@@ -222,3 +224,101 @@ def _int(cell: Cell) -> int:
 
 def _maybe(cell: Cell) -> int | None:
     return None if cell is None else int(cell)
+
+
+# Cycles among transactions that send and poll.
+#
+# A transaction that polled a message depends on the transaction that sent it. If messages become visible only
+# after the commit of their transaction, cycles of such dependencies are impossible (G1c in Adya's terms), and
+# so are chains that end before they started (G1c-realtime in Elle's terms). Only transactions that both send
+# and poll can be inside either, so only those are examined. Pure.
+
+#: From the earlier to the later transaction.
+Edge = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTransaction:
+    """A transaction that polled sends of others, and whose sends others polled.
+
+    `writer_begin`: the latest start among the transactions that it polled from; `reader_end`: the earliest
+    completion among those that polled from it, or None. Stamps.
+    """
+
+    begin: int
+    end: int | None
+    writer_begin: int | None
+    reader_end: int | None
+
+
+def components(edges: Iterable[Edge]) -> list[list[int]]:
+    """Return the strongly connected components with more than one node (Tarjan's algorithm, iterative)."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for first, second in edges:
+        after[first].append(second)
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    result = []
+    for root in list(after):
+        if root in index:
+            continue
+        work: list[tuple[int, Iterator[int]]] = [(root, iter(after.get(root, ())))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            for second in rest:
+                if second not in index:
+                    index[second] = low[second] = len(index)
+                    stack.append(second)
+                    on_stack.add(second)
+                    work.append((second, iter(after.get(second, ()))))
+                    break
+                if second in on_stack:
+                    low[node] = min(low[node], index[second])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component: list[int] = []
+                    while not component or component[-1] != node:
+                        component.append(stack.pop())
+                        on_stack.discard(component[-1])
+                    if len(component) > 1:
+                        result.append(sorted(component))
+    return result
+
+
+def backwards(edges: Sequence[Edge], through: Mapping[int, RelayTransaction]) -> list[Edge]:
+    """Return chains that end before they started, as pairs: the transaction that shows this, and the
+    transaction of the chain that started last.
+
+    Transactions in a cycle, or after one, are not examined.
+    """
+    after: dict[int, list[int]] = defaultdict(list)
+    missing: dict[int, int] = dict.fromkeys(through, 0)
+    for first, later in edges:
+        after[first].append(later)
+        missing[later] += 1
+    begun: dict[int, tuple[int, int]] = {}
+    for number, about in through.items():
+        writer = about.begin if about.writer_begin is None else about.writer_begin
+        begun[number] = max(about.begin, writer), number
+    ready = [number for number, count in missing.items() if not count]
+    violations = []
+    while ready:
+        number = ready.pop()
+        ends = [end for end in (through[number].end, through[number].reader_end) if end is not None]
+        latest, whose = begun[number]
+        if ends and min(ends) < latest:
+            violations.append((number, whose))
+        for later in after[number]:
+            begun[later] = max(begun[later], begun[number])
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    return violations

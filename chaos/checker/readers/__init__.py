@@ -1,1 +1,1 @@
-"""Histories of other systems, turned into traces: Jepsen's, and logs as Porcupine reads them."""
+"""Converters from histories of other systems to traces: Jepsen histories and Porcupine logs."""

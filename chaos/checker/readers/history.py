@@ -1,10 +1,10 @@
-"""A history of another system, written as a trace.
+"""Writes a history of another system as a trace.
 
-One writer, `client:history`, wrote all of it, because a history is one list in the order of one recorder. An
-operation's number is the line of its invocation in the source (times `SHARE`, plus its place in the line
-where one line holds several). `run_begin` says in `text` which model the history is of: `history:<model>`,
-and in `config` that it has no times, if that is so. Beside the trace stands which line of the source each
-line was made of (`chaos.checker.readers.lines`).
+All lines have the same writer, `client:history`, because a single recorder wrote the history in order. The
+number of an operation is the line of its invocation in the source times `SHARE`, plus its position in that
+line. The `text` of `run_begin` names the model of the history, `history:<model>`, and its `config` states if
+the history has no times. A file next to the trace maps its lines to the lines of the source
+(`chaos.checker.readers.lines`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any, Protocol, Self
 from chaos.checker.readers.lines import LineMap
 from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
 
-#: Operations that one line of a history may stand for.
+#: Maximum number of operations per line of a history.
 SHARE = 1_000
 _CLIENT, _NEMESIS, _ADMIN = "client:history", "nemesis", "admin"
-#: Where a history has no times, its lines are so far apart; ns.
+#: Distance of the stamps of two lines in a history without times; ns.
 _STEP_NS = 1_000
 _HASHED = 1 << 62
-#: What `run_begin` says in `config` where stamps are no times.
+#: `config` of `run_begin` if stamps are not times.
 UNTIMED = "untimed"
 _ENDS = {"stop": ("start",), "resume": ("pause",), "start": ("kill",), "heal": ("",)}
 
-#: Writes a source (its file) into a run directory, as the run of that name.
+#: Converts a source file into a run directory, with the given name of the run.
 Convert = Callable[[Path, Path, str], None]
 
 
 class ReaderError(Exception):
-    """This is no history that can be read; the text says why, and where."""
+    """Raised if the file is not a readable history. The text states the reason and the location."""
 
 
-#: What taking an operation raises that has the form of one, and other values than a history can have.
+#: Exceptions from processing an operation of the right form with unexpected values.
 MALFORMED = (
     ReaderError,
     TypeError,
@@ -52,22 +52,22 @@ MALFORMED = (
 
 
 class Model(StrEnum):
-    """What the history is of, which decides which checks apply."""
+    """Type of the object of a history, which selects the checks."""
 
-    #: Elements that are added, and reads that show all of them.
+    #: A set: adds, and reads of all elements.
     SET = "set"
-    #: Elements that are put in and taken out.
+    #: A queue: enqueues and dequeues.
     QUEUE = "queue"
     #: Logs whose sends and polls name offsets (Jepsen: kafka).
     KAFKA = "kafka"
-    #: Keys with one value each, of which nobody knows how it began (Jepsen: register).
+    #: Keys with one value each and an unknown initial value (Jepsen: register).
     REGISTER = "register"
-    #: Keys with one value each, which had none before it was written (Porcupine).
+    #: Keys with one value each, initially without a value (Porcupine).
     STORE = "store"
 
 
 class HistoryOp(Protocol):
-    """One event of a client in a history, as all formats have it."""
+    """One event of a client in a history, common to all formats."""
 
     @property
     def line(self) -> int: ...
@@ -80,7 +80,8 @@ class HistoryOp(Protocol):
 
 
 class HistoryTrace:
-    """Writes a run directory. `finish` says what the run was; a trace without it is not whole."""
+    """Writes a run directory. `finish` writes the description of the run, without which the trace is
+    incomplete."""
 
     def __init__(self, run_dir: Path, run: str, model: Model, source: Path) -> None:
         self._run = run
@@ -116,18 +117,19 @@ class HistoryTrace:
 
     @property
     def now(self) -> int:
-        """The stamp of the last event; ns."""
+        """Stamp of the last event, in ns."""
         return self._now
 
     def tick(self, line: int, time: int | None) -> None:
-        """The next event stands on `line`, and happened at `time` (ns), or, if the history does not say,
-        after the one before. A history's order counts: stamps are made to rise strictly."""
+        """Set the line and time (ns) of the next event. `time` is None in a history without times. Stamps
+        strictly increase, because the order of the history is decisive."""
         self._line = line
         self._timed &= time is not None
         self._now = max(self._now + (_STEP_NS if time is None else 1), time or 0)
 
     def mid(self, log: str, value: object) -> int:
-        """The number of a value of a log: for whole numbers of the first log, themselves."""
+        """Return the number for a value of a log. For an integer in the first log, this is the value
+        itself."""
         place = self._logs.setdefault(log, len(self._logs))
         if place == 0 and type(value) is int and 0 <= value < _HASHED:
             return value
@@ -136,38 +138,39 @@ class HistoryTrace:
 
     # -- operations -----------------------------------------------------------------------------------------
 
-    def send(
+    def invoke_append(
         self, op: int, process: str, log: str, value: object, mid: int | None = None, **about: Any
     ) -> None:
-        """An append of `value` was invoked. `mid`: where values repeat, a number for this one."""
+        """Write the invocation of an append of `value`. `mid`: a unique number, required if values may
+        repeat."""
         number = self.mid(log, value) if mid is None else mid
         self._invoke(op, process, "append", ledger=log, mid=number, digest=_text(value), **about)
 
-    def ask(self, op: int, process: str, f: str, log: str | None) -> None:
-        """A read of a log, or, if that is None, of several, was invoked; `f`: get, pull or drain."""
+    def invoke_read(self, op: int, process: str, f: str, log: str | None) -> None:
+        """Write the invocation of a read of a log, or of several logs (None). `f`: get, pull or drain."""
         self._invoke(op, process, f, **({} if log is None else {"ledger": log}))
 
-    def tell(self, process: str, log: str, value: object, i: int = 0, **about: Any) -> None:
-        """The read under way showed a value: before its completion."""
+    def add_result(self, process: str, log: str, value: object, i: int = 0, **about: Any) -> None:
+        """Write a value that the pending read of a process returned, before the completion of the read."""
         op, _ = self._under_way(process)
         fields = {"op": op, "i": i, "mid": self.mid(log, value), "digest": _text(value), "ledger": log}
         self._write(_CLIENT, Ev.DLV, **fields, **about)
 
     def complete(self, process: str, how: OpType, **results: Any) -> None:
-        """The operation of a process ended."""
+        """Write the completion of the operation of a process."""
         op, f = self._under_way(process)
         del self._open[process]
         self._write(_CLIENT, Ev.OP, type=how, op=op, proc=process, f=f, **results)
 
     def orphan(self, process: str, f: str, how: OpType) -> None:
-        """An operation ended that had not begun: a line is missing."""
+        """Write a completion without an invocation, which shows that a line is missing."""
         self._write(_CLIENT, Ev.OP, type=how, op=self._line * SHARE, proc=process, f=f)
 
     def is_busy(self, process: str) -> bool:
         return process in self._open
 
     def _invoke(self, op: int, process: str, f: str, **fields: Any) -> None:
-        # One that never ended stays open for ever: the trace's own check of processes tells of it.
+        # An operation without a completion stays open; the checks of processes report it.
         self._open[process] = (op, f)
         self._write(_CLIENT, Ev.OP, type=OpType.INVOKE, op=op, proc=process, f=f, **fields)
 
@@ -175,12 +178,13 @@ class HistoryTrace:
         try:
             return self._open[process]
         except KeyError:
-            raise ReaderError(f"process {process} ends an operation that it has not begun") from None
+            raise ReaderError(f"process {process} completes an operation that it has not invoked") from None
 
     # -- faults and the run ---------------------------------------------------------------------------------
 
     def nemesis(self, name: str, targets: object) -> None:
-        """Jepsen writes down each thing that its nemesis does twice: when it begins to, and when it has."""
+        """Process an event of Jepsen's nemesis, which is recorded twice: at its start and at its
+        completion."""
         if not self._announced.pop(name, 0):
             self._announced[name] = 1
             return
@@ -200,8 +204,8 @@ class HistoryTrace:
             self._fault += 1
 
     def finish(self, targets: dict[str, int] | None) -> None:
-        """The last lines. `targets`: the last offset of each log that the last reads must reach, -1 for logs
-        without offsets; None: there were no last reads."""
+        """Write the last lines. `targets`: the offset that the last reads must reach in each log, or -1 for
+        logs without offsets. It is None if there were no last reads."""
         self._write(_NEMESIS, Ev.META, e="healed")
         for log, off in (targets or {}).items():
             self._write(_NEMESIS, Ev.META, e="drain_target", ledger=log, off=off)

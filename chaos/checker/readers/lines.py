@@ -1,4 +1,4 @@
-"""Which line of the user's file a line of a converted history was made of."""
+"""Map from the lines of a converted history to the lines of the user's file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 
-#: Beside the lines of the trace.
+#: Directory next to the lines of the trace.
 FOLDER = "source"
 _PATH = "path"
 _NUMBER = Struct("<q")
 
 
 class LineMap:
-    """Written with the trace: a file of 8 bytes a line for each file of it, and the path of the source."""
+    """The map that is written with the trace. It consists of a file with 8 bytes per line for each file of
+    the trace, and the path of the source."""
 
     def __init__(self, run_dir: Path, source: Path) -> None:
         self._folder = run_dir / FOLDER
@@ -23,7 +24,7 @@ class LineMap:
         self._files: dict[str, BinaryIO] = {}
 
     def add(self, file: str, line: int) -> None:
-        """The next line of `file` was made of this line of the source."""
+        """Record that the next line of `file` was made from this line of the source."""
         if file not in self._files:
             self._files[file] = (self._folder / file).open("wb")
         self._files[file].write(_NUMBER.pack(line))
@@ -34,13 +35,13 @@ class LineMap:
 
 
 def source_of(run_dir: Path) -> Path | None:
-    """The file that a trace was converted from; None if it was not converted."""
+    """Return the file from which a trace was converted, or None."""
     path = run_dir / FOLDER / _PATH
     return Path(os.fsdecode(path.read_bytes())) if path.is_file() else None
 
 
 def source_line(run_dir: Path, file: str, line: int) -> str | None:
-    """`path:line` of what a line (from 1) of a file of a trace was made of; None if it was not converted."""
+    """Return `path:line` of the source of a line (from 1) in a trace, or None if it was not converted."""
     folder = run_dir / FOLDER
     try:
         source = (folder / _PATH).read_bytes().decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""What kind of trace or history a path holds, and its reading."""
+"""Detection of the format of a path, and conversion of histories."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chaos.checker.readers import jepsen, porcupine
 from chaos.checker.readers.history import Convert, ReaderError
 
 HISTORY_FILE = "history.edn"
-_LOOK_AT = 1_000
+_SURVEYED_LINES = 1_000
 
 
 class Format(StrEnum):
     AUTO = "auto"
-    #: A run directory of ours.
+    #: A run directory of the chaos harness.
     TRACE = "trace"
     JEPSEN = "jepsen"
     PORCUPINE = "porcupine"
@@ -27,29 +27,31 @@ _CONVERT: dict[Format, Convert] = {Format.JEPSEN: jepsen.convert, Format.PORCUPI
 
 
 def run_directories(paths: Sequence[Path], format_: Format, folder: Path) -> list[Path]:
-    """The run directories to check: those among `paths`, and below `folder` one for each history, converted.
+    """Return the run directories to check: those among `paths`, and for each history a converted one below
+    `folder`.
 
     Raises:
-        ReaderError: a path holds nothing of this format, or none can be told.
+        ReaderError: a path does not have this format, or its format cannot be detected.
     """
-    found = []
+    run_dirs = []
     for number, path in enumerate(paths):
         kind = detect(path) if format_ is Format.AUTO else format_
         if kind is Format.TRACE:
-            found.append(path)
+            run_dirs.append(path)
             continue
         source = path / HISTORY_FILE if path.is_dir() else path
         if not source.is_file():
-            raise ReaderError(f"{source} is no file")
+            raise ReaderError(f"{source} does not exist or is not a file")
         run = name_of(source)
         run_dir = folder / f"{number}-{run}"
         _CONVERT[kind](source, run_dir, f"{run}-{number}" if number else run)
-        found.append(run_dir)
-    return found
+        run_dirs.append(run_dir)
+    return run_dirs
 
 
 def name_of(source: Path) -> str:
-    """What the run of a history is called: after its file, or, if that is always called so, its directory."""
+    """Return the name of the run of a history: the stem of its file or, for generic names, of its
+    directory."""
     name = source.stem
     if source.name == HISTORY_FILE or name == "history":
         name = source.resolve().parent.name
@@ -57,22 +59,22 @@ def name_of(source: Path) -> str:
 
 
 def detect(path: Path) -> Format:
-    """What a path holds, if that is certain.
+    """Detect the format of a path.
 
     Raises:
-        ReaderError: it is not.
+        ReaderError: the format is ambiguous.
     """
     if path.is_dir():
         return Format.JEPSEN if (path / HISTORY_FILE).is_file() else Format.TRACE
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as file:
-            lines = list(islice(file, _LOOK_AT))
+            lines = list(islice(file, _SURVEYED_LINES))
         if any(porcupine.is_line(line) for line in lines):
             return Format.PORCUPINE
         if path.suffix in (".edn", ".json", ".jsonl") and any(
             re.search(r'[:"]process\b', line) for line in lines
         ):
             return Format.JEPSEN
-        raise ReaderError(f"{path}: cannot tell what it holds; say --format jepsen or --format porcupine")
-    # A directory that is missing is told of where runs are taken in.
+        raise ReaderError(f"{path}: unknown format; specify --format jepsen or --format porcupine")
+    # Intake reports a missing directory.
     return Format.TRACE

@@ -1,1 +1,1 @@
-"""What people get to see: figures, plots, the page, results.json."""
+"""Measurements, charts, the HTML page, and results.json."""

@@ -1,4 +1,4 @@
-"""Figures of a run that no verdict hangs on: A1-A4, and what the charts of the report show."""
+"""Measurements of a run that affect no verdict: A1-A4, and the data of the charts."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import dataclass, field
 from chaos.checker.engine import Cell, Engine, Row
 from chaos.checker.readers.history import UNTIMED
 
-#: Equal parts of a run, in which things are counted for the plots.
+#: Number of equal intervals of a run in which events are counted for the charts.
 BINS = 200
-#: Latencies are counted in so many steps for each power of ten, from 1 us on.
+#: Latency buckets per decade, from 1 us.
 STEPS_PER_DECADE = 10
 OUTCOMES = ("ok", "fail", "info")
 
 
 @dataclass(slots=True)
-class Figures:
-    """Of one run; all times in ns, by its clock. A part is one of `BINS` equal parts from `begin` to
-    `end`."""
+class Measurements:
+    """Measurements of one run. Times are in ns, by the clock of the run. An interval is one of `BINS` equal
+    parts between `begin` and `end`."""
 
     begin: int = 0
     end: int = 0
-    #: A1: one row a fault: fault, f, targets, begun, ended, waited (until something that was sent after it
-    #: was acknowledged), silence (the longest time without an acknowledgement that overlaps it).
+    #: A1: one row per fault: fault, f, targets, begun, ended, waited (until a send that started later was
+    #: acknowledged), silence (the longest time without an acknowledgment that overlaps the fault).
     faults: list[Row] = field(default_factory=list)
-    #: A2: one row a promotion: node, term, waited (from elected to master_ready).
+    #: A2: one row per promotion: node, term, waited (from elected to master_ready).
     promotions: list[Row] = field(default_factory=list)
     #: A3: latency of acknowledged sends: n, p50, p95, p99, longest.
     latency: Row = field(default_factory=dict)
-    #: Messages that a group was given again: group, cause, n.
+    #: Redelivered messages: group, cause, n.
     repeated: list[Row] = field(default_factory=list)
     #: Changes of role: node, e, term, mono.
     roles: list[Row] = field(default_factory=list)
-    #: Sends that ended, by outcome: how many in each part.
+    #: Completed sends by outcome: number per interval.
     ended: dict[str, list[int]] = field(default_factory=lambda: {one: [0] * BINS for one in OUTCOMES})
-    #: Their latencies: [outcome, part, step, how many].
+    #: Their latencies: [outcome, interval, bucket, number].
     spread: list[tuple[str, int, int, int]] = field(default_factory=list)
-    #: Node -> part -> the last index that it knew to be committed at the end of it.
+    #: Node -> interval -> highest commit index that it reported by the end of the interval.
     committed: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ SELECT a.run, a.node, a.term, min(b.mono) - min(a.mono) AS waited FROM milestone
 JOIN milestones b ON b.run = a.run AND b.node = a.node AND b.term = a.term AND b.e = 'master_ready'
 WHERE a.e = 'elected' GROUP BY a.run, a.node, a.term ORDER BY a.run, a.term
 """
-#: To the microsecond: so many different latencies there are not.
+#: Rounded to microseconds, which bounds the number of different latencies.
 _LATENCY = """
 SELECT run, max(n) AS n, min(CASE WHEN 100 * upto >= 50 * n THEN took END) AS p50,
   min(CASE WHEN 100 * upto >= 95 * n THEN took END) AS p95,
@@ -76,7 +76,7 @@ FROM (
 )
 GROUP BY run
 """
-#: Why a group was given a message again: what had happened since it was given it before.
+#: Causes of redeliveries: events since the previous delivery to the group.
 _REPEATED = """
 SELECT run, grp, cause, count(*) AS n FROM (
   SELECT p.run, p.grp, CASE WHEN p.pos <> p.pos_before THEN 'it is stored twice: its sender had tried again'
@@ -102,12 +102,12 @@ SELECT run, grp, cause, count(*) AS n FROM (
     p.consumer, p.consumer_before, p.epoch, p.epoch_before
 ) GROUP BY run, grp, cause ORDER BY run, grp, cause
 """
-#: Histories of other systems whose stamps only say what came after what.
+#: Histories of other systems whose times state only an order.
 _UNTIMED = f"""
 SELECT run FROM events WHERE ev = 'meta' AND e = 'run_begin' AND config = '{UNTIMED}' GROUP BY run
 """
 _SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"
-#: The part of the run in which a time lies.
+#: The interval of the run that contains a time.
 _PART = f"CAST(floor((%s - b.begun) * {BINS} / (b.ended - b.begun + 1)) AS BIGINT)"
 _STEP = f"CAST(floor({STEPS_PER_DECADE} * log10(greatest(s.completed - s.inv, 1000) / 1000)) AS BIGINT)"
 _SPREAD = f"""
@@ -137,33 +137,33 @@ _QUERIES = {
 }
 
 
-def take_figures(engine: Engine) -> dict[str, Figures]:
-    """run -> its figures."""
-    found: dict[str, Figures] = defaultdict(Figures)
+def measure_runs(engine: Engine) -> dict[str, Measurements]:
+    """Return the measurements of each run."""
+    by_run: dict[str, Measurements] = defaultdict(Measurements)
     answers = {answer.name: answer.rows for answer in engine.all_rows(_QUERIES)}
     for row in answers["spans"]:
-        figures = found[str(row["run"])]
+        figures = by_run[str(row["run"])]
         figures.begin, figures.end = _int(row["begun"]), _int(row["ended"])
     for row in answers["roles"]:
-        found[str(row["run"])].roles.append(row)
+        by_run[str(row["run"])].roles.append(row)
     for row in answers["faults"]:
-        found[str(row["run"])].faults.append(row)
+        by_run[str(row["run"])].faults.append(row)
     for row in answers["promotions"]:
-        found[str(row["run"])].promotions.append(row)
+        by_run[str(row["run"])].promotions.append(row)
     for row in answers["repeated"]:
-        found[str(row["run"])].repeated.append(row)
+        by_run[str(row["run"])].repeated.append(row)
     for row in answers["latency"]:
-        found[str(row["run"])].latency = row
+        by_run[str(row["run"])].latency = row
     for row in answers["spread"]:
-        figures, outcome, part = found[str(row["run"])], str(row["outcome"]), _int(row["part"])
+        figures, outcome, part = by_run[str(row["run"])], str(row["outcome"]), _int(row["part"])
         figures.spread.append((outcome, part, _int(row["step"]), _int(row["n"])))
         figures.ended[outcome][part] += _int(row["n"])
     for row in answers["committed"]:
-        by_part = found[str(row["run"])].committed.setdefault(str(row["node"]), {})
+        by_part = by_run[str(row["run"])].committed.setdefault(str(row["node"]), {})
         by_part[_int(row["part"])] = _int(row["lidx"])
     for row in answers["untimed"]:
-        found[str(row["run"])] = Figures()
-    return dict(found)
+        by_run[str(row["run"])] = Measurements()
+    return dict(by_run)
 
 
 def _int(cell: Cell) -> int:

@@ -1,4 +1,4 @@
-"""The report directory: results.json, witnesses as JSONL, JUnit XML and a line for people."""
+"""The report directory: results.json, witnesses as JSONL, JUnit XML, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 from chaos.checker.checks.registry import Severity
 from chaos.checker.command.output import plain
 from chaos.checker.engine import Row
-from chaos.checker.intake import Intake, RawFile, look_at
-from chaos.checker.judge import Finding, RunResult, Verdict, broken, line_of, sentence
+from chaos.checker.intake import Intake, RawFile, inspect_file
+from chaos.checker.judge import CheckVerdict, Finding, RunJudgment, broken, line_of, sentence
 from chaos.checker.paths import shown
 from chaos.checker.readers.lines import source_of
-from chaos.checker.reporting.figures import Figures
+from chaos.checker.reporting.figures import Measurements
 from chaos.checker.reporting.page import MARK, render
 from chaos.checker.witness_times import MONO
 from chaos.trace.schema import INT_MAX
@@ -28,60 +28,69 @@ RESULTS, PAGE = "results.json", "index.html"
 _WITNESSES = re.compile(r"witnesses/(?!\.\.?/)[\w.-]+/[\w.-]+\.jsonl")
 
 
-def overall(results: list[RunResult]) -> Verdict:
-    """Invalid beats unknown beats valid; nothing at all is unknown."""
+def overall(results: list[RunJudgment]) -> CheckVerdict:
+    """Return the verdict on all runs. Invalid takes precedence over unknown, and unknown over valid. If there
+    are no runs, the verdict is unknown."""
     verdicts = {result.verdict for result in results}
-    for verdict in (Verdict.INVALID, Verdict.UNKNOWN):
+    for verdict in (CheckVerdict.INVALID, CheckVerdict.UNKNOWN):
         if verdict in verdicts:
             return verdict
-    return Verdict.VALID if verdicts else Verdict.UNKNOWN
+    return CheckVerdict.VALID if verdicts else CheckVerdict.UNKNOWN
 
 
-def verdict_sentence(result: RunResult) -> str:
-    """The verdict of a run in one sentence."""
+def verdict_sentence(result: RunJudgment) -> str:
+    """Return the verdict of a run as a sentence."""
     counts = result.census
     about = f"{counts['oks']} acknowledged, {counts['faults']} faults, {counts['lines']} lines"
-    if result.verdict is Verdict.VALID:
+    if result.verdict is CheckVerdict.VALID:
         return f"Run {result.run} is valid: every check that applies holds ({about})."
     if ids := [finding.check.id for finding in broken(result)]:
         verb = "does" if len(ids) == 1 else "do"
         return f"Run {result.run} is INVALID: {', '.join(ids)} {verb} not hold ({about})."
-    return f"Run {result.run} is unknown: it proves nothing either way ({about}): {result.reasons[0]}."
+    return f"Run {result.run} is unknown ({about}): {result.reasons[0]}."
 
 
-def in_words(result: RunResult) -> list[str]:
-    """The verdict of a run for a terminal: the sentence, and each promise that was broken with its first
-    witness; of a run that proves nothing, all reasons."""
-    said = [plain(verdict_sentence(result))]
-    if result.verdict is Verdict.UNKNOWN:
-        return said + [plain(f"  also: {reason}") for reason in result.reasons[1:]]
+def terminal_lines(result: RunJudgment) -> list[str]:
+    """Return the verdict of a run for a terminal.
+
+    The text contains the sentence, each violated check with its first witness and, for an unknown run, all
+    reasons.
+    """
+    lines = [plain(verdict_sentence(result))]
+    if result.verdict is CheckVerdict.UNKNOWN:
+        return lines + [plain(f"  also: {reason}") for reason in result.reasons[1:]]
     for finding in result.findings:
-        if finding.verdict is Verdict.INVALID:
+        if finding.verdict is CheckVerdict.INVALID:
             times = "once" if finding.violations == 1 else f"{finding.violations:,} times"
-            said.append(plain(f"  {finding.check.id} promises that {finding.check.title}; broken {times}"))
+            lines.append(plain(f"  {finding.check.id} violated {times}: {finding.check.title}"))
             for witness in finding.witnesses[:1]:
-                at = line_of(witness)
-                said.append(
-                    plain(f"    first: {sentence(finding.check, witness)}" + (f" ({at})" if at else ""))
+                location = line_of(witness)
+                lines.append(
+                    plain(
+                        f"    first: {sentence(finding.check, witness)}"
+                        + (f" ({location})" if location else "")
+                    )
                 )
-    return said
+    return lines
 
 
 def _moment(witness: Row) -> int:
-    """For sorting: what has no time comes last."""
+    """Return a sort key by which witnesses without a time are last."""
     mono = witness.get(MONO)
     return mono if isinstance(mono, int) else INT_MAX
 
 
-def one_line(results: list[RunResult]) -> str:
-    """For logs of continuous integration: the whole in one line."""
+def summary_line(results: list[RunJudgment]) -> str:
+    """Return a summary of all runs in one line, for logs of continuous integration."""
     parts = []
     for result in results:
-        held = sum(f.verdict is Verdict.VALID for f in result.findings)
-        absent = sum(f.verdict is Verdict.ABSENT for f in result.findings)
-        broken = [f.check.id for f in result.findings if f.verdict in (Verdict.INVALID, Verdict.UNKNOWN)]
-        said = f"{result.run}: {result.verdict}, {held} held, {absent} not in the trace"
-        parts.append(said + (f", not so: {' '.join(broken)}" if broken else ""))
+        held = sum(f.verdict is CheckVerdict.VALID for f in result.findings)
+        absent = sum(f.verdict is CheckVerdict.ABSENT for f in result.findings)
+        broken = [
+            f.check.id for f in result.findings if f.verdict in (CheckVerdict.INVALID, CheckVerdict.UNKNOWN)
+        ]
+        summary = f"{result.run}: {result.verdict}, {held} held, {absent} not in the trace"
+        parts.append(summary + (f", not held: {' '.join(broken)}" if broken else ""))
     return f"{overall(results)} | " + " | ".join(parts)
 
 
@@ -98,7 +107,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def as_json(
-    results: list[RunResult], figures: dict[str, Figures], intake: Intake, seconds: float
+    results: list[RunJudgment], figures: dict[str, Measurements], intake: Intake, seconds: float
 ) -> dict[str, Any]:
     return {
         "version": RESULTS_VERSION,
@@ -116,7 +125,7 @@ def as_json(
                 "reasons": result.reasons,
                 "census": result.census,
                 "checks": [_finding(finding) for finding in result.findings],
-                "figures": asdict(figures.get(result.run, Figures())),
+                "figures": asdict(figures.get(result.run, Measurements())),
             }
             for result in results
         ],
@@ -124,28 +133,28 @@ def as_json(
 
 
 def _files(intake: Intake) -> Iterator[RawFile]:
-    """The files that the user named: of a converted history not what it was converted to."""
+    """Return the files that the user named. For a converted history, this is the original file."""
     for run_dir, files in groupby(intake.raw, key=lambda file: file.run_dir):
         source = source_of(run_dir)
-        yield from [look_at(run_dir, source)] if source else files
+        yield from [inspect_file(run_dir, source)] if source else files
 
 
-class NotOurs(Exception):
-    """There is something else in the place of the report; the text says what."""
+class ForeignReportError(Exception):
+    """Raised if an existing page or results file is not from dledger-check. The text names the file."""
 
 
 def write_report(
-    out: Path, results: list[RunResult], figures: dict[str, Figures], report: dict[str, Any]
+    out: Path, results: list[RunJudgment], figures: dict[str, Measurements], report: dict[str, Any]
 ) -> Path:
-    """Write everything below `out`. The page to look at. `report`: what goes into `results.json`.
+    """Write the report below `out`, and return the path of the page. `report`: content of `results.json`.
 
-    A report of before is replaced, with the witnesses that it lists; nothing else is touched.
+    Replaces a previous report and the witnesses that it lists, and no other file.
 
     Raises:
-        NotOurs: `out` holds a page or results of something else.
-        OSError: it cannot be written.
+        ForeignReportError: `out` contains a page or results that dledger-check did not write.
+        OSError: the report cannot be written.
     """
-    before = _report_of_before(out)
+    before = _previous_witnesses(out)
     witnesses = dict(_witness_files(results))
     out.mkdir(parents=True, exist_ok=True)
     for name, text in witnesses.items():
@@ -159,8 +168,8 @@ def write_report(
     return out / PAGE
 
 
-def _witness_files(results: list[RunResult]) -> Iterator[tuple[str, str]]:
-    """Path below the report, and text."""
+def _witness_files(results: list[RunJudgment]) -> Iterator[tuple[str, str]]:
+    """Yield the path below the report, and the text, of each file of witnesses."""
     for result in results:
         run = re.sub(r"[^\w.-]", "_", result.run)
         folder = "_" if run in (".", "..") else run
@@ -174,26 +183,26 @@ def _witness_files(results: list[RunResult]) -> Iterator[tuple[str, str]]:
                 yield f"witnesses/{folder}/{finding.check.id}.jsonl", text
 
 
-def _report_of_before(out: Path) -> list[str]:
-    """The witnesses that a report lists which is there; none if there is no report."""
+def _previous_witnesses(out: Path) -> list[str]:
+    """Return the witnesses that the existing report lists, or none if there is no report."""
     listed: list[str] = []
     if (out / RESULTS).exists():
         try:
-            found = json.loads((out / RESULTS).read_text(encoding="utf-8"))
-            if not {"version", "verdict", "runs"} <= found.keys():
-                raise NotOurs(f"{RESULTS} there is no report of dledger-check")
+            previous = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+            if not {"version", "verdict", "runs"} <= previous.keys():
+                raise ForeignReportError(f"the existing {RESULTS} is not a report of dledger-check")
         except (ValueError, AttributeError):
-            raise NotOurs(f"{RESULTS} there is no report of dledger-check") from None
-        listed = [name for name in found.get("witnesses", ()) if isinstance(name, str)]
+            raise ForeignReportError(f"the existing {RESULTS} is not a report of dledger-check") from None
+        listed = [name for name in previous.get("witnesses", ()) if isinstance(name, str)]
     if (out / PAGE).exists():
         with (out / PAGE).open(encoding="utf-8", errors="replace") as page:
             if MARK not in page.read(4096):
-                raise NotOurs(f"{PAGE} there is no report of dledger-check")
+                raise ForeignReportError(f"the existing {PAGE} is not a report of dledger-check")
     return listed
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole, or leave what is there."""
+    """Replace a file atomically."""
     made = path.with_name(f".writing-{path.name}")
     try:
         made.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -202,8 +211,9 @@ def _replace(path: Path, text: str) -> None:
         made.unlink(missing_ok=True)
 
 
-def write_junit(path: Path, results: list[RunResult]) -> None:
-    """JUnit XML: a suite a run, a case a check; unknown is an error, absent is skipped."""
+def write_junit(path: Path, results: list[RunJudgment]) -> None:
+    """Write JUnit XML with a suite per run and a case per check. An unknown check is an error; a check that
+    does not apply is skipped."""
     root = ElementTree.Element("testsuites", name="dledger-check")
     for result in results:
         suite = ElementTree.SubElement(root, "testsuite", name=result.run)
@@ -211,24 +221,24 @@ def write_junit(path: Path, results: list[RunResult]) -> None:
             case = ElementTree.SubElement(
                 suite, "testcase", classname=result.run, name=f"{finding.check.id} {finding.check.title}"
             )
-            said = "; ".join(sentence(finding.check, row) for row in finding.witnesses[:3])
-            if finding.verdict is Verdict.INVALID:
-                ElementTree.SubElement(case, "failure", message=said)
-            elif finding.verdict is Verdict.UNKNOWN:
-                ElementTree.SubElement(case, "error", message=said)
-            elif finding.verdict is Verdict.ABSENT:
-                ElementTree.SubElement(case, "skipped", message=Verdict.ABSENT.value)
+            message = "; ".join(sentence(finding.check, row) for row in finding.witnesses[:3])
+            if finding.verdict is CheckVerdict.INVALID:
+                ElementTree.SubElement(case, "failure", message=message)
+            elif finding.verdict is CheckVerdict.UNKNOWN:
+                ElementTree.SubElement(case, "error", message=message)
+            elif finding.verdict is CheckVerdict.ABSENT:
+                ElementTree.SubElement(case, "skipped", message=CheckVerdict.ABSENT.value)
         run_case = ElementTree.SubElement(
             suite, "testcase", classname=result.run, name="the run proves something"
         )
         broken = any(
-            finding.verdict is Verdict.UNKNOWN and finding.check.severity is Severity.VOID
+            finding.verdict is CheckVerdict.UNKNOWN and finding.check.severity is Severity.VOID
             for finding in result.findings
         )
-        if result.verdict is Verdict.UNKNOWN and not broken:
+        if result.verdict is CheckVerdict.UNKNOWN and not broken:
             ElementTree.SubElement(run_case, "error", message="; ".join(result.reasons))
     for element in root.iter():
-        # XML knows no control characters, not even escaped.
+        # XML allows no control characters, not even escaped.
         element.attrib = {name: plain(value) for name, value in element.attrib.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode"))

@@ -1,1 +1,1 @@
-"""Load by released clients of RocketMQ 5, each in a process of its own."""
+"""Workload by released RocketMQ 5 clients, each in its own process."""

@@ -1,7 +1,8 @@
-"""Consumer groups whose members are released clients: they receive, acknowledge, give back, go and crash.
+"""Consumer groups of released clients, which receive, acknowledge, release, leave and crash.
 
-A member that crashes is a process that is killed, and says nothing any more, to the servers or the trace.
-What it held comes again when its time is over. So does what a member leaves on purpose, now and then.
+A crash kills the member's process, which then sends nothing more to the servers or the trace. Messages that
+it held are redelivered after their invisible time. The same happens to messages that a member leaves
+unacknowledged on purpose.
 """
 
 from __future__ import annotations
@@ -19,66 +20,67 @@ from chaos.trace.operations import Numbers, Process
 from chaos.trace.outcomes import ClientError
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
+from chaos.workloads.closing import close_in_time
 from chaos.workloads.messages import digest, number_of
 from chaos.workloads.released.process import ClientProcess
-from chaos.workloads.released.topics import Topics
+from chaos.workloads.released.topics import PredictableTopics
 from chaos.workloads.spec import Setting
-from chaos.workloads.tally import Tally
+from chaos.workloads.tally import LoadTally
 
-#: Of one receive, in messages and seconds.
+#: Limits of one receive: messages, wait and invisible time in seconds.
 MOST, WAIT_S, _INVISIBLE_S = 16, 1, 4
 _PAUSE_S = 0.2
-#: How long a member lives, in seconds, and how many of them do not leave but crash.
+#: Lifetime of a member in seconds, and the share of members that crash instead of leaving.
 _LIFE_S = (4.0, 12.0)
 _CRASHES = 0.4
-#: Of all receives: one message of them is left alone, or given back.
+#: Share of receives in which one message is left unacknowledged or released early.
 _LEFT = 0.1
 _SOON_S = 1
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """`mode`: see the schema of traces. `tags`: only messages with one of these; none: all. `is_push`: of
-    push consumers."""
+class ReleasedGroupPlan:
+    """Name, mode and subscription of a group. `mode`: see the schema of traces. `tags`: deliver only messages
+    with one of these tags; empty: all messages. `is_push`: members are push consumers."""
 
     name: str
     mode: Literal["shared", "fifo"]
     tags: tuple[str, ...] = ()
     is_push: bool = False
 
-    def topics_of(self, topics: Topics) -> Sequence[str]:
+    def topics_of(self, topics: PredictableTopics) -> Sequence[str]:
         if self.mode == "shared":
             return topics.normal
         return [topics.lanes if self.is_push else topics.fifo]
 
 
 GROUPS = (
-    GroupPlan("shared", "shared"),
-    GroupPlan("in-order", "fifo"),
-    GroupPlan("tagged", "shared", ("a", "b")),
+    ReleasedGroupPlan("shared", "shared"),
+    ReleasedGroupPlan("in-order", "fifo"),
+    ReleasedGroupPlan("tagged", "shared", ("a", "b")),
 )
 
 
 class ReleasedGroup:
-    """One group. `new_client(name)`: a client that was not started. `new_member`: the class of its members,
-    if it is not Member."""
+    """One consumer group. `new_client(name)` creates a client process without starting it. `new_member`:
+    class of the members; the default is ReleasedMember."""
 
     def __init__(
         self,
-        plan: GroupPlan,
+        plan: ReleasedGroupPlan,
         setting: Setting,
-        topics: Topics,
+        topics: PredictableTopics,
         new_client: Callable[[str], ClientProcess],
-        new_member: type[Member] | None = None,
+        new_member: type[ReleasedMember] | None = None,
     ) -> None:
         self.plan = plan
         self.topics = plan.topics_of(topics)
         self._setting = setting
         self._new_client = new_client
-        self._new_member = new_member or Member
+        self._new_member = new_member or ReleasedMember
 
     async def live(self, number: int, stop: asyncio.Event, drained: asyncio.Event) -> None:
-        """Members one after the other; the one that is there at `stop` stays until `drained`."""
+        """Run members in succession. The member present at `stop` continues until `drained`."""
         place = f"{self.plan.name}-{number}"
         writer, numbers = self._setting.client(place)
         rng = Random(self._setting.rng.random())
@@ -98,9 +100,9 @@ class ReleasedGroup:
                 client = None
 
     async def _one_life(
-        self, member: Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
+        self, member: ReleasedMember, rng: Random, stop: asyncio.Event, drained: asyncio.Event
     ) -> bool:
-        """Whether its process can be used for another one."""
+        """Run one member; return True if its process can be reused."""
         if not await member.join():
             await asyncio.sleep(_PAUSE_S)
             return False
@@ -132,7 +134,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """Until `event`; what the task raises before, if it ends, is raised."""
+    """Wait until `event` is set or `task` ends; raise the exception of `task`, if any."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
@@ -143,8 +145,8 @@ async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message that a client holds. `attempt`: 0 for the first."""
+class HeldMessage:
+    """A message that a client holds. `attempt`: 0 for the first delivery."""
 
     handle: int
     mid: int
@@ -156,18 +158,18 @@ class Received:
     key: str
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Received:
-        """Of what the driver tells."""
-        body = b64decode(told["body"])
-        where = {"topic": told["topic"], "q": told["q"]}
-        about = (told["qoff"], told["attempt"] - 1, told["tag"], told["keys"])
-        return cls(told["handle"], number_of(body), digest(body), where, *about)
+    def of(cls, fields: dict[str, Any]) -> HeldMessage:
+        """Parse a message as the driver reports it."""
+        body = b64decode(fields["body"])
+        where = {"topic": fields["topic"], "q": fields["q"]}
+        about = (fields["qoff"], fields["attempt"] - 1, fields["tag"], fields["keys"])
+        return cls(fields["handle"], number_of(body), digest(body), where, *about)
 
 
-class Member:
-    """One life of one member. At `stop` it begins to acknowledge everything."""
+class ReleasedMember:
+    """One member, from its start until it leaves or crashes. After `stop` it acknowledges every message."""
 
-    #: For so long nobody else is given what it has received, unless it gives it back or goes.
+    #: Time in ms during which its messages are invisible to other members, unless it releases them or leaves.
     _held_ms = _INVISIBLE_S * 1000
 
     def __init__(
@@ -177,7 +179,7 @@ class Member:
         client: ClientProcess,
         writer: TraceWriter,
         numbers: Numbers,
-        tally: Tally,
+        tally: LoadTally,
         rng: Random,
         stop: asyncio.Event,
     ) -> None:
@@ -194,48 +196,52 @@ class Member:
         self._who = {"group": group.plan.name, "consumer": name}
 
     async def join(self) -> bool:
-        """Whether the client has started."""
+        """Start the client; return True on success."""
         plan = self._group.plan
         how = {"mode": plan.mode, "filter": "||".join(plan.tags) or "*", "from_start": True}
         for topic in self._group.topics:
             self._writer.write(Ev.MEMBER, {"e": "join", **self._who, "topic": topic, **how})
-        wanted = {"topics": list(self._group.topics), "filter": " || ".join(plan.tags) or "*"}
+        subscription = {"topics": list(self._group.topics), "filter": " || ".join(plan.tags) or "*"}
         try:
-            await self._start(group=plan.name, **wanted)
+            await self._start(group=plan.name, **subscription)
         except ClientError:
             self._left()
             return False
         return True
 
     async def consume(self, over: asyncio.Event) -> None:
-        """Until `over`, and until what was received is acknowledged."""
+        """Consume until `over`, and until the received messages are acknowledged."""
         while not over.is_set():
             received = await self._receive()
-            left = self._draw(received)
+            unacked = self._draw(received)
             async with asyncio.TaskGroup() as tasks:
-                for one in received:
-                    tasks.create_task(self._leave_alone(one) if one is left else self._ack(one))
+                for message in received:
+                    tasks.create_task(
+                        self._leave_alone(message) if message is unacked else self._ack(message)
+                    )
 
     def crash(self) -> None:
-        """What was under way never ends, and the process is gone. Nothing is written after this."""
+        """Kill the process. Operations in flight never end, and nothing is written after this."""
         self._writer.write(Ev.MEMBER, {"e": "crash", **self._who})
         self._client.kill()
 
     async def leave(self) -> bool:
-        """Says farewell; whether the client could."""
+        """Close the client; return True on success."""
         try:
-            await self._client.ask("close")
+            return await self._close()
         except ClientError:
             return False
         finally:
             self._left()
-        return True
 
-    async def _start(self, **wanted: Any) -> None:
-        await self._client.ask("consumer", wait_s=WAIT_S, **wanted)
+    async def _close(self) -> bool:
+        return await close_in_time(self._name, self._client.request("close"), self._writer, self._tally)
+
+    async def _start(self, **subscription: Any) -> None:
+        await self._client.request("consumer", wait_s=WAIT_S, **subscription)
 
     async def _fetch(self) -> dict[str, Any]:
-        return await self._client.ask("receive", most=MOST, invisible_s=_INVISIBLE_S)
+        return await self._client.request("receive", most=MOST, invisible_s=_INVISIBLE_S)
 
     def _left(self) -> None:
         self._writer.write(Ev.MEMBER, {"e": "leave", **self._who})
@@ -243,7 +249,7 @@ class Member:
     def _process(self) -> Process:
         return Process(self._writer, self._numbers)
 
-    async def _receive(self) -> list[Received]:
+    async def _receive(self) -> list[HeldMessage]:
         self._receiving.invoke("receive", delay_ms=self._held_ms, **self._who)
         try:
             answer = await self._fetch()
@@ -251,46 +257,48 @@ class Member:
             self._receiving.failed(error)
             await asyncio.sleep(_PAUSE_S)
             return []
-        received = [Received.of(told) for told in answer["messages"]]
+        received = [HeldMessage.of(fields) for fields in answer["messages"]]
         for i, one in enumerate(received):
             about = {**self._who, **one.where, "attempt": one.attempt, "tag": one.tag, "key": one.key}
             self._receiving.delivered(i, one.mid, one.digest, qoff=one.offset, **about)
         self._receiving.ok(count=len(received))
         return received
 
-    def _draw(self, received: Sequence[Received]) -> Received | None:
-        """The one that is not acknowledged. In the end there is none."""
+    def _draw(self, received: Sequence[HeldMessage]) -> HeldMessage | None:
+        """Choose a message that will not be acknowledged. Returns None for most receives, and always after
+        `stop`."""
         if not received or self._stop.is_set() or self._rng.random() >= _LEFT:
             return None
         return self._rng.choice(received)
 
-    async def _ack(self, one: Received) -> None:
-        """The message is processed, whatever becomes of the ack."""
+    async def _ack(self, one: HeldMessage) -> None:
+        """Acknowledge the message. It counts as processed even if the ack fails."""
         self._done(one, "ok")
-        self._tally.took(self._writer.now(), 1)
+        self._tally.count_read(self._writer.now(), 1)
         await self._settle(one)
 
-    async def _settle(self, one: Received) -> None:
-        await self._ask("ack", one)
+    async def _settle(self, one: HeldMessage) -> None:
+        await self._request("ack", one)
 
-    async def _leave_alone(self, one: Received) -> None:
-        """It comes again when its time is over; every other one is given back, to come sooner."""
+    async def _leave_alone(self, one: HeldMessage) -> None:
+        """Leave the message for redelivery after its invisible time. Shorten that time for half of the
+        messages, chosen at random."""
         self._done(one, "retry")
         if self._rng.random() < 0.5:
-            await self._ask("change", one, "change_invisible", invisible_s=_SOON_S)
-        await self._client.ask("forget", handle=one.handle)
+            await self._request("change", one, "change_invisible", invisible_s=_SOON_S)
+        await self._client.request("forget", handle=one.handle)
 
-    async def _ask(self, do: str, one: Received, f: str = "", **more: int) -> None:
+    async def _request(self, do: str, one: HeldMessage, f: str = "", **more: int) -> None:
         process = self._free.pop() if self._free else self._process()
         process.invoke(f or do, mid=one.mid, **self._who, **one.where)
         try:
-            await self._client.ask(do, handle=one.handle, **more)
+            await self._client.request(do, handle=one.handle, **more)
         except ClientError as error:
             process.failed(error)
         else:
             process.ok()
         self._free.append(process)
 
-    def _done(self, one: Received, code: str) -> None:
+    def _done(self, one: HeldMessage, code: str) -> None:
         about = {**self._who, **one.where, "qoff": one.offset, "attempt": one.attempt}
         self._writer.write(Ev.DONE, {"mid": one.mid, "code": code, **about})

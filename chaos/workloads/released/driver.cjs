@@ -1,5 +1,4 @@
-// One released Node.js client of RocketMQ 5, driven over its standard input and output, as driver.py drives the
-// Python client:
+// One released Node.js client of RocketMQ 5, driven over standard input and output, like driver.py:
 //
 //     NODE_PATH=.../node_modules node driver.cjs ADDRESS
 'use strict';
@@ -12,7 +11,7 @@ const {
 
 const MAX_TEXT = 500;
 const silent = { debug() {}, info() {}, warn() {}, error() {}, close() {} };
-const places = new Map(); // by receipt handle: where a message stands, which the client reads and drops
+const places = new Map(); // receipt handle -> queue id and offset, which the client parses and discards
 const plainHandle = SystemProperties.prototype.getReceiptHandle;
 
 SystemProperties.prototype.getReceiptHandle = function getReceiptHandle() {
@@ -21,7 +20,7 @@ SystemProperties.prototype.getReceiptHandle = function getReceiptHandle() {
   return handle;
 };
 
-// What is handed over, to whoever takes it.
+// A queue of messages that wait for the harness.
 class Handover {
   constructor() {
     this.waiting = [];
@@ -33,7 +32,7 @@ class Handover {
     this.arrived();
   }
 
-  // Up to so many; none if none comes in time.
+  // Returns up to `most` messages; none if none arrives within `waitS` seconds.
   async some(most, waitS) {
     if (!this.waiting.length) {
       await new Promise(resolve => {
@@ -45,16 +44,16 @@ class Handover {
   }
 }
 
-// A promise, and what settles it.
+// A promise with its resolve and reject functions.
 function outcome() {
   const made = {};
   made.over = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
-  made.over.catch(() => {}); // nobody need wait for it
+  made.over.catch(() => {}); // no unhandled rejection if nothing awaits it
   return made;
 }
 
-// Tells what the server answered to the first ack of a message; the client repeats it.
-class HeardPushConsumer extends PushConsumer {
+// Reports the server's answer to the first ack of a message. The client repeats acks itself.
+class AckReportingPushConsumer extends PushConsumer {
   constructor(options, acked) {
     super(options);
     this.acked = acked;
@@ -77,8 +76,8 @@ class HeardPushConsumer extends PushConsumer {
   }
 }
 
-// Tells how the ends of halves went that the server has asked about; the client logs it only.
-class HeardProducer extends Producer {
+// Reports the server's answer when a checked transaction ends, which the client only logs.
+class EndReportingProducer extends Producer {
   constructor(options, ended) {
     super(options);
     this.ended = ended;
@@ -96,12 +95,12 @@ class HeardProducer extends Producer {
   }
 }
 
-// The client of this process: one at a time, which may be closed and followed by another one.
+// Runs the client of this process. At most one is open; a closed client may be followed by another.
 class Driver {
   constructor(endpoints) {
     this.common = { endpoints, namespace: '', logger: silent };
     this.client = null;
-    this.held = new Map(); // messages and transactions, until they are done with
+    this.held = new Map(); // messages and transactions in use
     this.handles = 0;
     this.handover = new Handover();
     this.checked = new Handover();
@@ -115,7 +114,7 @@ class Driver {
       this.checked.put({ message, decided, end });
       return await decided.over ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
     };
-    return this.start(new HeardProducer({ ...this.common, topic: topics, checker: { check } }, ended));
+    return this.start(new EndReportingProducer({ ...this.common, topic: topics, checker: { check } }, ended));
   }
 
   async push({ group, topics, filter }) {
@@ -130,7 +129,7 @@ class Driver {
     };
     this.handover = handover;
     const options = { ...this.common, consumerGroup: group, subscriptions, messageListener: { consume } };
-    return this.start(new HeardPushConsumer(options, acked));
+    return this.start(new AckReportingPushConsumer(options, acked));
   }
 
   async consumer({ group, topics, filter, wait_s: waitS }) {
@@ -139,7 +138,7 @@ class Driver {
     return this.start(new SimpleConsumer({ ...this.common, consumerGroup: group, subscriptions, awaitDuration }));
   }
 
-  // due_ms: Unix time; without: it is not delayed.
+  // due_ms: Unix time in ms; 0 or absent: no delay.
   async send({ message_group: messageGroup, due_ms: dueMs, ...about }) {
     const message = messageOf(about);
     if (messageGroup) message.messageGroup = messageGroup;
@@ -154,7 +153,7 @@ class Driver {
     return {};
   }
 
-  // A message in a transaction of its own.
+  // Sends a half message in its own transaction.
   async half(about) {
     const transaction = this.client.beginTransaction();
     await this.client.send(messageOf(about), transaction);
@@ -167,14 +166,14 @@ class Driver {
     return {};
   }
 
-  // Halves that the server has asked about.
+  // Returns half messages that the server has checked.
   async checks({ wait_s: waitS }) {
     const asked = await this.checked.some(1, waitS);
     const told = one => ({ handle: this.hold(one), body: one.message.body.toString('base64') });
     return { messages: asked.map(told) };
   }
 
-  // How such a half ends.
+  // Decides the outcome of a checked half message.
   async decide({ handle, commit }) {
     const { decided, end } = this.taken(handle);
     decided.resolve(commit);
@@ -182,13 +181,13 @@ class Driver {
     return {};
   }
 
-  // What a push consumer has handed over.
+  // Returns messages that the push consumer received.
   async take({ most, wait_s: waitS }) {
     const handed = await this.handover.some(most, waitS);
     return { messages: handed.map(one => this.told(one.message, one)) };
   }
 
-  // What became of that. If it is done: until the client was answered to its first ack.
+  // Settles a message of the push consumer. If it is done, waits for the response to the client's first ack.
   async settle({ handle, is_done: isDone }) {
     const { done, ack } = this.taken(handle);
     done.resolve(isDone);
@@ -219,7 +218,7 @@ class Driver {
   async close() {
     const { client } = this;
     this.client = null;
-    if (client) await client.shutdown(); // a push consumer is told meanwhile what became of what it had
+    if (client) await client.shutdown(); // meanwhile the harness settles the messages of a push consumer
     this.held.clear();
     return {};
   }
@@ -242,7 +241,7 @@ class Driver {
     return handle;
   }
 
-  // `held`: what its handle stands for.
+  // `held`: the message or transaction of the handle.
   told(message, held = message) {
     message.place ??= places.get(message.receiptHandle);
     places.delete(message.receiptHandle);
@@ -278,7 +277,7 @@ requests.on('line', async line => {
   const { id, do: name, ...fields } = JSON.parse(line);
   try {
     tell({ id, ok: await driver[name](fields) });
-  } catch (error) { // whatever the client throws is what its user sees
+  } catch (error) { // users of the client would see this exception
     tell({ id, error: errorOf(error) });
   }
 });

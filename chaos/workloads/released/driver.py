@@ -1,12 +1,12 @@
-"""One released Python client of RocketMQ 5, driven over its standard input and output.
+"""One released Python client of RocketMQ 5, driven over standard input and output.
 
-    python driver.py THREADS ADDRESSES
+  python driver.py THREADS ADDRESSES
 
-Run by an interpreter that has `rocketmq-python-client`; needs nothing else of this project. Each line that it
-reads is a request as JSON, `{"id": 1, "do": "send", ...}`, and is answered by one line, in any order, with
-that id: `{"id": 1, "ok": {...}}`, or `{"id": 1, "error": {"type", "code", "text"}}` with what the client
-raised. The first line that it writes is `{"ready": true}`. It ends when its input ends, as a client does that
-is killed: nothing is said to the servers.
+Run by an interpreter that has `rocketmq-python-client`; it imports nothing else of this project. Each input
+line is a JSON request, `{"id": 1, "do": "send", ...}`. Each gets one output line with the same id, in any
+order: `{"id": 1, "ok": {...}}`, or `{"id": 1, "error": {"type", "code", "text"}}` with the exception of the
+client. The first output line is `{"ready": true}`. At the end of input the process exits without notifying
+the servers, like a killed client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ Fields = dict[str, Any]
 
 
 def keep_places() -> None:
-    """Have messages that are received remember where they stand: the client reads that and drops it."""
+    """Patch received messages so that they keep their queue id and offset, which the client parses and
+    discards."""
     plain = Message.fromProtobuf
 
     def with_place(self: Message, message: Any) -> Message:
@@ -55,22 +56,23 @@ def keep_places() -> None:
     Message.fromProtobuf = with_place
 
 
-class Handover(MessageListener):  # type: ignore[misc]
-    """Hands over what a push consumer has received, and waits to be told what became of it."""
+class MessageHandover(MessageListener):  # type: ignore[misc]
+    """Queues the messages of a push consumer, and waits for the harness to settle each one."""
 
     def __init__(self) -> None:
         self.messages: SimpleQueue[Message] = SimpleQueue()
 
     def consume(self, message: Message) -> ConsumeResult:
-        # In a group that consumes in order the client tries again automatically, and counts that nowhere.
+        # In a FIFO group the client retries by itself and does not count the attempts.
         message.tries = getattr(message, "tries", 0) + 1
         message.is_done, message.acked = Future(), Future()
         self.messages.put(message)
         return ConsumeResult.SUCCESS if message.is_done.result() else ConsumeResult.FAILURE
 
 
-class HeardPushConsumer(PushConsumer):  # type: ignore[misc]
-    """Tells what the server answered to the first ack of a message; the client repeats it automatically."""
+class AckReportingPushConsumer(PushConsumer):  # type: ignore[misc]
+    """A push consumer that reports the server's answer to the first ack of a message. The client repeats acks
+    itself."""
 
     def _ack(self, message: Message) -> None:
         try:
@@ -83,8 +85,8 @@ class HeardPushConsumer(PushConsumer):  # type: ignore[misc]
             message.acked.set_result(None)
 
 
-class Checker(TransactionChecker):  # type: ignore[misc]
-    """Hands over the halves that the server asks about, and waits to be told how they end."""
+class HandoverChecker(TransactionChecker):  # type: ignore[misc]
+    """Queues the half messages that the server checks, and waits for the harness to decide each one."""
 
     def __init__(self) -> None:
         self.messages: SimpleQueue[Message] = SimpleQueue()
@@ -98,21 +100,21 @@ class Checker(TransactionChecker):  # type: ignore[misc]
         return TransactionResolution.COMMIT if is_commit else TransactionResolution.ROLLBACK
 
     def listen(self, client: Any) -> None:
-        """Have what the server answers to the end of a checked half told: the client logs it only. It ends
-        one in the thread that has checked it."""
+        """Report the server's answer when a checked transaction ends, which the client only logs. It ends a
+        transaction in the thread that checked it."""
         plain = client.rpc_client.end_transaction_async
 
         def end_transaction_async(*about: Any, **more: Any) -> Any:
             answer = plain(*about, **more)
             message, self._checked.message = getattr(self._checked, "message", None), None
             if message is not None:
-                answer.add_done_callback(lambda answer: tell(answer, message.ended))
+                answer.add_done_callback(lambda answer: forward_outcome(answer, message.ended))
             return answer
 
         client.rpc_client.end_transaction_async = end_transaction_async
 
 
-def tell(answer: Any, ended: Future[None]) -> None:
+def forward_outcome(answer: Any, ended: Future[None]) -> None:
     try:
         status = answer.result().status
     except Exception as error:
@@ -124,8 +126,37 @@ def tell(answer: Any, ended: Future[None]) -> None:
         ended.set_result(None)
 
 
+#: One in this number of answers to sends is lost, which the client notices after this time (seconds). It then
+#: repeats the send under the same message id.
+_LOST_EVERY, _LOST_S = 40, 1.0
+
+
+class AnswerLost(Exception):
+    """Raised in place of an answer to a send."""
+
+
+def lose_answers(client: Any) -> None:
+    """Withhold some answers to sends that the server has answered, so that retries arrive late."""
+    plain, numbers = client.rpc_client.send_message_async, count(1)
+
+    def send_message_async(*about: Any, **more: Any) -> Any:
+        answer = plain(*about, **more)
+        if next(numbers) % _LOST_EVERY:
+            return answer
+        lost: Future[Any] = Future()
+
+        def lose(_answer: Any) -> None:
+            threading.Timer(_LOST_S, lost.set_exception, [AnswerLost("the answer was lost")]).start()
+
+        answer.add_done_callback(lose)
+        return lost
+
+    client.rpc_client.send_message_async = send_message_async
+
+
 class EndRefused(Exception):
-    """As the client raises of ends that its user asked for."""
+    """Raised for a refused end of a checked transaction, like the client's own exception for requested
+    ends."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -133,50 +164,51 @@ class EndRefused(Exception):
 
 
 class Driver:
-    """The client of this process: one at a time, which may be closed and followed by another one."""
+    """Runs the client of this process. At most one is open; a closed client may be followed by another."""
 
     def __init__(self, address: str) -> None:
         self._configuration = ClientConfiguration(
             address, Credentials(), "", request_timeout=_REQUEST_TIMEOUT_S
         )
         self._client: Any = None
-        self._held: dict[int, Any] = {}  # messages and transactions, until they are done with
+        self._held: dict[int, Any] = {}  # messages and transactions in use
         self._handles = count()
-        self._handover, self._checker = Handover(), Checker()
+        self._handover, self._checker = MessageHandover(), HandoverChecker()
 
     def producer(self, topics: list[str]) -> Fields:
         self._start(Producer(self._configuration, topics, checker=self._checker))
         self._checker.listen(self._client)
+        lose_answers(self._client)
         return {}
 
     def consumer(self, group: str, topics: list[str], filter: str, wait_s: int) -> Fields:
-        wanted = {topic: FilterExpression(filter) for topic in topics}
-        self._start(SimpleConsumer(self._configuration, group, wanted, wait_s))
+        filters = {topic: FilterExpression(filter) for topic in topics}
+        self._start(SimpleConsumer(self._configuration, group, filters, wait_s))
         return {}
 
     def push(self, group: str, topics: list[str], filter: str) -> Fields:
-        wanted = {topic: FilterExpression(filter) for topic in topics}
-        self._handover = Handover()
-        self._start(HeardPushConsumer(self._configuration, group, self._handover, wanted))
+        filters = {topic: FilterExpression(filter) for topic in topics}
+        self._handover = MessageHandover()
+        self._start(AckReportingPushConsumer(self._configuration, group, self._handover, filters))
         return {}
 
     def send(self, message_group: str = "", due_ms: int = 0, **about: str) -> Fields:
-        """`due_ms`: Unix time of whole seconds; 0: it is not delayed."""
+        """Send a message. `due_ms`: Unix time in ms of a whole second; 0: no delay."""
         message = message_of(**about)
         if message_group:
             message.message_group = message_group
         if due_ms:
             message.delivery_timestamp = due_ms // 1000
         receipt = self._client.send(message)
-        told = {"offset": receipt.offset, "message_id": receipt.message_id}
-        return told | ({"recall_handle": receipt.recall_handle} if due_ms else {})
+        fields = {"offset": receipt.offset, "message_id": receipt.message_id}
+        return fields | ({"recall_handle": receipt.recall_handle} if due_ms else {})
 
     def recall(self, topic: str, recall_handle: str) -> Fields:
         self._client.recall_message(topic, recall_handle)
         return {}
 
     def half(self, **about: str) -> Fields:
-        """A message in a transaction of its own."""
+        """Send a half message in its own transaction."""
         transaction = self._client.begin_transaction()
         self._client.send(message_of(**about), transaction)
         return {"handle": self._hold(transaction)}
@@ -187,26 +219,27 @@ class Driver:
         return {}
 
     def checks(self, wait_s: float) -> Fields:
-        """Halves that the server has asked about."""
-        asked = some_of(self._checker.messages, 1, wait_s)
-        return {"messages": [{"handle": self._hold(one), "body": text_of(one)} for one in asked]}
+        """Return half messages that the server has checked."""
+        checked = some_of(self._checker.messages, 1, wait_s)
+        return {"messages": [{"handle": self._hold(one), "body": text_of(one)} for one in checked]}
 
     def decide(self, handle: int, commit: bool) -> Fields:
-        """How such a half ends."""
+        """Decide the outcome of a checked half message."""
         message = self._held.pop(handle)
         message.is_commit.set_result(commit)
         message.ended.result()
         return {}
 
     def receive(self, most: int, invisible_s: int) -> Fields:
-        return {"messages": [self._told(one) for one in self._client.receive(most, invisible_s)]}
+        return {"messages": [self._fields(one) for one in self._client.receive(most, invisible_s)]}
 
     def take(self, most: int, wait_s: float) -> Fields:
-        """What a push consumer has handed over."""
-        return {"messages": [self._told(one) for one in some_of(self._handover.messages, most, wait_s)]}
+        """Return messages that the push consumer received."""
+        return {"messages": [self._fields(one) for one in some_of(self._handover.messages, most, wait_s)]}
 
     def settle(self, handle: int, is_done: bool) -> Fields:
-        """What became of that. If it is done: until the client was answered to its first ack."""
+        """Settle a message of the push consumer. If the message is to be acknowledged, wait for the answer to
+        the client's first ack."""
         message = self._held.pop(handle)
         message.is_done.set_result(is_done)
         if is_done:
@@ -222,12 +255,12 @@ class Driver:
         return {}
 
     def forget(self, handle: int) -> Fields:
-        """The message, or the transaction, is left alone."""
+        """Drop the message or transaction without ending it."""
         del self._held[handle]
         return {}
 
     def close(self) -> Fields:
-        """Says farewell to the servers. Without a client: nothing."""
+        """Shut the client down, so that it notifies the servers. Does nothing if there is no client."""
         client, self._client = self._client, None
         if client is not None:
             client.shutdown()
@@ -243,7 +276,7 @@ class Driver:
         self._held[handle] = what
         return handle
 
-    def _told(self, message: Message) -> Fields:
+    def _fields(self, message: Message) -> Fields:
         queue_id, offset = message.place
         return {
             "handle": self._hold(message),
@@ -268,19 +301,19 @@ def text_of(message: Message) -> str:
 
 
 def some_of(messages: SimpleQueue[Message], most: int, wait_s: float) -> list[Message]:
-    """Up to so many; none if none comes in time."""
-    found: list[Message] = []
+    """Return up to `most` messages. Returns none if no message arrives within `wait_s`."""
+    taken: list[Message] = []
     try:
-        found.append(messages.get(timeout=wait_s))
-        while len(found) < most:
-            found.append(messages.get_nowait())
+        taken.append(messages.get(timeout=wait_s))
+        while len(taken) < most:
+            taken.append(messages.get_nowait())
     except Empty:
         pass
-    return found
+    return taken
 
 
 class Answers:
-    """Lines from several threads, one at a time."""
+    """Writes lines from several threads, one at a time."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -298,12 +331,12 @@ def answer(driver: Driver, request: Fields, answers: Answers) -> None:
     try:
         do: Callable[..., Fields] = getattr(driver, name)
         answers.write({"id": number, "ok": do(**request)})
-    except Exception as error:  # whatever the client raises is what its user sees
+    except Exception as error:  # users of the client would see the exception as well
         answers.write({"id": number, "error": error_of(error)})
 
 
 def error_of(error: Exception) -> Fields:
-    """`code`: of RocketMQ's status codes; 0: the client gave none."""
+    """Describe an exception. `code`: RocketMQ's status code; 0 if the client gave none."""
     code = getattr(error, "code", None)
     return {
         "type": type(error).__name__,
@@ -315,7 +348,7 @@ def error_of(error: Exception) -> Fields:
 def main() -> None:
     threads, address = int(sys.argv[1]), sys.argv[2]
     answers = Answers(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a client prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints of the client must not mix with the answers
     keep_places()
     driver, pool = Driver(address), ThreadPoolExecutor(threads)
     answers.write({"ready": True})

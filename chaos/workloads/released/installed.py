@@ -1,4 +1,4 @@
-"""Where the released clients of RocketMQ 5 are installed, and how their drivers are started."""
+"""Locations of the installed RocketMQ 5 clients, and the commands that start their drivers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from dledger.errors import ConfigError
 
-#: Names another folder than that of `make clients`. In it: `python`, a virtual environment, and `node`, which
-#: has `node_modules`.
+#: Environment variable that names a folder to use instead of the one `make clients` creates. The folder holds
+#: `python`, a virtual environment, and `node`, which has `node_modules`.
 VARIABLE = "ROCKETMQ_CLIENTS"
 _HERE = Path(__file__).resolve().parent
-#: Calls that a Python client makes at the same time, each in a thread of its own.
+#: Concurrent calls of a Python client, each in its own thread.
 _THREADS = 16
 _USUAL = _HERE.parents[2] / "build" / "clients"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One of the clients. `command`: of its driver, to which the addresses of the nodes are added, or if it
-    takes one only, that of one of them."""
+class ClientKind:
+    """One client implementation. `command` starts its driver. The node addresses are appended: all of them,
+    or a single one if `takes_one_address`."""
 
     name: str
     command: Sequence[str]
@@ -30,26 +30,27 @@ class Kind:
     takes_one_address: bool = False
 
 
-def client_kinds() -> list[Kind]:
-    """The Python client, and that for Node.js if it is there. ConfigError as `client_python`."""
+def client_kinds() -> list[ClientKind]:
+    """Return the Python client, and the Node.js client if it is installed. Raises ConfigError like
+    `client_python`."""
     python = [str(client_python()), str(_HERE / "driver.py"), str(_THREADS)]
-    found = [Kind("python", python)]
+    kinds = [ClientKind("python", python)]
     node, modules = shutil.which("node"), _folder() / "node" / "node_modules"
     if node is not None and (modules / "rocketmq-client-nodejs").exists():
         command, environment = [node, str(_HERE / "driver.cjs")], {"NODE_PATH": str(modules)}
-        found.append(Kind("node", command, environment, takes_one_address=True))
-    return found
+        kinds.append(ClientKind("node", command, environment, takes_one_address=True))
+    return kinds
 
 
 def client_python() -> Path:
-    """The interpreter that has the client. ConfigError: there is none; it says how to get one."""
-    found = _folder() / "python" / "bin" / "python"
-    if not os.access(found, os.X_OK):
+    """Return the interpreter that has the client. Raises ConfigError with instructions if it is missing."""
+    python = _folder() / "python" / "bin" / "python"
+    if not os.access(python, os.X_OK):
         raise ConfigError(
-            f"the released client of RocketMQ 5 is not installed: there is no {found}; `make clients` "
-            f"installs it, and the variable {VARIABLE} names another folder"
+            f"the released RocketMQ 5 client is not installed ({python} does not exist); run `make clients`, "
+            f"or set {VARIABLE} to its folder"
         )
-    return found
+    return python
 
 
 def _folder() -> Path:

@@ -1,4 +1,4 @@
-"""A released client in a process of its own, seen from the harness."""
+"""The harness's interface to a released client that runs in its own process."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from typing import Any
 from chaos.trace.outcomes import ClientError
 from dledger.errors import Code, DLedgerError
 
-#: Importing the client takes a quarter of a second of CPU; machines that are busy take their time.
+#: Importing the client takes 0.25 s of CPU, and longer on a busy machine.
 _START_S = 60.0
-#: No call of a client takes so long: it has given up before.
+#: Longer than any call of a client, which times out earlier.
 _ANSWER_S = 120.0
-#: A line may hold many messages.
+#: Limit in bytes. A line may hold many messages.
 _MAX_LINE = 64 << 20
-_MAX_TOLD = 2000
+_MAX_LOG_CHARS = 2000
 
 
 class ClientDied(DLedgerError):
-    """The process of a client ended unasked, or does not answer: an error of the run, no finding of it."""
+    """Raised when a client process dies unexpectedly or does not respond: an error of the run, not a
+    violation."""
 
     default_code = Code.INTERNAL_ERROR
 
 
 class ClientProcess:
-    """Drives `driver.py` or `driver.cjs`. Several requests may be under way; what a client raises is a
+    """Drives `driver.py` or `driver.cjs`. Requests may overlap. Exceptions of the client are raised as
     ClientError."""
 
     def __init__(
@@ -40,8 +41,8 @@ class ClientProcess:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder`: for its log and its home, made here. `command`: begins with an interpreter.
-        `environment`: on top of ours."""
+        """Prepare a client. `folder`: a directory to create for the client's log and home. `command`: starts
+        with an interpreter. `environment`: additional variables."""
         self.name = name
         self._folder = folder
         self._command = command
@@ -53,7 +54,7 @@ class ClientProcess:
         self._is_killed = False
 
     async def start(self) -> None:
-        """Returns when it takes requests. ClientDied if it does not get there."""
+        """Start the process and wait until it accepts requests. Raises ClientDied."""
         home = self._folder / "home"
         home.mkdir(parents=True, exist_ok=True)
         with (self._folder / "stderr.log").open("ab") as log:
@@ -65,7 +66,7 @@ class ClientProcess:
                 # Clients write their logs to HOME.
                 env={**os.environ, "HOME": str(home), "GRPC_VERBOSITY": "ERROR", **self._environment},
                 limit=_MAX_LINE,
-                # Ctrl-C is the harness's affair, which ends it.
+                # Ctrl-C must reach the harness only, which then ends the client.
                 start_new_session=True,
             )
         assert self._process.stdout is not None
@@ -76,18 +77,18 @@ class ClientProcess:
             first = b""
         if not first:
             self.kill()
-            raise ClientDied(f"client {self.name} did not start: {self._last_words()}")
+            raise ClientDied(f"client {self.name} did not start: {self._last_log_line()}")
         self._reading = asyncio.create_task(self._read(self._process.stdout))
 
-    async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        """Have the client do something. ClientError: it raised; ClientDied: it is no more."""
+    async def request(self, do: str, **fields: Any) -> dict[str, Any]:
+        """Send a request to the client. Raises ClientError for its exceptions, and ClientDied."""
         if self._process is None or self._reading is None or self._reading.done():
             raise self._died()
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         assert self._process.stdin is not None
-        # Requests are small, and answered: the pipe needs no watching.
+        # Requests are small and answered one by one, so the pipe needs no backpressure.
         self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}).encode() + b"\n")
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -98,13 +99,13 @@ class ClientProcess:
             self._waiting.pop(number, None)
 
     def kill(self) -> None:
-        """SIGKILL. What is under way raises ClientDied. Safe to call again."""
+        """Send SIGKILL; calls in flight raise ClientDied. May be called repeatedly."""
         self._is_killed = True
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def wait(self) -> None:
-        """Until a process that was killed is gone."""
+        """Wait for the exit of a killed process."""
         if self._process is not None:
             await self._process.wait()
         if self._reading is not None:
@@ -118,22 +119,22 @@ class ClientProcess:
         while line := await lines.readline():
             if not line.endswith(b"\n"):
                 break  # torn by a kill
-            told = json.loads(line)
-            waiting = self._waiting.get(told["id"])
+            reply = json.loads(line)
+            waiting = self._waiting.get(reply["id"])
             if waiting is None or waiting.done():
                 continue
-            if (error := told.get("error")) is not None:
+            if (error := reply.get("error")) is not None:
                 waiting.set_exception(ClientError(error["type"], error["code"], error["text"]))
             else:
-                waiting.set_result(told["ok"])
+                waiting.set_result(reply["ok"])
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(self._died())
 
     def _died(self) -> ClientDied:
-        how = "was killed" if self._is_killed else f"died: {self._last_words()}"
+        how = "was killed" if self._is_killed else f"died: {self._last_log_line()}"
         return ClientDied(f"client {self.name} {how}")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self._folder / "stderr.log"
-        return log.read_text(errors="replace")[-_MAX_TOLD:].strip() if log.exists() else "nothing is known"
+        return log.read_text(errors="replace")[-_MAX_LOG_CHARS:].strip() if log.exists() else "it left no log"

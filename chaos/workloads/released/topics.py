@@ -1,4 +1,4 @@
-"""Topics of which everybody knows in which queue a message is stored: a client's receipt does not say."""
+"""Topics whose messages have a predictable queue, because a client's receipt does not name it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from broker_adapter.format.java_hash import java_hash
+from broker_adapter.wire.java_hash import java_hash
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
-    """`normal`: of one queue each. `fifo`, `lanes`: have `fifo_queues`; the message group decides. `lanes` is
-    for push consumers, if there are any: one message group for each queue, as such a consumer may handle
-    several groups of a queue at once."""
+class PredictableTopics:
+    """Topics of a run. `normal`: topics with one queue each. `fifo` and `lanes` have `fifo_queues`, chosen by
+    message group. `lanes` is for push consumers, if any: it has one message group per queue, because a push
+    consumer may process several groups of a queue concurrently."""
 
     normal: tuple[str, ...]
     fifo: str
@@ -21,7 +21,7 @@ class Topics:
     lanes: str = ""
 
     @classmethod
-    def of(cls, normal: int, fifo_queues: int, *, push: bool = False) -> Topics:
+    def of(cls, normal: int, fifo_queues: int, *, push: bool = False) -> PredictableTopics:
         lanes = "lanes" if push else ""
         return cls(tuple(f"normal-{n}" for n in range(normal)), "fifo", fifo_queues, lanes)
 
@@ -30,7 +30,7 @@ class Topics:
         return [topic for topic, _ in self.queues()]
 
     def queues(self) -> Iterator[tuple[str, int]]:
-        """(topic, how many queues) of each."""
+        """Yield each topic with its number of queues."""
         for topic in self.normal:
             yield topic, 1
         yield self.fifo, self.fifo_queues
@@ -38,10 +38,10 @@ class Topics:
             yield self.lanes, self.fifo_queues
 
     def queue_of(self, message_group: str) -> int:
-        """Of `fifo` and `lanes`."""
+        """Return the queue of a message group, in `fifo` and `lanes`."""
         return java_hash(message_group) % self.fifo_queues
 
     def lane(self, queue: int) -> str:
-        """The message group of a queue of `lanes`."""
+        """Return the message group of a queue of `lanes`."""
         names = (f"lane-{n}" for n in count())
         return next(name for name in names if self.queue_of(name) == queue)

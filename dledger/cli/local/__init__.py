@@ -1,1 +1,1 @@
-"""A cluster of real processes on this machine: planned, started, hurt, watched."""
+"""A cluster of real processes on this machine, for trials, tests and benchmarks."""

@@ -1,7 +1,7 @@
-"""A certificate authority for local clusters and tests: keys without a password, made and forgotten.
+"""A certificate authority for local clusters and tests. Its keys have no passwords.
 
-Not for production: the key of the CA is not stored, so nothing can be issued or taken back later. Needs the
-package `cryptography`, which nodes and clients do without.
+Not for production: the key of the CA is not stored, so it cannot issue or revoke certificates later. Needs
+the package `cryptography`, which nodes and clients do not need.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ try:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
     raise ConfigError(
-        "making certificates needs the package cryptography: pip install 'dledger[tls-tools]'"
+        "creating certificates requires the package cryptography: pip install 'dledger[tls-tools]'"
     ) from None
 
-#: A clock that is a little behind must not find the certificate "not valid yet".
+#: Validity starts early, so that a node whose clock is slightly behind accepts the certificate.
 _BEFORE = timedelta(minutes=5)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -33,7 +33,7 @@ CA_FILE = "ca.pem"
 
 
 class Authority:
-    """A CA that lives as long as this object. `issue` writes NAME.pem and NAME.key."""
+    """A CA that exists only as long as this object. `issue` writes NAME.pem and NAME.key."""
 
     def __init__(self, name: str = "dledger local CA", *, lifetime: timedelta = timedelta(days=365)) -> None:
         self._lifetime = lifetime
@@ -72,7 +72,8 @@ class Authority:
         not_after: datetime | None = None,
         not_before: datetime | None = None,
     ) -> tuple[Path, Path]:
-        """Certificate and key of `name`, for both ends of a connection. `hosts`: names and addresses."""
+        """Issue a certificate and key for `name`, usable at both ends of a connection. `hosts`: the names and
+        addresses in the certificate."""
         key = generate_private_key(SECP256R1())
         now = datetime.now(UTC)
         builder = (
@@ -101,7 +102,7 @@ class Authority:
 
 
 def make_local(folder: Path, node_ids: Sequence[str]) -> None:
-    """ca.pem, a certificate for each node of a local cluster, and `client` for its users."""
+    """Create ca.pem, a certificate per node of a local cluster, and `client` for its users."""
     authority = Authority()
     authority.save(folder)
     for node_id in node_ids:
@@ -121,7 +122,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    # Never readable by others, not even for a moment; replaced whole, as a rotation should.
+    # Never readable by others, not even for a moment; replaced atomically, as a rotation requires.
     partial = path.with_suffix(".new")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

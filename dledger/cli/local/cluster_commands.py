@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -15,7 +19,6 @@ from dledger.cli.exits import Exit
 from dledger.cli.local.cluster_kinds import ClusterKind
 from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode
-from dledger.cli.local.supervise import supervise
 from dledger.cli.output import print_json, print_table
 
 _LEADER_SECONDS = 30.0
@@ -37,7 +40,7 @@ _dir_option = click.option(
 
 @click.group()
 def cluster() -> None:
-    """Run, watch and hurt a cluster of real processes on this machine.
+    """Run, watch and disturb a cluster of real processes on this machine.
 
     \b
     Examples:
@@ -53,20 +56,20 @@ def cluster() -> None:
 @cluster.command()
 @_dir_option
 @click.option(
-    "--nodes", type=click.IntRange(1, MAX_NODES), help="How many, in a new directory.  [default: 3]"
+    "--nodes", type=click.IntRange(1, MAX_NODES), help="Number of nodes, for a new directory.  [default: 3]"
 )
 @click.option(
     "--base-port",
     type=int,
-    help=f"First port, in a new directory; 0 takes free ones.  [default: {DEFAULT_BASE_PORT}]",
+    help=f"First port, for a new directory; 0: any free ports.  [default: {DEFAULT_BASE_PORT}]",
 )
 @click.option(
     "--tls",
     is_flag=True,
-    help="Mutual TLS, in a new directory: makes a CA and certificates in DIR/tls.",
+    help="Mutual TLS, for a new directory: creates a CA and certificates in DIR/tls.",
 )
 @click.option(
-    "--detach", is_flag=True, help="Return when a leader is there and all nodes answer; they go on running."
+    "--detach", is_flag=True, help="Return once there is a leader and all nodes answer; they keep running."
 )
 @click.option("--timeout", type=TIMEOUT, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
 def up(
@@ -78,11 +81,11 @@ def up(
     timeout: float,
     **kinds: Any,
 ) -> None:
-    """Start a local cluster: a new one, or the one in --dir again.
+    """Start a local cluster: a new one, or the existing one in --dir.
 
-    A new directory gets configs, identities and cluster.json; an existing one is never initialised again,
-    so its log is there. Nodes that are down are started. In the foreground it prints what happens until
-    Ctrl-C, then stops the nodes.
+    A new directory gets configs, identities and cluster.json. An existing one is never initialized again, so
+    its log is kept, and nodes that are down are started. In the foreground, the command prints events until
+    Ctrl-C and then stops the nodes.
 
     \b
     Examples:
@@ -94,23 +97,20 @@ def up(
     local = _open_or_create(directory, nodes, base_port, tls, chosen, kinds)
     if running := [name for name in local.running() if name in local.node_ids]:
         raise ClusterError(
-            f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
-            "end them with `dledger cluster down`, or start one node with `dledger cluster restart-node`"
+            f"{', '.join(running)} of {local.directory} are already running: see `dledger cluster "
+            "status`, stop them with `dledger cluster down`, or start one node with `dledger cluster "
+            "restart-node`"
         )
-    started = local.start()
-    click.echo(f"started {', '.join(started)}; waiting for a leader", err=True)
-    try:
+    with stopping_after_failure(local):
+        started = local.start()
+        click.echo(f"started {', '.join(started)}; waiting for a leader", err=True)
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
-        # Whoever uses the cluster next should not meet a node that still starts.
+        # The next user of the cluster should not meet a node that is still starting.
         local.wait_for_answers(timeout)
         for kind in _kinds_of(local):
             ready = _wait_until_ready(local, kind, timeout)
             click.echo(f"{ready.node_id} is {kind.ready_name}", err=True)
-    except BaseException:
-        # Half a cluster in the background would be in the way of the next try.
-        local.stop()
-        raise
     _print_nodes(local, local.status())
     click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
     for kind in _kinds:
@@ -127,7 +127,7 @@ _kinds: list[ClusterKind] = []
 
 
 def add_kind(kind: ClusterKind) -> None:
-    """From now on `cluster up` has an option for it. Repeatable."""
+    """Add an option for this kind to `cluster up`. Idempotent."""
     if kind in _kinds:
         return
     _kinds.append(kind)
@@ -169,13 +169,16 @@ def _open_or_create(
         additions = [
             kind.prepare(
                 first_port,
-                {one.name: str(chosen[one.name]) for one in kind.choices} | ({"tls": "tls"} if tls else {}),
+                {choice.name: str(chosen[choice.name]) for choice in kind.choices}
+                | ({"tls": "tls"} if tls else {}),
             )
             for kind in kinds
         ]
         of_node = next((addition.of_node for addition in additions if addition.of_node), ())
         if of_node and nodes not in (None, len(of_node)):
-            raise click.UsageError(f"such a cluster has {len(of_node)} nodes; --nodes cannot change that")
+            raise click.UsageError(
+                f"this kind of cluster has {len(of_node)} nodes; --nodes cannot change that"
+            )
         return LocalCluster.create(
             directory,
             nodes=nodes or max((addition.nodes for addition in additions), default=3),
@@ -191,22 +194,22 @@ def _open_or_create(
     if nodes is not None and nodes != len(local.node_ids):
         raise click.UsageError(f"{directory} has {len(local.node_ids)} nodes; --nodes cannot change that")
     if base_port and not local.addresses[0].endswith(f":{base_port}"):
-        raise click.UsageError(f"{directory} begins at {local.addresses[0]}; --base-port cannot change that")
+        raise click.UsageError(f"{directory} starts at {local.addresses[0]}; --base-port cannot change that")
     for kind in kinds:
         if not kind.variables(local.plan):
-            raise click.UsageError(f"{directory} was made without --{kind.name}, which cannot be added")
+            raise click.UsageError(f"{directory} was created without --{kind.name}, which cannot be added")
     if tls and not local.plan.tls:
-        raise click.UsageError(f"{directory} was made without TLS; --tls cannot change that")
+        raise click.UsageError(f"{directory} was created without TLS; --tls cannot change that")
     return local
 
 
 @cluster.command()
 @_dir_option
-@click.option("--json", "as_json", is_flag=True, help="All facts, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print all fields as JSON.")
 def status(directory: Path, as_json: bool) -> None:
-    """Show every node: process, addresses, role, term, indexes, and why it is down if it is.
+    """Show every node: process, addresses, role, term, indexes, and why it is down.
 
-    Exits with 0 when a leader is there, else with 1.
+    Exits with 0 if there is a leader, otherwise with 1.
 
     \b
     Examples:
@@ -224,7 +227,8 @@ def status(directory: Path, as_json: bool) -> None:
                 "directory": str(local.directory),
                 "nodes": [{**node.to_json(), **_facts(local, node)} for node in nodes],
                 "companions": list(companions.values()),
-                # Whoever looks for one of them knows its name.
+                # The list is repeated as an object with names as keys, for callers that need a specific
+                # server.
                 **companions,
             }
         )
@@ -242,7 +246,7 @@ def _facts(local: LocalCluster, node: LocalNode) -> dict[str, object]:
 @_dir_option
 @click.option("--timeout", type=Seconds(0), default=10.0, show_default=True, help="Seconds before SIGKILL.")
 def down(directory: Path, timeout: float) -> None:
-    """Stop all nodes of a local cluster. Its log stays.
+    """Stop all nodes of a local cluster. Its log is kept.
 
     \b
     Example:
@@ -267,10 +271,10 @@ def down(directory: Path, timeout: float) -> None:
     type=click.Choice(list(_SIGNALS), case_sensitive=False),
     default="KILL",
     show_default=True,
-    help="KILL: dies at once. STOP: freezes. CONT: goes on. TERM: stops gracefully.",
+    help="KILL: terminate immediately. STOP: suspend. CONT: resume. TERM: stop gracefully.",
 )
 def kill(directory: Path, node: str, name: str) -> None:
-    """Send a signal to NODE (n1, n2, ..., `leader`, or a server beside the nodes, as namesrv).
+    """Send a signal to NODE: n1, n2, ..., `leader`, or an additional server such as namesrv.
 
     \b
     Examples:
@@ -291,7 +295,7 @@ def kill(directory: Path, node: str, name: str) -> None:
 @_dir_option
 @click.argument("node")
 @click.option("--timeout", type=Seconds(0), default=10.0, show_default=True, help="Seconds before SIGKILL.")
-@click.option("--rejoin", is_flag=True, help="Its directory was lost: it gets its log from the others.")
+@click.option("--rejoin", is_flag=True, help="Recreate a lost directory, and fetch the log from the others.")
 def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> None:
     """Stop NODE (n1, n2, ..., `leader`, or namesrv) if it runs, and start it.
 
@@ -345,3 +349,88 @@ def _node_row(local: LocalCluster, n: LocalNode, kinds: Sequence[ClusterKind]) -
         return (*row, *[""] * (len(_COLUMNS) - len(row) + len(cells)))
     facts = (n.role, n.term, n.leader_id, n.ledger_begin_index, n.ledger_end_index, n.committed_index)
     return (*row, *facts, *cells)
+
+
+_POLL_SECONDS = 0.25
+
+
+@contextmanager
+def stopping_after_failure(cluster: LocalCluster) -> Iterator[None]:
+    """Stop the nodes if the block fails or a signal interrupts it. A partly started cluster in the background
+    would block the next attempt. Further signals do not interrupt the stop."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except BaseException:
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
+        cluster.stop()
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def supervise(cluster: LocalCluster) -> None:
+    """Print events until Ctrl-C, SIGTERM, or until all nodes are down; then stop the nodes."""
+    ended = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # Take the first status before the message: every event after the message is then printed.
+        before = [*cluster.status(), *cluster.companions()]
+        _print_event("Ctrl-C stops the cluster")
+        while not ended.wait(_POLL_SECONDS):
+            nodes = cluster.status()
+            now = [*nodes, *cluster.companions()]
+            for event in events_between(before, now):
+                _print_event(event)
+            if all(node.state == "down" for node in nodes):
+                _print_event("all nodes are down")
+                return
+            before = now
+        _print_event("stopping")
+    finally:
+        for node_id, by_itself in cluster.stop().items():
+            _print_event(f"{node_id} " + ("stopped" if by_itself else "did not stop in time and was killed"))
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def events_between(before: Sequence[LocalNode], now: Sequence[LocalNode]) -> list[str]:
+    """Describe the changes between two statuses of the cluster."""
+    events = []
+    for old, new in zip(before, now, strict=True):
+        if new.state != old.state or new.pid != old.pid:
+            events.append(_state_event(old, new))
+        if new.role == "LEADER" and (old.role, old.term) != (new.role, new.term):
+            events.append(f"{new.node_id} leads in term {new.term}")
+        elif old.role == "LEADER" and new.state == "running" and new.role != "LEADER":
+            events.append(f"{new.node_id} is {new.role} in term {new.term}, no longer leader")
+        if new.health != old.health and new.state == old.state == "running":
+            events.append(f"{new.node_id}: {new.health}")
+    return events
+
+
+def _state_event(old: LocalNode, new: LocalNode) -> str:
+    if new.state == "down":
+        lines = "".join(f"\n    {line}" for line in new.last_log_lines)
+        return f"{new.node_id} (pid {new.pid}) is down: {new.why}{lines}"
+    if new.state == "paused":
+        return f"{new.node_id} (pid {new.pid}) is paused"
+    if new.pid != old.pid:
+        return f"{new.node_id} was started (pid {new.pid})"
+    if new.state == "running":
+        return f"{new.node_id} (pid {new.pid}) answers"
+    return f"{new.node_id} (pid {new.pid}) does not answer"
+
+
+def _print_event(text: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)

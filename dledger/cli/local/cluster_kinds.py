@@ -1,4 +1,4 @@
-"""Local clusters whose nodes carry a program beside the log: what such a program adds to `cluster up`."""
+"""Local clusters whose nodes run a program on top of the log, which extend `cluster up`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 from dledger.cli.local.cluster_plan import ClusterPlan, CompanionPlan
 
-#: What a node's program says of itself: `owner` of the node's status.
+#: The status of a node's program: `owner` of the node's status.
 OwnerFacts = Mapping[str, Any]
 
 
 class Additions(NamedTuple):
-    """To a new cluster: keys of every node's config, and servers beside the nodes with their configs.
-    `remoting`: every node gets a port for the remoting protocol, which `settings` call REMOTING_ADDRESS.
-    `nodes`: how many there are, unless somebody says. `of_node`: further settings of the program, one for
-    each node. `has_log` False: the nodes have no replicated log."""
+    """Extensions of a new cluster: config keys for every node, and additional servers with their configs.
+
+    `remoting`: every node gets a port for the remoting protocol, for which `settings` use REMOTING_ADDRESS.
+    `nodes`: default number of nodes. `of_node`: further settings of the program, one per node. `has_log`
+    False: the nodes have no replicated log."""
 
     settings: Mapping[str, Any]
     companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = ()
@@ -27,7 +28,7 @@ class Additions(NamedTuple):
 
 
 class KindChoice(NamedTuple):
-    """`--name` with one of `values`, the first of which is the default."""
+    """An option `--name` with one of `values`, the first of which is the default."""
 
     name: str
     values: Sequence[str]
@@ -36,11 +37,13 @@ class KindChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """`--name` of `cluster up`. `prepare` is given the base port, 0: any free ones, and what was chosen of
-    `choices`, and "tls" where the cluster speaks it. `variables`: what users of a running cluster export;
-    none if it is not of this kind. `columns` and `cells`: what `cluster status` shows besides, `facts`: what
-    of a program's own it has with each node in JSON. `is_ready`: whether a node says that its program does
-    its work; `cluster up` waits until one does, which it calls `ready_name`."""
+    """An option `--name` of `cluster up`.
+
+    `prepare` receives the base port (0: any free ports) and the chosen `choices`, plus "tls" if the cluster
+    uses TLS. `variables` returns the variables that users of a running cluster must export, or none if the
+    cluster is of another kind. `columns` and `cells`: additional columns of `cluster status`; `facts`: fields
+    of the program's status that its JSON includes. `is_ready`: returns True if a node's program is
+    operational; `cluster up` waits for one and prints `ready_name`."""
 
     name: str
     help: str

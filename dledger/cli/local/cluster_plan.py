@@ -1,14 +1,14 @@
-"""Where the nodes of a local cluster live and listen: `cluster.json`, the node configs, the ports.
+"""Directories and addresses of a local cluster: `cluster.json`, the node configs, the ports.
 
 ::
 
     D/cluster.json    this plan; other programs may read it
     D/n1/node.toml    configuration of the server
-    D/n1/store/       the node's directory (made by `dledger init`)
-    D/n1/server.log   what it said
+    D/n1/store/       the node's directory (created by `dledger init`)
+    D/n1/server.log   output of the server
     D/n1/pid, exit    of the last run
-    D/namesrv/        and the like: config.toml, server.log, pid, exit of servers beside the nodes
-    D/secret          by which the nodes know each other
+    D/namesrv/        config.toml, server.log, pid, exit of an additional server
+    D/secret          the secret shared by the nodes
     D/tls/            with --tls: ca.pem, certificate and key of each node, and of a client
 """
 
@@ -30,13 +30,14 @@ PLAN_VERSION = 1
 DEFAULT_GROUP = "default"
 DEFAULT_BASE_PORT = 20911
 HOST = "127.0.0.1"
-#: HTTP ports follow the gRPC ports at this distance.
+#: Distance of HTTP ports from the gRPC ports.
 HTTP_PORT_OFFSET = 100
-#: ... and ports for RocketMQ's remoting protocol, if a program on the nodes speaks it, at this one.
+#: Distance of ports for RocketMQ's remoting protocol, if a program on the nodes uses it.
 REMOTING_PORT_OFFSET = 300
+#: Distance of the second remoting port, for sends only.
+SEND_PORT_OFFSET = 500
 MAX_NODES = 9
-# Below the range from which systems lend ports to outgoing connections: a node that is down for a while
-# must find its port free when it comes back.
+# Below the ephemeral port range, so that the port of a stopped node is still free when the node restarts.
 _FREE_PORTS = range(21_500, 32_000)
 
 
@@ -46,18 +47,17 @@ class NodePlan:
     address: str
     http_address: str
     remoting_address: str = ""
+    send_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionPlan:
-    """A server beside the nodes, which they need and which is none of them: `python -m MODULE --config
-    FILE` runs it."""
+    """A server that the nodes need in addition: `python -m MODULE --config FILE` runs it."""
 
     name: str
     module: str
     address: str
     http_address: str = ""
-    remoting_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ClusterPlan:
             if node.node_id == node_id:
                 return node
         known = ", ".join(n.node_id for n in self.nodes)
-        raise ConfigError(f"there is no node {node_id!r} in this cluster; it has {known}")
+        raise ConfigError(f"there is no node {node_id!r} in this cluster; its nodes are {known}")
 
     @property
     def addresses(self) -> list[str]:
@@ -81,21 +81,31 @@ class ClusterPlan:
 
 
 def plan_cluster(
-    cluster_id: str, group: str, nodes: int, base_port: int, *, tls: bool = False, remoting: bool = False
+    cluster_id: str,
+    group: str,
+    nodes: int,
+    base_port: int,
+    *,
+    tls: bool = False,
+    remoting: bool = False,
+    first_ports: Sequence[int] = (),
 ) -> ClusterPlan:
-    """`nodes` nodes n1, n2, ... from `base_port` on; base_port 0 takes ports that are free now. `remoting`:
-    with ports for that protocol."""
+    """Plan `nodes` nodes n1, n2, ... with ports starting at `base_port`; use base_port 0 to select free
+    ports. `remoting`: add ports for the remoting protocol. `first_ports`: the port of the first node of each
+    kind (gRPC, HTTP, remoting, sends), instead of those that follow from `base_port`."""
     if not 1 <= nodes <= MAX_NODES:
         raise ConfigError(f"a local cluster has 1 to {MAX_NODES} nodes, not {nodes}")
-    offsets = [0, HTTP_PORT_OFFSET, *([REMOTING_PORT_OFFSET] if remoting else [])]
+    offsets = [0, HTTP_PORT_OFFSET, *([REMOTING_PORT_OFFSET, SEND_PORT_OFFSET] if remoting else [])]
     last = 65535 - offsets[-1] - nodes
-    if base_port == 0:
+    if first_ports:
+        columns = [[first + i for i in range(nodes)] for first in first_ports]
+    elif base_port == 0:
         ports = free_ports(len(offsets) * nodes)
         columns = [ports[n * nodes :][:nodes] for n in range(len(offsets))]
     elif 1024 <= base_port <= last:
         columns = [[base_port + offset + i for i in range(nodes)] for offset in offsets]
     else:
-        raise ConfigError(f"base port {base_port} is not in 1024..{last}; 0 takes free ports")
+        raise ConfigError(f"--base-port is {base_port}: expected 1024 to {last}, or 0 to select free ports")
     return ClusterPlan(
         cluster_id,
         group,
@@ -107,32 +117,32 @@ def plan_cluster(
     )
 
 
-#: Processes that draw ports at the same time have consecutive numbers, more often than not.
+#: Processes that choose ports at the same time usually have consecutive ids.
 _SHARES = 16
 
 
 _drawn: set[int] = set()
 
 
-def free_ports(count: int, among: Sequence[int] = _FREE_PORTS) -> list[int]:
-    """Ports nobody listens on now. Drawn at random, and first of all among those that are this process's by
-    its number: whoever draws at the same time, before anybody listens, hardly ever draws the same. A process
-    does not draw a port twice before it has drawn all."""
-    found: list[int] = []
+def free_ports(count: int) -> list[int]:
+    """Return random unused ports, preferably from a range that depends on the id of this process. Processes
+    that choose ports at the same time, before they listen, thus rarely choose the same port. A process reuses
+    a port only after it has used all others."""
+    chosen: list[int] = []
     mine = os.getpid() % _SHARES
-    ports = random.sample(among, len(among))
+    ports = random.sample(_FREE_PORTS, len(_FREE_PORTS))
     for port in sorted(ports, key=lambda port: (port in _drawn, port % _SHARES != mine)):
         if not port_in_use(HOST, port):
-            found.append(port)
-            if len(found) == count:
-                _drawn.update(found)
-                return found
-    raise ConfigError("no free ports are left on this machine", code=Code.PORT_IN_USE)
+            chosen.append(port)
+            if len(chosen) == count:
+                _drawn.update(chosen)
+                return chosen
+    raise ConfigError("this machine has no free ports left", code=Code.PORT_IN_USE)
 
 
 def port_in_use(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: a port in TIME_WAIT is free for them.
+        # Servers set the same option, so a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -151,7 +161,8 @@ def ports_in_use(addresses: Iterable[str]) -> list[str]:
 
 
 def save_plan(directory: Path, plan: ClusterPlan) -> None:
-    """Written whole and last: a directory with this file in it is a complete cluster."""
+    """Write the plan atomically. Call this after all other files are written, so that a directory with a plan
+    is complete."""
     content = {"version": PLAN_VERSION, **asdict(plan)}
     partial = directory / f"{PLAN_FILE}.new"
     with partial.open("w") as file:
@@ -168,32 +179,38 @@ def load_plan(directory: Path) -> ClusterPlan:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} holds no local cluster (no {PLAN_FILE}): make one with "
-            f"`dledger cluster up --dir {directory}`"
+            f"{directory} does not contain a local cluster (no {PLAN_FILE}): create one with `dledger "
+            f"cluster up --dir {directory}`"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     try:
         if content["version"] != PLAN_VERSION:
-            raise ConfigError(f"{path} has version {content['version']}; this program knows {PLAN_VERSION}")
+            raise ConfigError(
+                f"{path} has version {content['version']}; this program supports {PLAN_VERSION}"
+            )
         nodes = tuple(
             NodePlan(
                 str(n["node_id"]),
                 str(n["address"]),
                 str(n["http_address"]),
                 str(n.get("remoting_address", "")),
+                str(n.get("send_address", "")),
             )
             for n in content["nodes"]
         )
         tls = bool(content.get("tls", False))
-        companions = tuple(CompanionPlan(**c) for c in content.get("companions", ()))
+        companions = tuple(
+            CompanionPlan(str(c["name"]), str(c["module"]), str(c["address"]), str(c.get("http_address", "")))
+            for c in content.get("companions", ())
+        )
         return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls, companions)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: missing or wrong field {error}") from error
+        raise ConfigError(f"{path}: missing or invalid field {error}") from error
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """The small part of TOML that node configs need: scalars, lists of scalars, tables of tables."""
+    """Format the subset of TOML that node configs need: scalars, lists of scalars, tables of tables."""
     return "\n".join(_toml_lines(values, ())) + "\n"
 
 
@@ -201,7 +218,7 @@ def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[st
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in tables:
-            # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
+            # JSON strings are valid TOML, except for DEL, which TOML requires to be escaped.
             written = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
             yield f"{key} = {written}"
     for key, table in tables.items():

@@ -1,4 +1,4 @@
-"""A cluster of real server processes on this machine: made, started, hurt and watched.
+"""A cluster of real server processes on this machine: creation, start, faults and status.
 
 Used by `dledger cluster`, the process tests and the benchmarks::
 
@@ -9,8 +9,8 @@ Used by `dledger cluster`, the process tests and the benchmarks::
         cluster.wait_for_leader(other_than=leader.node_id)
         cluster.start_node(leader.node_id)
 
-Everything about the cluster is in its directory, so any process may open it again with `LocalCluster(dir)`.
-Methods block; from asyncio call them in a thread.
+All information about the cluster is in its directory, so any process may open it with `LocalCluster(dir)`.
+Methods block; in asyncio, call them in a thread.
 """
 
 from __future__ import annotations
@@ -46,49 +46,51 @@ from dledger.cli.local.cluster_plan import (
 from dledger.cli.local.node_process import NodeProcess, tail_of
 from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.infra.files.descriptors import PRIVATE_DIRECTORY
 from dledger.node.setup.secret_file import make_secret
 from dledger.status.encoding import node_status_from_json
-from dledger.status.model import NodeStatus
-from dledger.store.descriptors import PRIVATE_DIRECTORY
+from dledger.status.model import DISK_FULL_HEALTH, NodeStatus
 from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
 
-#: Smaller than a server's default: a trial should not fill a laptop's disk.
+#: Smaller than a server's default, because a trial should not fill the disk of a laptop.
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
 SECRET_FILE = "secret"
-#: In settings of all nodes: the address of the node that reads them.
+#: Placeholder in settings of all nodes for the address of the respective node.
 REMOTING_ADDRESS = "{remoting_address}"
+SEND_ADDRESS = "{send_address}"
 CLIENT_NAME = "client"  # in the certificate for users of a local cluster
-#: Between two questions to the nodes: at first, each time longer by so much, and at most.
-_POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
-_ASK_SECONDS = 1.0
+#: Pause between status requests: initial value, growth factor, maximum.
+_POLL_SECONDS, _POLL_FACTOR, _MAX_POLL_SECONDS = 0.02, 1.25, 0.15
+_REQUEST_SECONDS = 1.0
 
 
 T = TypeVar("T")
 
 
 class ClusterError(DLedgerError):
-    """The local cluster is not in a state in which that can be done, or did not get there in time."""
+    """Raised if the state of the local cluster does not permit the operation, or if it did not reach a state
+    in time."""
 
     default_code = Code.ILLEGAL_MEMBER_STATE
 
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """One node, or server beside the nodes, as seen from outside and as it reports.
+    """The state of one node or additional server, as reported by the operating system and by the node itself.
 
-    Numbers are -1 when the node does not say.
+    Numbers are -1 if the node does not report them.
     """
 
     node_id: str
-    state: str  # running, paused, silent (runs, but does not answer), down
+    state: str  # running, paused, silent (runs, but does not respond), down
     pid: int | None
     address: str
     http_address: str
-    remoting_address: str = ""  # for clients of RocketMQ's remoting protocol; "": it is not spoken
+    remoting_address: str = ""  # for clients of RocketMQ's remoting protocol; "": unsupported
     role: str = "UNKNOWN"
     term: int = -1
     leader_id: str = ""
@@ -98,14 +100,14 @@ class LocalNode:
     health: str = ""
     why: str = ""  # why it is down
     last_log_lines: tuple[str, ...] = ()  # of its log, if it is down after a failure
-    owner: Mapping[str, Any] = field(default_factory=dict)  # what the program on the node says
+    owner: Mapping[str, Any] = field(default_factory=dict)  # status of the program on the node
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class LocalCluster:
-    """The cluster in `directory`. ConfigError if there is none."""
+    """The cluster in `directory`. Raises ConfigError if there is none."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
@@ -132,6 +134,7 @@ class LocalCluster:
         *,
         nodes: int = 3,
         base_port: int = DEFAULT_BASE_PORT,
+        first_ports: Sequence[int] = (),
         group: str = DEFAULT_GROUP,
         data_file_size: int = LOCAL_DATA_FILE_SIZE,
         flush_mode: FlushMode = FlushMode.SYNC_FLUSH,
@@ -144,19 +147,29 @@ class LocalCluster:
     ) -> Self:
         """Write plan, configs and identities into an empty or absent directory. Starts nothing.
 
-        base_port 0 takes free ports. `settings` are further keys of every node's config. `tls`: with mutual
-        TLS, and certificates made for it; `tls_files` is then for clients. `companions`: servers beside the
-        nodes, with their configs; they are started before the nodes and stopped after them. `remoting`: each
-        node has a port for that protocol, whose address stands in for REMOTING_ADDRESS in `settings`.
-        `of_node`: further settings of the program, for each node. `has_log`: of this project's own, which
-        needs an identity.
+        Use base_port 0 to select free ports. `first_ports`: see `plan_cluster`. `settings`: additional keys
+        in every node's config. `tls`: use mutual TLS with new certificates; `tls_files` returns the files for
+        clients. `companions`: additional servers with their configs, which are started before the nodes and
+        stopped after them. `remoting`: each node has a port for the remoting protocol, whose address replaces
+        REMOTING_ADDRESS in `settings`. `of_node`: additional settings of the program for each node.
+        `has_log`: the nodes have a log of this project, which needs an identity.
         """
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
-            raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
+            raise ConfigError(
+                f"{root} is not empty and does not contain a complete cluster: choose another --dir"
+            )
         root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         plan = replace(
-            plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls, remoting=remoting),
+            plan_cluster(
+                uuid.uuid4().hex,
+                group,
+                nodes,
+                base_port,
+                tls=tls,
+                remoting=remoting,
+                first_ports=first_ports,
+            ),
             companions=tuple(companion for companion, _ in companions),
         )
         if tls:
@@ -195,7 +208,7 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    # -- facts
+    # -- status
 
     @property
     def node_ids(self) -> list[str]:
@@ -203,15 +216,15 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """gRPC addresses of all nodes: what a client takes as servers."""
+        """gRPC addresses of all nodes, for clients."""
         return self.plan.addresses
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """For clients; None: the cluster speaks plain text."""
+        """TLS files for clients, or None if the cluster uses plain text."""
         if not self.plan.tls:
             return None
-        from dledger.client import TlsFiles  # with gRPC, which nothing else here needs
+        from dledger.client import TlsFiles  # imports gRPC, which the rest of this module does not need
 
         folder = self.directory / TLS_FOLDER
         return TlsFiles(folder / "ca.pem", folder / "client.pem", folder / "client.key")
@@ -229,11 +242,11 @@ class LocalCluster:
         return self.folder(node_id) / "store"
 
     def process(self, node_id: str) -> NodeProcess:
-        """Of a node, or of a companion by its name."""
+        """Return the process of the node or companion with this name."""
         return self._companions.get(node_id) or self._processes[self.plan.node(node_id).node_id]
 
     def running(self) -> list[str]:
-        """The nodes, and then the companions, that run."""
+        """Return the running nodes, and then the running companions."""
         processes = {**self._processes, **self._companions}
         return [name for name, process in processes.items() if process.is_alive]
 
@@ -241,39 +254,40 @@ class LocalCluster:
         return tail_of(self.process(node_id).log, lines)
 
     def node_status(self, node_id: str) -> NodeStatus | None:
-        """All that a node says of itself; None if it does not answer."""
+        """Return the full status of a node, or None if it does not answer."""
         process = self.process(node_id)
         if not process.is_alive or process.is_paused:
             return None
-        return self._ask_status(self.plan.node(node_id))
+        return self._request_status(self.plan.node(node_id))
 
     def status(self) -> list[LocalNode]:
-        """All nodes, asked at the same time: a slow one costs no more than its own deadline."""
+        """Return the status of all nodes. The requests are concurrent, so a slow node delays the result by
+        one deadline only."""
         with ThreadPoolExecutor(len(self.plan.nodes)) as pool:
             return list(pool.map(self._local_node, self.plan.nodes))
 
     def companions(self) -> list[LocalNode]:
-        """The servers beside the nodes: whether they run. They are not asked anything."""
+        """Return the state of the additional servers' processes. Sends no requests to them."""
         return [self._by_process(self._companions[c.name], c.name, c) for c in self.plan.companions]
 
     def leader(self) -> LocalNode | None:
-        """The node that says it leads, in the highest term, if any does."""
+        """Return the node that claims to lead in the highest term, or None."""
         return max((n for n in self.status() if n.role == "LEADER"), key=lambda n: n.term, default=None)
 
     # -- start and stop
 
     def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Start all nodes that are down and return their ids. Refused if a port is taken."""
+        """Start all nodes that are down and return their ids. Raises ConfigError if a port is in use."""
         with self._exclusive():
             down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
             absent = [c for c in self.plan.companions if not self.process(c.name).is_alive]
             servers: list[NodePlan | CompanionPlan] = [*absent, *down]
-            addresses = [a for s in servers for a in (s.address, s.http_address, s.remoting_address) if a]
+            addresses = [address for server in servers for address in _addresses_of(server) if address]
             busy = ports_in_use(addresses)
             if busy:
                 raise ConfigError(
-                    f"in use by another process: {', '.join(busy)}; stop it, or choose another --base-port "
-                    "for a new --dir",
+                    f"these ports are in use by another process: {', '.join(busy)}; stop it, or choose "
+                    "another --base-port for a new --dir",
                     code=Code.PORT_IN_USE,
                 )
             started = [*(c.name for c in absent), *(node.node_id for node in down)]
@@ -284,17 +298,16 @@ class LocalCluster:
     def start_node(
         self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
     ) -> int:
-        """Start one node that is down; returns its pid. `rejoin`: its directory was lost."""
+        """Start one node that is down, and return its pid. `rejoin`: start it with `--rejoin`, because its
+        directory was lost."""
         if rejoin:
             store = self.store_directory(node_id)
             if store.exists() and any(store.iterdir()):
-                raise ClusterError(
-                    f"{store} is not empty: move it away first, if what it holds is not wanted"
-                )
+                raise ClusterError(f"{store} is not empty: move it away first, if its content is not needed")
         with self._exclusive():
             process = self.process(node_id)
             if process.is_alive:
-                raise ClusterError(f"{node_id} runs already (pid {process.pid})")
+                raise ClusterError(f"{node_id} is already running (pid {process.pid})")
             return process.start(environment, ["--rejoin"] if rejoin else [])
 
     def restart_node(self, node_id: str, *, seconds: float = 10.0, rejoin: bool = False) -> int:
@@ -303,7 +316,8 @@ class LocalCluster:
         return self.start_node(node_id, rejoin=rejoin)
 
     def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
-        """Stop all that run, at once. node_id -> True: ended when asked, False: had to be killed."""
+        """Stop all running servers concurrently. Returns, by node id, True if it stopped on request and False
+        if it was killed."""
         running = self.running()
         nodes = [name for name in running if name not in self._companions]
         return {**self._stop(nodes, seconds), **self._stop(running[len(nodes) :], seconds)}
@@ -316,14 +330,15 @@ class LocalCluster:
             return dict(zip(names, ended, strict=True))
 
     def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
-        """True: it ended when asked or was down. False: it had to be killed."""
+        """Stop one node. Returns True if it stopped on request or was down. Returns False if it was
+        killed."""
         process = self.process(node_id)
         return process.stop(seconds) if process.is_alive else True
 
     # -- faults
 
     def kill(self, node_id: str) -> int:
-        """SIGKILL; returns the pid that died. The process is gone when this returns."""
+        """Kill a node with SIGKILL and wait until the process has ended. Returns its pid."""
         pid = self._pid_of_running(node_id)
         self.process(node_id).kill()
         return pid
@@ -335,7 +350,7 @@ class LocalCluster:
         return self.send_signal(node_id, signal.SIGCONT)
 
     def send_signal(self, node_id: str, number: signal.Signals) -> int:
-        """Returns the pid it was sent to. Does not wait for what comes of it."""
+        """Send a signal without waiting for its effect. Returns the pid."""
         pid = self._pid_of_running(node_id)
         self.process(node_id).send_signal(number)
         return pid
@@ -343,68 +358,77 @@ class LocalCluster:
     # -- waiting
 
     def wait_for_leader(self, seconds: float = 30.0, *, other_than: str | None = None) -> LocalNode:
-        """Wait until a node (not `other_than`) leads. ClusterError at the deadline or when none is left."""
+        """Wait until a node (not `other_than`) leads. Raises ClusterError at the deadline, or if all nodes
+        are down."""
 
-        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+        def select_leader(nodes: Sequence[LocalNode]) -> LocalNode | None:
             leading = [n for n in nodes if n.role == "LEADER" and n.node_id != other_than]
             return max(leading, key=lambda n: n.term, default=None)
 
-        return self.wait_until(found, seconds, "a leader")
+        return self.wait_until(select_leader, seconds, "a leader")
 
     def wait_for_all(self, seconds: float = 30.0) -> LocalNode:
-        """Wait until every node serves and all know the same leader; that one. Errors as wait_for_leader."""
+        """Wait until all nodes answer and know the same leader, and return it. Raises the same errors as
+        wait_for_leader."""
 
-        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+        def select_agreed_leader(nodes: Sequence[LocalNode]) -> LocalNode | None:
             leaders = {n.leader_id for n in nodes}
             if len(leaders) != 1:
                 return None
             return next((n for n in nodes if n.role == "LEADER" and n.node_id in leaders), None)
 
-        return self.wait_until(found, seconds, "a leader that all nodes know")
+        return self.wait_until(select_agreed_leader, seconds, "a leader that all nodes know")
 
     def wait_for_answers(self, seconds: float = 30.0) -> Sequence[LocalNode]:
-        """All nodes, as soon as each that runs answers; or at the deadline, with those that do not."""
+        """Return all nodes once every running one answers, or at the deadline."""
 
         def answered(nodes: Sequence[LocalNode]) -> Sequence[LocalNode] | None:
             return nodes if all(node.state != "silent" for node in nodes) else None
 
-        found, nodes = self._poll(answered, seconds)
-        return found or nodes
+        answering, nodes = self._poll(answered, seconds)
+        return answering or nodes
 
     def wait_until(
-        self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
+        self, select: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
     ) -> LocalNode:
-        """Ask all nodes again and again until `found` returns one of them."""
+        """Poll all nodes until `select` returns one of them."""
 
-        def found_or_hopeless(nodes: Sequence[LocalNode]) -> LocalNode | None:
-            if (node := found(nodes)) is None and all(node.state == "down" for node in nodes):
-                raise ClusterError(f"no {what.removeprefix('a ')}: no node runs. {describe_down(nodes)}")
-            return node
+        def select_or_fail(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            if (node := select(nodes)) is not None:
+                return node
+            missing = f"no {what.removeprefix('a ')}"
+            if all(node.state == "down" for node in nodes):
+                raise ClusterError(f"{missing}: all nodes are down. {describe_down(nodes)}")
+            if all(node.state == "down" or node.health == DISK_FULL_HEALTH for node in nodes):
+                where = f"no space for another log file in {self.directory}"
+                raise ClusterError(f"{missing}: {where}. {describe(nodes)}", code=Code.DISK_FULL)
+            return None
 
-        node, nodes = self._poll(found_or_hopeless, seconds)
+        node, nodes = self._poll(select_or_fail, seconds)
         if node is None:
             raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
         return node
 
-    # -- inside
+    # -- internal
 
     def _poll(
-        self, found: Callable[[Sequence[LocalNode]], T | None], seconds: float
+        self, select: Callable[[Sequence[LocalNode]], T | None], seconds: float
     ) -> tuple[T | None, Sequence[LocalNode]]:
-        """Ask all nodes until `found` finds something (None: it did not in time); and what they said last."""
+        """Poll all nodes until `select` returns a result. Returns it, or None at the deadline, with the last
+        statuses."""
         deadline = time.monotonic() + seconds
         pause = _POLL_SECONDS
         while True:
             nodes = self.status()
-            result = found(nodes)
+            result = select(nodes)
             if result is not None or time.monotonic() > deadline:
                 return result, nodes
             time.sleep(pause)
-            pause = min(pause * _LONGER, _POLL_AT_MOST_SECONDS)
+            pause = min(pause * _POLL_FACTOR, _MAX_POLL_SECONDS)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Two commands must not start the same node twice at the same moment."""
+        """Prevent two commands from starting the same node at the same time."""
         with (self.directory / ".starting").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -413,24 +437,24 @@ class LocalCluster:
         process = self.process(node_id)
         pid = process.pid
         if pid is None or not process.is_alive:
-            raise ClusterError(f"{node_id} does not run: {process.why_down() or 'never started'}")
+            raise ClusterError(f"{node_id} is not running: {process.why_down() or 'never started'}")
         return pid
 
     @staticmethod
     def _by_process(process: NodeProcess, name: str, plan: NodePlan | CompanionPlan) -> LocalNode:
-        """What can be seen from outside."""
-        pid, places = process.pid, (plan.address, plan.http_address, plan.remoting_address)
+        """Return the state of a server according to the operating system."""
+        pid, addresses = process.pid, _addresses_of(plan)
         if not process.is_alive:
-            why = process.why_down() or "never started"
-            lines = tuple(process.last_errors()) if why.startswith("failed") else ()
-            return LocalNode(name, "down", pid, *places, why=why, last_log_lines=lines)
-        return LocalNode(name, "paused" if process.is_paused else "running", pid, *places)
+            reason = process.why_down() or "never started"
+            lines = tuple(process.last_errors()) if reason.startswith("failed") else ()
+            return LocalNode(name, "down", pid, *addresses, why=reason, last_log_lines=lines)
+        return LocalNode(name, "paused" if process.is_paused else "running", pid, *addresses)
 
     def _local_node(self, plan: NodePlan) -> LocalNode:
         node = self._by_process(self.process(plan.node_id), plan.node_id, plan)
         if node.state != "running":
             return node
-        status = self._ask_status(plan)
+        status = self._request_status(plan)
         if status is None:
             return replace(node, state="silent")
         return replace(
@@ -445,12 +469,12 @@ class LocalCluster:
             owner=status.owner,
         )
 
-    def _ask_status(self, node: NodePlan) -> NodeStatus | None:
+    def _request_status(self, node: NodePlan) -> NodeStatus | None:
         address = node.http_address
         connection = (
-            http.client.HTTPConnection(address, timeout=_ASK_SECONDS)
+            http.client.HTTPConnection(address, timeout=_REQUEST_SECONDS)
             if self._https is None
-            else http.client.HTTPSConnection(address, timeout=_ASK_SECONDS, context=self._https)
+            else http.client.HTTPSConnection(address, timeout=_REQUEST_SECONDS, context=self._https)
         )
         try:
             connection.request("GET", "/status")
@@ -464,11 +488,20 @@ class LocalCluster:
             connection.close()
 
 
+def _addresses_of(plan: NodePlan | CompanionPlan) -> tuple[str, str, str]:
+    """Return the addresses of a server, of its status pages, and for RocketMQ's remoting protocol."""
+    return plan.address, plan.http_address, plan.remoting_address if isinstance(plan, NodePlan) else ""
+
+
 def describe(nodes: Sequence[LocalNode]) -> str:
-    return "; ".join(
-        f"{n.node_id}: {n.why}" if n.state == "down" else f"{n.node_id}: {n.state}, {n.role}, term {n.term}"
-        for n in nodes
-    )
+    return "; ".join(f"{n.node_id}: {n.why if n.state == 'down' else _describe_running(n)}" for n in nodes)
+
+
+def _describe_running(node: LocalNode) -> str:
+    if node.state != "running":
+        return node.state
+    health = f", {node.health}" if node.health not in ("", "ok") else ""
+    return f"{node.state}, {node.role}, term {node.term}{health}"
 
 
 def describe_down(nodes: Sequence[LocalNode]) -> str:
@@ -493,7 +526,11 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
     }
     if plan.tls:
         values["tls"] = {**_certificates(folder.parent, node.node_id), "admin_names": [CLIENT_NAME]}
-    return to_toml({**values, **settings}).replace(REMOTING_ADDRESS, node.remoting_address)
+    return (
+        to_toml({**values, **settings})
+        .replace(REMOTING_ADDRESS, node.remoting_address)
+        .replace(SEND_ADDRESS, node.send_address)
+    )
 
 
 def _certificates(root: Path, name: str) -> dict[str, str]:

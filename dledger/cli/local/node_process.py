@@ -1,7 +1,8 @@
-"""One server process of a local cluster: started, found again, signalled, and its end explained.
+"""Starts, finds and signals one server process of a local cluster, and reports why it ended.
 
-The server runs under a tiny shell that waits for it and writes down how it ended. So the reason survives
-whoever started it: `cluster up --detach` returns, and `cluster status` can still say "killed by SIGKILL".
+The server runs under a small shell that waits for it and records its exit code. The reason thus remains known
+after the starting process has ended: `cluster status` can still report "killed by SIGKILL" after `cluster up
+--detach`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _POLL_SECONDS = 0.01
 _SPAWN_SECONDS = 10.0
 _KEEPER_SECONDS = 2.0
 
-# $1 is the folder for pid, exit and log; the rest is the command. The signals are only ignored once the
-# server runs, because it would inherit that.
+# $1 is the folder for pid, exit and log; the rest is the command. The shell starts to ignore signals only
+# after the server has started, because the server would inherit the setting.
 _KEEPER = """
 run=$1; shift
 umask 077
@@ -40,14 +41,14 @@ echo "$code" >"$run/exit.new" && mv "$run/exit.new" "$run/exit"
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What the operating system says of a pid."""
+    """The state of a process according to the operating system."""
 
     state: str  # one letter as in ps: R, S, D, T, Z, ...
     command: str
 
 
 def process_facts(pid: int) -> ProcessFacts | None:
-    """None when there is no such process."""
+    """Return the facts of a pid, or None if there is no such process."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -55,7 +56,7 @@ def process_facts(pid: int) -> ProcessFacts | None:
         return None
     except FileNotFoundError:
         return None if Path("/proc/self/stat").exists() else _facts_from_ps(pid)
-    # The name in parentheses may itself hold blanks and parentheses.
+    # The name in parentheses may itself contain blanks and parentheses.
     state = status.rpartition(")")[2].split()[0]
     return ProcessFacts(state, command.replace(b"\0", b" ").decode(errors="replace"))
 
@@ -69,14 +70,14 @@ def _facts_from_ps(pid: int) -> ProcessFacts | None:
 
 
 class NodeProcess:
-    """The server of one node. `folder` holds its config, log, pid and exit code. `module`: another server
-    than a node's, which takes `--config`, too."""
+    """The server of one node. `folder` contains its config, log, pid and exit code. `module`: another server
+    to run instead; it must accept `--config`."""
 
     def __init__(self, folder: Path, config: Path, module: str | None = None) -> None:
         self.folder = folder
         self.config = config
         self._module = module
-        #: Of every start, over that of this process.
+        #: Added to the environment of every start.
         self.environment: dict[str, str] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +87,7 @@ class NodeProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the last start, whether or not it still runs."""
+        """The pid of the last start, even if that process has ended."""
         return _read_int(self.folder / "pid")
 
     @property
@@ -99,7 +100,7 @@ class NodeProcess:
         return facts is not None and facts.state == "T"
 
     def start(self, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()) -> int:
-        """Start the server and return its pid. Does not wait until it serves."""
+        """Start the server and return its pid, without waiting until it serves."""
         assert not self.is_alive, f"{self.config} already runs"
         for name in ("pid", "exit"):
             (self.folder / name).unlink(missing_ok=True)
@@ -112,18 +113,27 @@ class NodeProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Its own session: Ctrl-C at the supervisor must not reach the servers before their turn.
+            # Use a separate session: Ctrl-C at the supervisor must not reach the servers before the
+            # supervisor stops them.
             start_new_session=True,
         )
+        try:
+            return self._started_pid()
+        except KeyboardInterrupt:
+            self._started_pid()  # without it, the caller could not stop the server
+            raise
+
+    def _started_pid(self) -> int:
         deadline = time.monotonic() + _SPAWN_SECONDS
         while (pid := self.pid) is None:
             if time.monotonic() > deadline:
-                raise DLedgerError(f"{self.config}: the server process did not appear, see {self.log}")
+                raise DLedgerError(f"{self.config}: the server process did not start; see {self.log}")
             time.sleep(_POLL_SECONDS)
         return pid
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal if the server is alive; a pid that others use by now is left alone."""
+        """Send a signal if the server is alive. A process that has reused its pid never receives the
+        signal."""
         pid = self.pid
         if pid is not None and self.is_alive:
             try:
@@ -132,7 +142,7 @@ class NodeProcess:
                 return
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the server has ended and its end is written down. False: it still runs."""
+        """Wait until the server has ended and its exit code is recorded. Returns False if it still runs."""
         deadline = time.monotonic() + seconds
         while self.is_alive:
             if time.monotonic() > deadline:
@@ -144,22 +154,25 @@ class NodeProcess:
         return True
 
     def stop(self, seconds: float) -> bool:
-        """Ask the server to end; insist after `seconds`. False: it had to be killed."""
+        """Stop the server gracefully; kill it after `seconds`. Returns False if it was killed."""
         self.send_signal(signal.SIGTERM)
-        self.send_signal(signal.SIGCONT)  # a paused process would never see the request
+        self.send_signal(signal.SIGCONT)  # a suspended process would not handle SIGTERM
         if self.wait(seconds):
             return True
         self.kill()
         return False
 
     def kill(self, seconds: float = 10.0) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         self.send_signal(signal.SIGKILL)
         if not self.wait(seconds):
-            raise DLedgerError(f"pid {self.pid} ({self.config}) survives SIGKILL: is its disk stuck?")
+            raise DLedgerError(
+                f"process {self.pid} ({self.config}) is still running after SIGKILL; check whether its "
+                "disk hangs"
+            )
 
     def why_down(self) -> str:
-        """How the last run ended, in words; empty if it never ran or still runs."""
+        """Describe how the last run ended. Returns an empty text if the server never ran or still runs."""
         pid = self.pid
         if pid is None or self.is_alive:
             return ""
@@ -167,22 +180,23 @@ class NodeProcess:
         if code is None:
             facts = process_facts(pid)
             if facts is not None and facts.state != "Z":
-                return f"ended, nobody saw how; pid {pid} belongs to another process now"
-            return "ended, nobody saw how (was the machine restarted?)"
+                return f"ended for an unknown reason; pid {pid} now belongs to another process"
+            return "ended for an unknown reason (was the machine restarted?)"
         if code == 0:
             return "stopped (exit code 0)"
-        if code > 128:  # the shell's way to say: by a signal
+        if code > 128:  # the shell's convention for processes that a signal ended
             return f"killed by {_signal_name(code - 128)}"
         return f"failed (exit code {code})"
 
     def last_errors(self, lines: int = 3) -> list[str]:
-        """The last lines of the log, those that look like errors if there are any."""
+        """Return the last lines of the log, limited to errors if there are any."""
         tail = tail_of(self.log, 40)
         errors = [line for line in tail if "error" in line.lower() or "critical" in line.lower()]
         return (errors or tail)[-lines:]
 
     def _exit_code(self) -> int | None:
-        """Of a server that has ended. Its keeper writes it a moment later, or never if it is gone too."""
+        """Return the exit code of a server that has ended. The shell writes it a moment after the end, or
+        never if the shell has ended too."""
         deadline = time.monotonic() + _KEEPER_SECONDS
         while (code := _read_int(self.folder / "exit")) is None and self.pid is not None:
             if time.monotonic() > deadline:
@@ -191,12 +205,13 @@ class NodeProcess:
         return code
 
     def _facts(self) -> ProcessFacts | None:
-        """The facts of our server; None if it ended or if its pid went to another process."""
+        """Return the facts of this server, or None if it has ended, even if another process has its pid
+        now."""
         pid = self.pid
         if pid is None or (self.folder / "exit").exists():
             return None
         facts = process_facts(pid)
-        # A dead process that nobody has waited for yet has no command line any more.
+        # A zombie has no command line.
         if facts is None or facts.state == "Z" or str(self.config) not in facts.command:
             return None
         return facts
@@ -218,7 +233,7 @@ def server_command(config: Path) -> Sequence[str]:
 
 
 def tail_of(path: Path, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
-    """The last lines of a file, without reading all of it."""
+    """Return the last lines of a file without reading all of it."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -229,7 +244,7 @@ def tail_of(path: Path, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
 
 
 def import_path() -> dict[str, str]:
-    """The environment in which a child finds the same dledger, installed or not."""
+    """Return environment variables with which a child imports the same dledger, installed or not."""
     package = Path(dledger.__file__ or "").resolve().parent.parent
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{package}{os.pathsep}{others}" if others else str(package)}

@@ -1,1 +1,1 @@
-"""The disk thread of a node, what its jobs do, and space ahead of need."""
+"""The disk thread of a node, its jobs, and preallocation."""

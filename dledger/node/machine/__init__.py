@@ -1,1 +1,1 @@
-"""The program's state machine on a node: fed with committed entries, saved, loaded."""
+"""Runs the program's state machine on a node: applies committed entries, and saves and loads states."""

@@ -1,7 +1,7 @@
 """Applies committed entries to the program's state machine, saves its images and loads them.
 
-The state machine lives on a thread of its own: it may be slow, and may not hold up the node. What it has
-applied is known on the loop. Without a state machine everything committed counts as applied.
+The state machine runs on a thread of its own, because it may be slow and must not block the node. The
+applied index is known on the loop. Without a state machine, all committed entries count as applied.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
-from dledger.logs import get_logger
-from dledger.node.loop.readable import ReadableLog
-from dledger.node.machine.state_feeder import READ_BYTES, Recovered, StateFeeder
-from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.readable import ReadableLog
+from dledger.node.machine.state_feeder import READ_BYTES, RecoveryResult, StateFeeder
+from dledger.node.machine.state_plan import ApplyStep, LoadStep, ReplayStep, SaveStep, StatePlan, StateStep
 from dledger.node.setup.trace import NodeTrace
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.format.batch import Batch
@@ -29,10 +29,10 @@ _CLOSE_S = 5.0
 
 
 class Applier:
-    """Implements dledger.node.async_shell.StateKeeper. All methods on the loop.
+    """Implements dledger.node.async_shell.StateKeeper. Call all methods on the loop.
 
-    `recover` first, before anything is made of the store's committed index; then `wire`, `start` once the
-    log's images are known, and `stop` in any case.
+    Call `recover` first, before the store's committed index is used. Then call `wire`, and `start` once the
+    log's images are known. Call `stop` in any case.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class Applier:
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """`feeder`: of the program's state machine, if it has any. A piece that could not be read is tried
-        again after retry_s."""
+        """`feeder`: feeds the program's state machine, if there is one. An unreadable range is retried after
+        retry_s.
+        """
         self._feeder = feeder
         self._retry_s = retry_s
         self._plan = StatePlan(replays=feeder is not None and feeder.is_durable)
@@ -57,7 +58,7 @@ class Applier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
     async def recover(self) -> None:
-        """Ask the machine what it has kept. StorageError."""
+        """Recover the machine's own state. Raises StorageError."""
         if self._feeder is None or not self._feeder.is_durable:
             return
         try:
@@ -66,16 +67,16 @@ class Applier:
             raise _failure(error) from error
         self.recovered(recovered)
 
-    def recovered(self, recovered: Recovered | None) -> None:
-        """What the feeder found; None: nothing."""
+    def recovered(self, recovered: RecoveryResult | None) -> None:
+        """Start from the recovered state, if there is one and the log does not contradict it."""
         if recovered is None:
             return
-        found, why_not = recovered
+        applied, why_not = recovered
         if why_not:
-            _log.warning("the state that was kept is not used", reason=why_not, **found._asdict())
+            _log.warning("the recovered state is not used", reason=why_not, **applied._asdict())
         else:
-            _log.info("state was kept", **found._asdict())
-            self._plan.recovered(found.index)
+            _log.info("state recovered", **applied._asdict())
+            self._plan.recovered(applied.index)
 
     def wire(
         self,
@@ -88,7 +89,9 @@ class Applier:
         on_damage: Callable[[int], None],
         on_fatal: Callable[[DLedgerError], None],
     ) -> None:
-        """`cached`: TailCache.batches. `saved` gets the state as of an image. Both are called on the loop."""
+        """`cached`: TailCache.batches. `saved` receives the state for an image. Both are called on the
+        loop.
+        """
         self._readable = readable
         self._cached = cached
         self._newest_image = newest_image
@@ -105,7 +108,7 @@ class Applier:
         if self._is_stopped:
             return
         if self._needs_image():
-            self._plan.forget()  # what is damaged around here was purged by others, as if it was here, too
+            self._plan.forget()  # treat damage that other members have purged as purged on this node, too
         if self._feeder is not None:
             self._task = asyncio.create_task(self._run(self._feeder))
 
@@ -120,7 +123,7 @@ class Applier:
         self._woken.set()
 
     async def wait(self, index: int, timeout_ms: int) -> None:
-        """Until all committed entries up to `index` are applied. ReadFailed after timeout_ms."""
+        """Wait until all committed entries up to `index` are applied. Raises ReadFailed after timeout_ms."""
         if self._feeder is None:
             await self._readable.wait(index, timeout_ms)
             return
@@ -152,7 +155,7 @@ class Applier:
         self._thread.shutdown(wait=False)
 
     async def _close(self, feeder: StateFeeder) -> None:
-        """Behind the piece that is under way, if there is one."""
+        """Close the machine after the piece in progress."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._on_thread(feeder.close)
@@ -162,7 +165,7 @@ class Applier:
     # -- inside -------------------------------------------------------------------------------------------
 
     async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """One piece of work at a time, in order."""
+        """Run one piece of work at a time, in order."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _run(self, feeder: StateFeeder) -> None:
@@ -177,7 +180,7 @@ class Applier:
             self._on_fatal(_failure(error))
 
     async def _advance(self, feeder: StateFeeder) -> bool:
-        """Do the next piece of work. False: there is none now."""
+        """Execute the next piece of work. Returns False if there is none now."""
         piece = self._plan.next(
             self._store.base.index,
             self._readable.index,
@@ -191,7 +194,7 @@ class Applier:
         except ReadFailed:
             await asyncio.sleep(
                 self._retry_s
-            )  # purged or replaced under us: look again at where the log begins
+            )  # the entries were purged or replaced meanwhile: check again where the log starts
             return True
         except StorageError as error:
             if error.code is not Code.DATA_DAMAGED:
@@ -200,26 +203,26 @@ class Applier:
             await asyncio.sleep(self._retry_s)
             return True
 
-    async def _do(self, feeder: StateFeeder, piece: Piece) -> bool:
+    async def _do(self, feeder: StateFeeder, piece: StateStep) -> bool:
         plan = self._plan
         match piece:
-            case Apply():
+            case ApplyStep():
                 batches = self._cached(piece.first, piece.last, READ_BYTES)
                 last = await self._on_thread(feeder.apply, piece, batches)
                 plan.has_applied(last)
                 if self._trace is not None:
                     self._trace.event("raft", "apply", {"lidx": piece.first, "last": last})
-            case Replay():
+            case ReplayStep():
                 plan.replayed(await self._on_thread(feeder.replay, piece))
-            case Load():
-                found = await self._on_thread(feeder.load, piece)
-                if found is None:
+            case LoadStep():
+                loaded = await self._on_thread(feeder.load, piece)
+                if loaded is None:
                     return False
-                plan.loaded(found)
+                plan.loaded(loaded)
                 if self._trace is not None:
-                    self._trace.event("raft", "load", {"lidx": found.applied})
-                _log.info("state loaded", index=found.applied, size=found.size)
-            case Save(image_index):
+                    self._trace.event("raft", "load", {"lidx": loaded.applied})
+                _log.info("state loaded", index=loaded.applied, size=loaded.size)
+            case SaveStep(image_index):
                 self._saved(image_index, await self._on_thread(feeder.save))
         for applied_at, future in self._waiting:
             if applied_at <= plan.applied and not future.done():

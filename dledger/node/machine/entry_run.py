@@ -1,4 +1,4 @@
-"""Committed entries for a state machine: bytes of the log, taken apart where they are looked at."""
+"""Committed entries for a state machine, decoded from log bytes on demand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from dledger.store.format.batch import MAGIC_NORMAL, DamagedBatch, unpack_begin
 
 
 class EntryRun(Sequence[AppliedEntry]):
-    """The entries of users in `pieces`: whole entries as the log has them, each with its header of 48 bytes,
-    verified; entries of the log itself among them. Who takes many at a time may read the pieces instead."""
+    """User entries in `pieces`: whole, verified entries of the log, each with its 48-byte header.
+
+    Internal entries among them are skipped. Machines that process many entries at a time may use the pieces
+    directly.
+    """
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self.pieces = pieces
@@ -28,47 +31,51 @@ class EntryRun(Sequence[AppliedEntry]):
         return iter(self._entries)
 
     @overload
-    def __getitem__(self, at: int) -> AppliedEntry: ...
+    def __getitem__(self, index: int) -> AppliedEntry: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[AppliedEntry]: ...
+    def __getitem__(self, index: slice) -> list[AppliedEntry]: ...
 
-    def __getitem__(self, at: int | slice) -> AppliedEntry | list[AppliedEntry]:
-        return self._entries[at]
+    def __getitem__(self, index: int | slice) -> AppliedEntry | list[AppliedEntry]:
+        return self._entries[index]
 
     @cached_property
     def _entries(self) -> list[AppliedEntry]:
-        """The hot path of applying: one walk, and no copies but that of each body. DamagedBatch if the pieces
-        are no entries."""
+        """Decode the entries in one pass and copy only the bodies, because this is the hot path of applying.
+
+        Raises DamagedBatch if the pieces are not entries.
+        """
         entries: list[AppliedEntry] = []
         for piece in self.pieces:
-            at, end = 0, len(piece)
-            while at < end:
-                magic, size, index, term, pos = _begin(piece, at)
+            offset, end = 0, len(piece)
+            while offset < end:
+                magic, size, index, term, pos = _begin(piece, offset)
                 if magic == MAGIC_NORMAL:
                     entries.append(
-                        AppliedEntry(index, term, bytes(piece[at + ENTRY_HEADER_SIZE : at + size]), pos)
+                        AppliedEntry(
+                            index, term, bytes(piece[offset + ENTRY_HEADER_SIZE : offset + size]), pos
+                        )
                     )
-                at += size
+                offset += size
         return entries
 
 
-def _begin(piece: bytes | memoryview, at: int) -> tuple[int, int, int, int, int]:
-    """Magic, size, index, term and position of the entry at `at`. DamagedBatch if there is none."""
-    left = len(piece) - at
-    if left < ENTRY_HEADER_SIZE:
-        raise DamagedBatch("cut in a header", index=-1, pos=-1)
-    found: tuple[int, int, int, int, int] = unpack_begin(piece, at)
-    if not ENTRY_HEADER_SIZE <= found[1] <= left:
-        raise DamagedBatch(f"a size of {found[1]} bytes", index=found[2], pos=found[4])
-    return found
+def _begin(piece: bytes | memoryview, offset: int) -> tuple[int, int, int, int, int]:
+    """Decode magic, size, index, term and position of an entry. Raises DamagedBatch if invalid."""
+    remaining = len(piece) - offset
+    if remaining < ENTRY_HEADER_SIZE:
+        raise DamagedBatch("the header is truncated", index=-1, pos=-1)
+    header: tuple[int, int, int, int, int] = unpack_begin(piece, offset)
+    if not ENTRY_HEADER_SIZE <= header[1] <= remaining:
+        raise DamagedBatch(f"the header has the invalid size {header[1]}", index=header[2], pos=header[4])
+    return header
 
 
 def _has_users(piece: bytes | memoryview) -> bool:
-    at, end = 0, len(piece)
-    while at < end:
-        magic, size, _, _, _ = _begin(piece, at)
+    offset, end = 0, len(piece)
+    while offset < end:
+        magic, size, _, _, _ = _begin(piece, offset)
         if magic == MAGIC_NORMAL:
             return True
-        at += size
+        offset += size
     return False

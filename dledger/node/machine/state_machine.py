@@ -1,14 +1,14 @@
-"""What a program gives to a node so that its log becomes state. Public.
+"""The state machine interface of a program. Public.
 
-A node applies committed entries to its state machine, in order, each once per life of the state. When the log
-is to be shortened, the leader asks its own state machine to `save`, and the result travels in the log as a
-state image; `load` gets it when a node starts, or when it was so far behind that the entries are gone.
+A node applies committed entries to its state machine, in order, each once. Before the log is shortened, the
+leader calls its own state machine's `save`, and the result becomes a state image in the log. `load`
+receives an image when a node starts, or when it was so far behind that the entries are purged.
 
-A machine that keeps files of its own, and need not be given its state at each start, is a
-`DurableStateMachine`: it has `recover`, `replay` and `close`, too.
+A machine that stores its state in its own files does not have to load an image at each start. Such a machine
+is a `DurableStateMachine`, which also has `recover`, `replay` and `close`.
 
-All methods are called on one thread, never two at a time, and never on the node's event loop. They must
-be deterministic: the same entries lead to the same state on every node.
+All methods are called on one thread, never two at a time, and never on the node's event loop. They must be
+deterministic: the same entries lead to the same state on every node.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class AppliedEntry(NamedTuple):
-    """A committed entry, as `append` took it."""
+    """A committed entry."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
     body: bytes
-    pos: int  # of its first byte, that of its 48-byte header, in the log
+    pos: int  # position of its 48-byte header in the log
 
 
 class Applied(NamedTuple):
-    """How far a log was applied: the last entry, and the position behind it."""
+    """How far a state extends: the index of the last applied entry, and the position after it."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
@@ -35,49 +35,59 @@ class Applied(NamedTuple):
 
 
 class ImageRefused(Exception):
-    """Out of `StateMachine.load`: these are not the bytes that `save` gives. The node logs it, tries the
-    images before this one, and waits for a newer one if there is none."""
+    """Raised by `StateMachine.load` if the bytes are not the result of `save`.
+
+    The node logs the error, tries earlier images, and waits for a newer one if there is none.
+    """
 
 
 class StateMachine(Protocol):
-    """An exception out of any of these ends the node, except `ImageRefused`: its state would be nobody's."""
+    """A state machine. Any exception except `ImageRefused` stops the node, because the state is undefined
+    then.
+    """
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
-        """Consecutive entries of users; indexes in between belong to the log itself. Whole batches, except
-        that the first may be the rest of one that `recover` had ended in. A node gives an `EntryRun`.
+        """Apply consecutive user entries. Missing indexes belong to internal entries.
 
-        Not to raise for what an entry holds, whatever that is: the entry is committed, and is applied again
-        on every node at every start."""
+        Entries are passed in whole batches, except that the first may be the rest of a batch in which
+        `recover` ended. A node passes an `EntryRun`. Must not raise for any content of an entry: the entry
+        is committed, and is applied again on every node at every start.
+        """
 
     def save(self) -> Iterable[bytes]:
-        """The whole state, as all entries applied so far made it, in pieces of any size."""
+        """Return the whole state after all entries applied so far, in pieces of any size."""
 
     def load(self, chunks: Iterable[bytes]) -> None:
-        """Forget everything and take over what `save` gave, in other pieces. Nothing: the empty state.
-        ImageRefused."""
+        """Replace the state by saved bytes, in pieces of other sizes. No pieces: the empty state.
+
+        Raises ImageRefused.
+        """
 
 
 @runtime_checkable
 class DurableStateMachine(StateMachine, Protocol):
-    """A state machine with files of its own, made of the entries, which it finds again after a crash.
+    """A state machine that stores its state in its own files and recovers it after a crash.
 
-    It writes them whenever it likes, on condition that nothing which it would `recover` is ever ahead of
-    `NodeServer.durable_index`: a log that lost its unsynced end may get other entries there.
+    It may write them at any time, provided that the state returned by `recover` is never ahead of
+    `NodeServer.durable_index`: if the log loses its unsynced end, it may get other entries at these indexes.
     """
 
     def recover(self) -> Applied | None:
-        """Called once, before anything else: how far the state reaches that was found in the files.
+        """Return how far the state in the files extends. Called once, before all other methods.
 
-        The state has been cut to exactly that: applying goes on with the next entry if the log agrees, that
-        is, if it has this entry. If not, or with None (nothing was found that can be believed), `load`
-        follows.
+        The machine must reduce its state to exactly this extent. If the log has this entry, applying
+        continues with the next one. Otherwise, or after None (no usable files), `load` follows.
         """
 
     def replay(self, entries: Sequence[AppliedEntry]) -> None:
-        """After `load`: entries which that state is made of and which are still in the log, from its begin
-        up to the image, consecutive and in whole batches. Not to be applied; what is derived from single
-        entries can be made again. `load` may come again before all of them came, then so do they."""
+        """Process entries contained in the loaded state that are still in the log, to rebuild derived data.
+
+        Called after `load` with consecutive entries in whole batches, from the start of the log up to the
+        image. They must not be applied. `load` may be called again before all are replayed; then replay
+        restarts.
+        """
 
     def close(self) -> None:
-        """The last call, when the node stops in order: write what is to be found by `recover`. Not after a
-        call that has failed."""
+        """Write the files for `recover`. This is the last call when the node stops in an orderly way. It is
+        omitted if an earlier call failed.
+        """

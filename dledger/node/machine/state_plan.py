@@ -1,8 +1,8 @@
-"""What is to be done next with a state machine, and how far it is. Pure: a node drives it, or the simulator.
+"""Next step and progress of a state machine. Pure: driven by a node or by the simulator.
 
-One piece at a time: `next` names it, whoever drives does it on the machine's thread, through
-dledger.node.machine.state_feeder, and reports it. A piece that fails is not reported, and named again if it
-still is what is to be done.
+`next` returns one piece. The driver executes it on the machine's thread through
+dledger.node.machine.state_feeder, and reports it. The driver does not report a failed piece. `next` returns
+it again if it is still needed.
 """
 
 from __future__ import annotations
@@ -10,109 +10,110 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Load(NamedTuple):
+class LoadStep(NamedTuple):
     """Load the newest committed image, or the empty state if newest_image is -1."""
 
     newest_image: int
     readable_index: int
 
 
-class Loaded(NamedTuple):
-    """A state was loaded that covers a log, which begins after base_index, up to `applied`."""
+class LoadResult(NamedTuple):
+    """A loaded state that covers a log starting after base_index, up to `applied`."""
 
     applied: int
     base_index: int
-    size: int  # of the image, in bytes
+    size: int  # size of the image, in bytes
 
 
-class Replay(NamedTuple):
-    """Hand over some entries, from `first` on and up to `last`, that the loaded state is made of."""
-
-    first: int
-    last: int
-
-
-class Apply(NamedTuple):
-    """Apply some entries, from `first` on and up to `last`."""
+class ReplayStep(NamedTuple):
+    """Replay the entries from `first` to `last`, which the loaded state already contains."""
 
     first: int
     last: int
 
 
-class Save(NamedTuple):
-    """Save the state: all before image_index is applied, and nothing after it."""
+class ApplyStep(NamedTuple):
+    """Apply the entries from `first` to `last`."""
+
+    first: int
+    last: int
+
+
+class SaveStep(NamedTuple):
+    """Save the state after all entries before image_index, and no later ones, are applied."""
 
     image_index: int
 
 
-Piece = Load | Replay | Apply | Save
+StateStep = LoadStep | ReplayStep | ApplyStep | SaveStep
 
 
 class StatePlan:
-    """`replays`: after a load the machine wants the entries that are still there."""
+    """The plan of one machine. `replays`: after a load, the machine replays the entries that are still in the
+    log."""
 
     def __init__(self, *, replays: bool) -> None:
         self.applied = -1
         self._replays = replays
-        self._loaded = False  # the machine holds a state: the empty one, that of an image, or one of its own
+        self._loaded = False  # the machine holds a state: empty, from an image, or its own
         self._replayed = -1
-        self._replay_end = -1  # up to there entries are replayed, before `applied` says that all is there
-        self._save_at: int | None = None  # image index: nothing from there on is applied before it is saved
+        self._replay_end = -1  # entries up to here are replayed before `applied` includes them
+        self._save_at: int | None = None  # image index: entries from there on are applied after the save
 
     def recovered(self, applied: int) -> None:
-        """The machine has a state of its own that the log agrees with."""
+        """Start from the machine's own state, which agrees with the log."""
         self.applied = applied
         self._loaded = True
 
     def forget(self) -> None:
-        """Whatever it holds: begin from an image."""
+        """Discard the state and start from an image."""
         self.applied = -1
         self._loaded = False
 
     def save(self, image_index: int) -> None:
-        """The state as of an image is wanted."""
+        """Request the state for an image."""
         self._save_at = image_index
 
     def next(
         self, base_index: int, readable_index: int, newest_image: int, *, needs_image: bool
-    ) -> Piece | None:
-        """The next piece, for a log that begins after base_index; None: there is nothing to do now."""
+    ) -> StateStep | None:
+        """Return the next piece for a log that starts after base_index, or None."""
         readable_end = max(readable_index, base_index)
         assert not self._loaded or self.applied <= readable_end, f"{self.applied} applied of {readable_end}"
         is_replaying = self._replayed < self._replay_end
         if self._loaded and (self._replayed if is_replaying else self.applied) < base_index:
-            self.forget()  # purged before it was handed over: begin from the image instead
+            self.forget()  # purged before it was replayed: start from the image instead
         if not self._loaded:
-            return None if needs_image else Load(newest_image, readable_index)
+            return None if needs_image else LoadStep(newest_image, readable_index)
         if is_replaying:
-            return Replay(self._replayed + 1, self._replay_end)
+            return ReplayStep(self._replayed + 1, self._replay_end)
         last = readable_index
         if self._save_at is not None:
             if self.applied >= self._save_at - 1:
                 image_index, self._save_at = self._save_at, None
                 if self.applied == image_index - 1:
-                    return Save(image_index)
-                # It is of a leadership that is over: other entries are there now.
+                    return SaveStep(image_index)
+                # The request is from an earlier leadership: the log has other entries there now.
             else:
                 last = min(last, self._save_at - 1)
-        return Apply(self.applied + 1, last) if self.applied < last else None
+        return ApplyStep(self.applied + 1, last) if self.applied < last else None
 
-    def loaded(self, found: Loaded) -> None:
-        """`Load` is done."""
+    def loaded(self, result: LoadResult) -> None:
+        """Report a finished `LoadStep`."""
         self._loaded = True
         self._replayed = self._replay_end = -1
-        if self._replays and found.base_index < found.applied:
-            self._replayed, self._replay_end = found.base_index, found.applied
+        if self._replays and result.base_index < result.applied:
+            self._replayed, self._replay_end = result.base_index, result.applied
         else:
-            self.applied = found.applied
+            self.applied = result.applied
 
     def replayed(self, last_index: int) -> None:
-        """`Replay` is done up to there."""
+        """Report `ReplayStep` up to last_index."""
         self._replayed = last_index
         if last_index == self._replay_end:
             self.applied = last_index
 
     def has_applied(self, last_index: int) -> None:
-        """`Apply` is done up to there."""
+        """Report `ApplyStep` up to last_index."""
         assert last_index > self.applied
         self.applied = last_index

@@ -1,1 +1,1 @@
-"""What a node and the other members give each other: pushes, catch-up, votes, repairs, read points."""
+"""Traffic between a node and the other members: pushes, catch-up, votes, repairs, read points."""

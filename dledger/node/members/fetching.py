@@ -1,4 +1,4 @@
-"""What a member gives to another one that repairs its log."""
+"""Reads of entries for other members that repair their log."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from dledger.errors import ReadFailed
-from dledger.node.loop.readable import ReadableLog
+from dledger.infra.loops.readable import ReadableLog
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import EntryDamaged, Frames, LogStore
 
 
 class LogFetcher:
-    """Implements dledger.node.members.inbound.Fetch. `readers` None: the loop has threads of its own.
-    `on_damage` is called on the loop with an index that cannot be read."""
+    """Implements dledger.node.members.inbound.FetchEntries.
+
+    If `readers` is None, the loop's default executor reads. `on_damage` is called on the loop with the index
+    of an unreadable entry.
+    """
 
     def __init__(
         self,
@@ -31,12 +34,15 @@ class LogFetcher:
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool = False
     ) -> FetchedFrames:
-        """Whole batches, committed; `uncommitted`, for another member's repair only: durable ones, which may
-        yet be taken back, and which that member has to prove to be those that it had."""
+        """Return whole committed batches; with `uncommitted`, durable ones.
+
+        Only another member's repair may request uncommitted entries. These entries may still be truncated, so
+        the requester must prove that they are the entries that it had.
+        """
         if not uncommitted:
             last_index = min(last_index, self._readable.index)
             if first_index > last_index:
-                raise ReadFailed(f"entry {first_index} is not committed here")
+                raise ReadFailed(f"entry {first_index} is not committed on this node")
         loop = asyncio.get_running_loop()
         try:
             frames = await loop.run_in_executor(
@@ -49,16 +55,16 @@ class LogFetcher:
 
 
 def read_for_repair(store: LogStore, first_index: int, last_index: int, max_bytes: int) -> Frames:
-    """Whole batches from `first_index` on, durable and verified. Any thread. ReadFailed, EntryDamaged.
+    """Read whole batches starting at `first_index`, durable and verified. May be called on any thread.
 
-    They need not be committed, so the asker has to prove that they are the ones that it had. It may have
-    another batch there than this log has.
+    They need not be committed, so the requester must prove that they are the entries it had. It may have
+    another batch there than this log. Raises ReadFailed and EntryDamaged.
     """
     last_index = min(last_index, store.durable_index)
     if first_index > last_index:
-        raise ReadFailed(f"entry {first_index} is not durable here")
+        raise ReadFailed(f"entry {first_index} is not durable on this node")
     before = first_index - 1
-    is_certain = before == store.base.index or any(known.last_index == before for known in store.damages)
+    is_certain = before == store.base.index or any(damage.last_index == before for damage in store.damages)
     if not is_certain and not store.entry(before).ends_batch:
-        raise ReadFailed(f"no batch begins at entry {first_index} here")
+        raise ReadFailed(f"entry {first_index} is not the first of a batch on this node")
     return store.read(first_index, last_index, max_bytes, whole_batches=True)

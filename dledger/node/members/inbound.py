@@ -1,4 +1,5 @@
-"""What the other members ask of this node: questions wait for the replica's answer, pushes go straight in."""
+"""Handles requests from other members. Calls wait for the replica's response; pushes are delivered
+directly."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import InvalidRequest, Overloaded
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.ports import FetchedFrames, PushPeer
 
 _ANSWER_WITHIN_S = 5.0
@@ -37,7 +38,7 @@ _MAX_FETCHES = 2
 _MAX_FETCH_BYTES = 1 << 20
 
 
-class Fetch(Protocol):
+class FetchEntries(Protocol):
     """Reads whole batches of this node's log; see NodeLog."""
 
     def __call__(
@@ -49,14 +50,14 @@ _Key = tuple[str, str, int, bool]
 
 
 class InboundEvents(Protocol):
-    """The replica, as far as inbound messages go."""
+    """The replica's handlers of inbound messages."""
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None: ...
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
 
 def _key_of(peer: str, message: Message) -> _Key:
-    """What a question and its answer have in common."""
+    """Return the key that a request and its response have in common."""
     match message:
         case VoteRequest() | VoteResponse():
             return peer, "vote", message.round, message.pre_vote
@@ -66,13 +67,13 @@ def _key_of(peer: str, message: Message) -> _Key:
             return peer, "take", 0, False
         case PositionRequest() | PositionResponse():
             return peer, "position", message.round, False
-    raise AssertionError(f"{message} is neither question nor answer")
+    raise AssertionError(f"{message} is neither a request nor a response")
 
 
-class Inbound:
+class PeerRequests:
     """Implements dledger.rpc.ports.PeerPort."""
 
-    def __init__(self, identity: Identity, events: InboundEvents, fetch: Fetch) -> None:
+    def __init__(self, identity: PeerIdentity, events: InboundEvents, fetch: FetchEntries) -> None:
         self._identity = identity
         self._events = events
         self._fetch = fetch
@@ -82,13 +83,15 @@ class Inbound:
         self._streams: dict[str, PushPeer] = {}
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PeerIdentity:
         return self._identity
 
-    async def ask(self, peer: str, message: Message) -> Message:
-        """TimeoutError if the replica does not answer, Overloaded if too much waits already."""
+    async def request(self, peer: str, message: Message) -> Message:
+        """Deliver a request and return the replica's response. Raises TimeoutError, or Overloaded if too
+        many wait.
+        """
         if self._waiting_count >= _MAX_WAITING:
-            raise Overloaded(f"{_MAX_WAITING} questions of members are unanswered")
+            raise Overloaded(f"too many requests from members are waiting: the limit is {_MAX_WAITING}")
         key = _key_of(peer, message)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         queue = self._waiting.setdefault(key, deque())
@@ -105,8 +108,8 @@ class Inbound:
             if not queue:
                 self._waiting.pop(key, None)
 
-    def answer(self, peer: str, message: Message) -> None:
-        """An answer of the replica; dropped if nobody waits for it any more."""
+    def resolve(self, peer: str, message: Message) -> None:
+        """Deliver a response of the replica, or drop it if the request has ended."""
         queue = self._waiting.get(_key_of(peer, message))
         while queue:
             future = queue.popleft()
@@ -115,7 +118,7 @@ class Inbound:
                 return
 
     def refuse(self, peer: str, message: Message, error: InvalidRequest) -> None:
-        """What the peer sent changed nothing: it is told why. Nobody waits for what was an answer."""
+        """Report a refused message to the peer. Refused responses are dropped."""
         stream = self._streams.get(peer)
         if isinstance(message, Append | Commit | Compare | Truncate | Goodbye | InstallBase):
             if stream is not None and stream.stream_id == message.stream_id:
@@ -126,7 +129,7 @@ class Inbound:
                     future.set_exception(error)
 
     def respond(self, peer: str, response: PushResponse) -> None:
-        """An answer on the push stream it belongs to, or nowhere if that is gone."""
+        """Send a response on its push stream, or drop it if the stream has ended."""
         stream = self._streams.get(peer)
         if stream is not None and stream.stream_id == response.stream_id:
             stream.respond(response)
@@ -134,9 +137,11 @@ class Inbound:
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
     ) -> FetchedFrames:
-        """Repairs of others are slow and rare: a few at a time are enough."""
+        """Read for a repair of another member. Repairs are slow and rare, so a few at a time are enough."""
         if self._fetching >= _MAX_FETCHES:
-            raise Overloaded(f"{_MAX_FETCHES} members fetch entries already")
+            raise Overloaded(
+                f"too many members are fetching entries from this node: the limit is {_MAX_FETCHES}"
+            )
         self._fetching += 1
         try:
             size = min(max(max_bytes, 1), _MAX_FETCH_BYTES)
@@ -147,14 +152,17 @@ class Inbound:
     # -- PeerPort: push streams ---------------------------------------------------------------------------
 
     def push_opened(self, stream: PushPeer) -> None:
-        """A newer stream replaces an older one. Stream ids grow only within one incarnation of the peer, and
-        a rejoined node may have a lower incarnation. So a stream of another incarnation always takes over. If
-        it is a delayed stream of a former incarnation, the live leader sees its own stream end and opens a
-        new one; what a former incarnation pushes has an old term, and changes nothing."""
+        """Replace an older stream by a newer one.
+
+        Stream ids increase only within one incarnation of the peer, and a rejoined node may have a lower
+        incarnation. A stream of another incarnation therefore always replaces the current one. If it is a
+        delayed stream of an earlier incarnation, the current leader's stream ends, and the leader opens a new
+        one. Pushes of an earlier incarnation have an old term and no effect.
+        """
         current = self._streams.get(stream.peer)
         if current is not None:
             if current.incarnation == stream.incarnation and current.stream_id > stream.stream_id:
-                stream.replace()  # it was overtaken on its way here
+                stream.replace()  # a newer stream arrived first
                 return
             current.replace()
         self._streams[stream.peer] = stream
@@ -165,7 +173,8 @@ class Inbound:
         self._events.receive(stream.peer, message, payload)
 
     def push_ended(self, stream: PushPeer, *, said_goodbye: bool) -> None:
-        """The end of a stream that was replaced, or that said GOODBYE, is no sign that the leader died."""
+        """React to the end of a stream. If the stream was replaced, or ended with GOODBYE, the leader is not
+        suspected."""
         if self._streams.get(stream.peer) is not stream:
             return
         del self._streams[stream.peer]

@@ -1,7 +1,8 @@
-"""This node's way to each other member: short calls at any time, a push stream while it leads.
+"""Links to the other members. A link sends short calls at any time, and has a push stream while this node
+leads.
 
-A peer that does not answer costs nobody else anything: calls have deadlines, only a few are under way at
-once, and what does not fit is dropped. The core repeats what matters.
+An unresponsive peer does not affect other peers: calls have deadlines, only a few run at once, and excess
+calls are dropped. The core repeats important messages.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvalidRequest
-from dledger.logs import get_logger
+from dledger.infra.logs import get_logger
 from dledger.rpc.peer_transport import PeerTlsFailure, PeerTransport, PeerUnreachable, PushStream, Question
 from dledger.rpc.ports import FetchedFrames
 
 _log = get_logger("peers")
 
 _MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1, PositionRequest: 1}
-#: A vote leaves once it is durable. On a slow disk that takes longer than an election time-out, and it still
-#: counts then; of more questions than may be open the oldest gives way.
+#: A vote is sent once it is durable. On a slow disk this takes longer than an election time-out, and the vote
+#: still counts. Beyond this number of vote requests, a new one cancels the oldest.
 _VOTE_WITHIN_S = 5.0
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 0.5
-#: A stream that lived for so long was a good one: it is opened again at once.
+#: A stream that existed for this long is reopened immediately.
 _GOOD_LIFE_S = 1.0
 _DRAIN_S = 1.0
 _FETCH_BYTES = 1 << 20
 
 
 class PeerEvents(Protocol):
-    """Where what a peer says goes."""
+    """Receiver of messages and stream events of a peer."""
 
     def peer_answered(self, peer: str, message: Message) -> None: ...
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
@@ -51,7 +52,7 @@ class PeerEvents(Protocol):
 
 
 class PeerLink:
-    """One other member."""
+    """The link to one other member."""
 
     def __init__(
         self,
@@ -63,13 +64,13 @@ class PeerLink:
         call_timeout_ms: int,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`role_epoch`: of this node, now. `uniform`: the random source of pauses."""
+        """`role_epoch`: current value of this node. `uniform`: random source for pauses."""
         self.peer = peer
         self._client = client
         self._events = events
         self._uniform = uniform
         self._role_epoch = role_epoch
-        self._stream_id = 0  # of the newest stream
+        self._stream_id = 0  # id of the newest stream
         self._timeout_s = call_timeout_ms / 1000
         self._calls: dict[type, deque[asyncio.Task[None]]] = {kind: deque() for kind in _MAX_CALLS}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,15 +81,18 @@ class PeerLink:
 
     @property
     def is_connected(self) -> bool:
-        """While this node leads: the push stream is open."""
+        """Return True if the push stream is open. It exists only while this node leads."""
         return self._stream is not None and self._stream.is_up
 
     def connect(self) -> None:
         self._client.connect()
 
     def renew(self, make: Callable[[], PeerTransport]) -> None:
-        """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
-        one that never came up may be waiting for what the old certificate cannot get."""
+        """Reconnect with new certificates.
+
+        A working push stream stays on its old connection until it ends. A stream that could not be opened is
+        tried again, because the old certificate may be the reason.
+        """
         if self._closed:
             return
         old, self._client = self._client, make()
@@ -97,40 +101,42 @@ class PeerLink:
         if self._keeper is not None and not self.is_connected:
             self.lead()
 
-    def ask(self, message: Question) -> None:
-        """Send a question; the answer comes as an event, or never."""
-        calls, most = self._calls[type(message)], _MAX_CALLS[type(message)]
-        if self._closed or (len(calls) >= most and not isinstance(message, VoteRequest)):
+    def send_request(self, message: Question) -> None:
+        """Send a request. The response arrives as an event, or never."""
+        calls, limit = self._calls[type(message)], _MAX_CALLS[type(message)]
+        if self._closed or (len(calls) >= limit and not isinstance(message, VoteRequest)):
             return
-        if len(calls) >= most:
+        if len(calls) >= limit:
             calls.popleft().cancel()
-        call = self._spawn(self._ask(message))
+        call = self._spawn(self._call(message))
         calls.append(call)
         call.add_done_callback(partial(_forget, calls))
 
     def push(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
-        """Put a message on the stream it names, or nowhere if that is gone."""
+        """Send a message on the stream it names, or drop it if the stream has ended."""
         stream = self._stream
         if stream is not None and stream.stream_id == message.stream_id:
             stream.put(message, payload)
 
     async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
-        """Durable entries of the peer from first_index on, and no more than are good to hold in memory.
-        PeerUnreachable, InvalidRequest if it cannot give them."""
+        """Fetch durable entries from the peer, starting at first_index, up to a size that fits into memory.
+
+        Raises PeerUnreachable, or InvalidRequest if the peer cannot supply them.
+        """
         frames = self._client.fetch(first_index, last_index, _FETCH_BYTES, timeout_s)
         async with aclosing(frames) as parts:
             async for part in parts:
                 return part
-        raise InvalidRequest(f"{self.peer} sent nothing from entry {first_index} on")
+        raise InvalidRequest(f"the response from {self.peer} has no entries starting at {first_index}")
 
     def lead(self) -> None:
-        """Keep a push stream open from now on. A new leadership gets a new stream."""
+        """Keep a push stream open from now on. If this node leads in a new term, open a new stream."""
         self.follow()
         if not self._closed:
             self._keeper = self._spawn(self._keep_stream())
 
     def follow(self) -> None:
-        """End the push stream after what was put on it."""
+        """Finish the push stream after its queued messages."""
         keeper, stream = self._keeper, self._stream
         self._keeper = self._stream = None
         if keeper is None:
@@ -142,17 +148,17 @@ class PeerLink:
             asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
 
     async def close(self) -> None:
-        """Nothing is sent from now on: the core goes on while a node stops, until its disk has ended."""
+        """Stop sending. The core keeps running while a node stops, until its disk thread has ended."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
 
-    async def _ask(self, message: Question) -> None:
+    async def _call(self, message: Question) -> None:
         within_s = _VOTE_WITHIN_S if isinstance(message, VoteRequest) else self._timeout_s
         try:
-            answer = await self._client.ask(message, within_s)
+            answer = await self._client.request(message, within_s)
         except PeerTlsFailure as error:
             self._note_refusal(str(error))
             return
@@ -174,13 +180,15 @@ class PeerLink:
                 return
             if loop.time() - opened_at > _GOOD_LIFE_S:
                 pause = _BACKOFF_MIN_S
-                continue  # the next one opens as soon as the peer can be reached again
+                continue  # reopen as soon as the peer is reachable
             await asyncio.sleep(self._uniform(_BACKOFF_MIN_S, pause))
             pause = min(pause * 2, _BACKOFF_MAX_S)
 
     def _next_stream_id(self) -> int:
-        """Never repeats, not even over restarts: role_epoch begins with the incarnation. Mostly it is
-        the same for all members, and then so is what they are sent."""
+        """Return an id that never repeats, even after restarts, because role_epoch contains the incarnation.
+
+        Usually the streams to all members have the same id, so that a push is encoded once for all of them.
+        """
         self._stream_id = max(self._stream_id + 1, self._role_epoch())
         return self._stream_id
 
@@ -201,7 +209,7 @@ class PeerLink:
         except InvalidRequest as error:
             self._note_refusal(str(error))
         except Exception as error:
-            # A mistake, here or of the peer: it costs this stream, and not the peer all that comes after it.
+            # A bug on either side ends this stream, but must not prevent later ones.
             _log.error("push stream failed", peer=self.peer, exc_info=error)
         finally:
             if self._stream is stream:
@@ -211,9 +219,9 @@ class PeerLink:
                 self._events.stream_down(self.peer, stream.stream_id)
 
     def _note_refusal(self, reason: str) -> None:
-        if self._last_refusal != reason:  # once, not with every heartbeat
+        if self._last_refusal != reason:  # log it once, not with every heartbeat
             self._last_refusal = reason
-            _log.warning("peer refuses to talk", peer=self.peer, address=self._client.address, reason=reason)
+            _log.warning("peer refuses requests", peer=self.peer, address=self._client.address, reason=reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -1,4 +1,5 @@
-"""Linearizable read points for all who ask: one round under way, one waiting, however many readers."""
+"""Obtains linearizable read points for any number of readers. One round is in progress, and another one
+waits."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
-from dledger.turns import wake_queue
+from dledger.infra.loops.turns import wake_queue
 
 Waiter = asyncio.Future[int]
 
@@ -15,7 +16,7 @@ Waiter = asyncio.Future[int]
 class ReadPoints:
     """Joins concurrent requests into rounds.
 
-    A request never joins the round that is under way: that one's read point may be older than the request.
+    A request never joins a round in progress, whose read point may be older than the request.
     """
 
     def __init__(self, confirm: Callable[[], Awaitable[int]], max_waiting: int, timeout_ms: int) -> None:
@@ -27,9 +28,14 @@ class ReadPoints:
         self._round: asyncio.Task[None] | None = None
 
     async def get(self) -> int:
-        """ReadFailed READ_NOT_CONFIRMED, NotLeader, or Overloaded TOO_MANY_WAITING_READS."""
+        """Return a read point. Raises ReadFailed READ_NOT_CONFIRMED, NotLeader, or Overloaded
+        TOO_MANY_WAITING_READS.
+        """
         if len(self._next) >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} reads are waiting", code=Code.TOO_MANY_WAITING_READS)
+            raise Overloaded(
+                f"too many reads are waiting: the limit is {self._max_waiting}",
+                code=Code.TOO_MANY_WAITING_READS,
+            )
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._next.append(waiter)
         if self._round is None:
@@ -49,10 +55,12 @@ class ReadPoints:
                 outcome = await self._one_round()
                 wake_queue().each("read points", served, partial(_settle, outcome=outcome))
         except BaseException as error:
-            why = "the node is stopping" if isinstance(error, asyncio.CancelledError) else f"a bug: {error!r}"
-            left, self._next = (*served, *self._next), []
-            failed = ReadFailed(why, code=Code.READ_NOT_CONFIRMED)
-            wake_queue().each("read points", left, partial(_settle, outcome=failed))
+            reason = (
+                "the node is stopping" if isinstance(error, asyncio.CancelledError) else f"a bug: {error!r}"
+            )
+            waiters, self._next = (*served, *self._next), []
+            failed = ReadFailed(reason, code=Code.READ_NOT_CONFIRMED)
+            wake_queue().each("read points", waiters, partial(_settle, outcome=failed))
             raise
         finally:
             self._round = None

@@ -1,9 +1,10 @@
-"""Damage: found by any read or by the scrub, repaired in place from any other member.
+"""Repair of damaged entries from any other member. Any read, or the scrub, may detect the damage.
 
-Rule 10 of docs/guarantees.md.
+See rule 10 of docs/guarantees.md.
 
-Nothing is cut and nothing is guessed: a range is only ever replaced by entries that chain from the good one
-before it to the good one after it. Until then reads of the range fail, and this node does not lead.
+Damaged entries are never truncated or guessed. A damaged range is only replaced by entries that form a chain
+from the good entry before it to the good one after it. Until then reads of the range fail, and this node does
+not lead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from random import Random
 from typing import Protocol
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
-from dledger.logs import get_logger
-from dledger.node.disk.disk_jobs import HARMLESS
-from dledger.node.loop.pacing import Pace
-from dledger.node.loop.threads import InThread, in_thread
+from dledger.infra.logs import get_logger
+from dledger.infra.loops.pacing import Pacer
+from dledger.infra.loops.threads import ThreadRunner, in_thread
+from dledger.node.disk.disk_worker import HARMLESS
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, Frames, LogStore, RepairWork
@@ -30,18 +31,18 @@ _FETCH_TIMEOUT_S = 30.0
 _PIECE_BYTES = 1 << 20
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 30.0
-_PAUSE_URGENT_S = 1.0  # the longest while others wait for this node: it may not lead before
+_PAUSE_URGENT_S = 1.0  # longest pause while others wait for this node, which may not lead before the repair
 
 
-class Source(Protocol):
+class RepairSource(Protocol):
     """A member that may have good entries."""
 
     async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
-        """Whole batches from first_index on: as many as one piece holds."""
+        """Return whole batches starting at first_index, as many as fit into one piece."""
 
 
 class RepairableStore(Protocol):
-    """What a Repairer needs of a LogStore."""
+    """The part of a LogStore used by a Repairer."""
 
     @property
     def damages(self) -> Sequence[Damage]: ...
@@ -51,33 +52,35 @@ class RepairableStore(Protocol):
 
 
 class Repairer:
-    """All methods on the loop; what writes goes to the disk thread by `call`."""
+    """Repairs damage. Call all methods on the loop; `call` runs writes on the disk thread."""
 
     def __init__(
         self,
         store: RepairableStore,
-        sources: Mapping[str, Source],
+        sources: Mapping[str, RepairSource],
         call: Callable[[Callable[[], object]], Future[object]],
         *,
         on_fatal: Callable[[DLedgerError], None],
-        on_purged: Callable[[int], None],
+        on_purged: Callable[[Damage], None],
         is_urgent: Callable[[], bool],
         bytes_per_second: int,
         longest_pause_s: float = _PAUSE_MAX_S,
         rng: Random | None = None,
-        in_thread: InThread = in_thread,
+        in_thread: ThreadRunner = in_thread,
     ) -> None:
-        """bytes_per_second 0: as fast as it goes. `on_purged` gets the last entry of a damage here that
-        another member has purged. `is_urgent`: the cluster has no leader, or cannot do without this node."""
+        """If bytes_per_second is 0, repairs have no rate limit. `on_purged` receives a damaged range of this
+        log whose first entry another member has purged. `is_urgent` returns True if the cluster has no leader
+        or needs this node.
+        """
         self._store = store
         self._on_fatal = on_fatal
         self._on_purged = on_purged
         self._is_urgent = is_urgent
-        self._pace = Pace(bytes_per_second)
+        self._pace = Pacer(bytes_per_second)
         self._longest_pause_s = longest_pause_s
         self._rng = rng or Random()
         self._in_thread = in_thread
-        self._work: RepairWork | None = None  # under way
+        self._work: RepairWork | None = None  # in progress
         self._sources = sources
         self._call = call
         self._suspects: set[int] = set()
@@ -88,7 +91,7 @@ class Repairer:
 
     @property
     def repairing_index(self) -> int:
-        """The entry that the repair under way has come to; -1: none is."""
+        """Index of the next entry to repair; -1 if no repair is in progress."""
         return -1 if self._work is None else self._work.next_index
 
     def start(self) -> None:
@@ -100,9 +103,10 @@ class Repairer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def suspect(self, index: int) -> None:
-        """A read of `index` failed: find out what is damaged there, and repair it. What is known to be
-        damaged is on its way to be repaired, however often it is read."""
-        if not any(known.first_index <= index <= known.last_index for known in self._store.damages):
+        """Check the damage behind a failed read of `index`, and repair it. Known damage is ignored, because
+        its repair is already pending.
+        """
+        if not any(damage.first_index <= index <= damage.last_index for damage in self._store.damages):
             self._suspects.add(index)
             self._woken.set()
 
@@ -110,7 +114,7 @@ class Repairer:
         pause = _PAUSE_MIN_S
         while True:
             self._woken.clear()
-            is_known = await self._look()
+            is_known = await self._locate_damages()
             is_repaired = await self.repair_all()
             if is_known and is_repaired:
                 pause = _PAUSE_MIN_S
@@ -122,7 +126,7 @@ class Repairer:
                         await self._woken.wait()
                         continue
                 pause = self._longer(pause)
-            else:  # whoever reads there would wake this at once
+            else:  # sleep without waiting for `suspect`, which any read of the damage calls
                 await asyncio.sleep(self._rng.uniform(pause / 2, pause))
                 pause = self._longer(pause)
 
@@ -130,25 +134,27 @@ class Repairer:
         longest = self._longest_pause_s
         return min(pause * 2, min(_PAUSE_URGENT_S, longest) if self._is_urgent() else longest)
 
-    async def _look(self) -> bool:
-        """False: what is damaged at some suspect could not be found out now, as on a full disk."""
+    async def _locate_damages(self) -> bool:
+        """Locate the damage at each suspect. Returns False if that failed for any, for example on a full
+        disk.
+        """
         is_known = True
         suspects, self._suspects = self._suspects, set()
         for index in suspects:
-            known = self._store.damages
+            damages = self._store.damages
             try:
                 damage = await self._on_disk(lambda index=index: self._store.note_damage(index))  # type: ignore[misc]
             except StorageError as error:
                 if error.code not in HARMLESS:
                     self._on_fatal(error)
-                _log.error("cannot look at damage", index=index, reason=str(error))
+                _log.error("cannot examine damage", index=index, reason=str(error))
                 self._suspects.add(index)
                 is_known = False
                 continue
-            if isinstance(damage, Damage) and damage not in known:
+            if isinstance(damage, Damage) and damage not in damages:
                 self.found += 1
                 _log.error(
-                    "damaged entries: they are being repaired from another member",
+                    "damaged entries: repairing from another member",
                     first=damage.first_index,
                     last=damage.last_index,
                     file=damage.file,
@@ -158,34 +164,39 @@ class Repairer:
         return is_known
 
     async def repair_all(self) -> bool:
-        """Repair what is known to be damaged. False: some of it could not be repaired now."""
+        """Repair all known damage. Returns False if any repair failed."""
         return all([await self._repair(damage) for damage in self._store.damages])
 
     async def _repair(self, damage: Damage) -> bool:
+        """Try to repair with the other members in random order, so that each of them is tried first once."""
         peers = self._rng.sample(sorted(self._sources), len(self._sources))
         for first in range(len(peers)):
             try:
                 work = self._work = self._store.begin_repair(damage)
             except StorageError as error:
-                # It is gone: purged, truncated, or part of a larger one by now. Else the disk has failed.
+                # The damage is purged, truncated, or part of a larger one now. Otherwise the disk has
+                # failed.
                 return error.code is Code.DATA_DAMAGED
             try:
-                if not await self._bring(work, peers[first:] + peers[:first], damage):
+                if not await self._fetch_all(work, peers[first:] + peers[:first], damage):
                     has_some = work.next_index > damage.first_index
                     await self._in_thread(work.abandon, "repair")
+                    if not self._is_known(damage):
+                        return True  # a later round repairs the rest that a purge or truncation has left
                     if not has_some:
                         return False
-                    continue  # some of it came from a member whose log goes on differently, perhaps
-                await self._put_in_place(work)
+                    continue  # a part may be from a member with a different log
+                await self._install(work)
             except Exception as error:
-                # Not on a cancellation: a piece may be under way then, and the next start cleans up.
+                # After a cancellation a piece may be in progress, so nothing is abandoned. The next start
+                # cleans up.
                 await self._in_thread(work.abandon, "repair")
                 if isinstance(error, StorageError) and error.code not in HARMLESS:
                     self._on_fatal(error)
                     return False
-                # A mistake costs this attempt, and not all repairs that are to come.
+                # A bug fails this attempt only, not later repairs.
                 mistake = None if isinstance(error, DLedgerError) else error
-                _log.warning("no repair", first=damage.first_index, reason=str(error), exc_info=mistake)
+                _log.warning("repair failed", first=damage.first_index, reason=str(error), exc_info=mistake)
                 continue
             finally:
                 self._work = None
@@ -194,45 +205,57 @@ class Repairer:
             return True
         return False
 
-    async def _bring(self, work: RepairWork, peers: list[str], damage: Damage) -> bool:
-        """All of the range, from these members in turn: what one has lost another one may have. False: they
-        have not all of it. What does not follow, or does not end as it must, is an error of `feed`."""
-        for peer in peers + peers[:-1]:  # round once: the last one may have what the first one needed
+    def _is_known(self, damage: Damage) -> bool:
+        """Return False if the log has been purged or truncated so that it no longer contains the whole
+        damage."""
+        return damage in self._store.damages
+
+    async def _fetch_all(self, work: RepairWork, peers: list[str], damage: Damage) -> bool:
+        """Fetch the whole range from these members in turn, because each may lack different entries. Returns
+        False if all of them lack some. `feed` raises an error for entries that do not chain.
+        """
+        # one more round: the last member may have entries that the first one lacked
+        for peer in peers + peers[:-1]:
             try:
                 while not work.is_fed:
+                    if not self._is_known(damage):
+                        return False
                     frames = await self._fetch(peer, work.next_index, damage.last_index)
                     before = work.next_index
                     await self._in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
                     if work.next_index == before:
-                        raise InvalidRequest("it sent nothing")
-                    await self._breathe(len(frames.data))
+                        raise InvalidRequest("the member returned no entries for the repair")
+                    await self._wait_for_rate(len(frames.data))
                 return True
             except StorageError:
                 raise
             except Exception as error:
                 mistake = None if isinstance(error, PeerUnreachable | DLedgerError) else error
-                _log.warning("no repair from this member", peer=peer, reason=str(error), exc_info=mistake)
-                if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
-                    self._on_purged(damage.last_index)
+                _log.warning("cannot repair from this member", peer=peer, reason=str(error), exc_info=mistake)
+                is_purged = (
+                    isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN
+                )
+                if is_purged and self._is_known(damage):
+                    self._on_purged(damage)
         return False
 
     async def _fetch(self, peer: str, first_index: int, last_index: int) -> Frames:
         part = await self._sources[peer].fetch(first_index, last_index, _FETCH_TIMEOUT_S)
         if part.first_index != first_index:
-            raise InvalidRequest("it sent other entries than were asked for")
+            raise InvalidRequest(f"{peer} returned entries outside the range requested for the repair")
         return Frames(*part)
 
-    async def _put_in_place(self, work: RepairWork) -> None:
-        """In pieces, so that neither memory nor the disk thread is taken up by the size of a data file."""
+    async def _install(self, work: RepairWork) -> None:
+        """Install the range in pieces, to limit memory use and the time on the disk thread."""
         while await self._in_thread(lambda: work.copy(_PIECE_BYTES), "repair"):
-            await self._breathe(_PIECE_BYTES)
+            await self._wait_for_rate(_PIECE_BYTES)
         while await self._on_disk(lambda: work.index_some(_PIECE_BYTES)):
             pass
         await self._on_disk(work.finish)
 
-    async def _breathe(self, size: int) -> None:
+    async def _wait_for_rate(self, size: int) -> None:
         loop = asyncio.get_running_loop()
-        self._pace.took(size, loop.time())
+        self._pace.record(size, loop.time())
         await asyncio.sleep(self._pace.wait_s(loop.time()))
 
     async def _on_disk(self, work: Callable[[], object]) -> object:
@@ -240,7 +263,7 @@ class Repairer:
 
 
 class Scrubber:
-    """Reads all that is stored, slowly, and has damage repaired before it meets other damage elsewhere."""
+    """Reads the whole log slowly, to find and repair damage while other copies are still intact."""
 
     def __init__(
         self,
@@ -252,8 +275,9 @@ class Scrubber:
         pause_s: float,
         piece_bytes: int = 256 << 10,
     ) -> None:
-        """bytes_per_second 0: never automatically. `pause_s` goes by between two rounds over the whole log.
-        `readers` None: the loop has threads of its own."""
+        """If bytes_per_second is 0, there is no automatic scrub. `pause_s`: pause between two rounds over the
+        whole log. If `readers` is None, the loop's default executor reads.
+        """
         self._store = store
         self._readers = readers
         self._suspect = suspect
@@ -275,28 +299,30 @@ class Scrubber:
 
     async def _run(self) -> None:
         at = 0
-        pace = Pace(self._rate)
+        pace = Pacer(self._rate)
         loop = asyncio.get_running_loop()
         while True:
             try:
                 next_index, _, wrapped = await self.step(at, pace)
-            except Exception as error:  # a mistake, too, costs this round, and not all that are to come
+            except Exception as error:  # a bug, too, fails this round only
                 mistake = None if isinstance(error, DLedgerError) else error
-                _log.error("the scrub cannot go on for now", index=at, reason=str(error), exc_info=mistake)
+                _log.error("the scrub was interrupted", index=at, reason=str(error), exc_info=mistake)
                 next_index, wrapped = at, True
             wait_s = self._pause_s if wrapped else pace.wait_s(loop.time())
             await asyncio.sleep(max(wait_s, 0.01))
             at = next_index
 
-    async def step(self, at: int, pace: Pace) -> tuple[int, Damage | None, bool]:
-        """Verify some of the log from `at` on: where to go on, what was found, whether that was the end."""
+    async def step(self, index: int, pace: Pacer) -> tuple[int, Damage | None, bool]:
+        """Verify a part of the log, starting at `index`. Returns the next index, the damage that was found,
+        and whether the scrub has reached the end of the log.
+        """
         loop = asyncio.get_running_loop()
-        at = max(at, self._store.begin_index)
-        found = await loop.run_in_executor(self._readers, self._store.scrub, at, self._piece_bytes)
-        pace.took(found.bytes_read, loop.time())
-        self.bytes_read += found.bytes_read
-        if found.damage is not None:
-            self._suspect(found.damage.first_index)
-        wrapped = found.next_index <= at or found.next_index > self._store.end_index
-        self.scrubbed_index = self._store.end_index if wrapped else found.next_index - 1
-        return found.next_index, found.damage, wrapped
+        index = max(index, self._store.begin_index)
+        result = await loop.run_in_executor(self._readers, self._store.scrub, index, self._piece_bytes)
+        pace.record(result.bytes_read, loop.time())
+        self.bytes_read += result.bytes_read
+        if result.damage is not None:
+            self._suspect(result.damage.first_index)
+        wrapped = result.next_index <= index or result.next_index > self._store.end_index
+        self.scrubbed_index = self._store.end_index if wrapped else result.next_index - 1
+        return result.next_index, result.damage, wrapped

@@ -1,1 +1,1 @@
-"""What a node is told at its start: configuration, secrets, TLS, libraries."""
+"""Setup of a node: configuration, secrets, TLS, libraries."""

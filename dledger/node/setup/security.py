@@ -1,4 +1,4 @@
-"""TLS of one node: what its servers and its channels use, and the taking over of new files."""
+"""TLS of one node: credentials of its servers and channels, and reloading of certificate files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ssl
 
 import grpc
 
-from dledger.logs import get_logger
+from dledger.infra.logs import get_logger
+from dledger.infra.transport import tls
+from dledger.infra.transport.channels import ChannelSecurity
+from dledger.infra.transport.peer_names import AdminNames, PeerNames
 from dledger.node.setup.config import NodeConfig
-from dledger.rpc.peer_names import AdminNames, PeerNames
-from dledger.rpc.transport import tls
-from dledger.rpc.transport.channels import ChannelSecurity
 
 _log = get_logger("tls")
 
 
 class NodeSecurity:
-    """ConfigError if the files are missing or no good. Made once per start; `taken_over` on the loop."""
+    """TLS state of a running node. Raises ConfigError if files are missing or invalid."""
 
     def __init__(self, config: NodeConfig) -> None:
         section = config.tls
@@ -35,7 +35,7 @@ class NodeSecurity:
         )
         if not self.is_mutual and len(config.members) > 1 and config.cluster_secret_file is None:
             _log.warning(
-                "tls.client_auth is none: whoever reaches this port can speak as a member of the cluster"
+                "tls.client_auth is none: any client of this port can speak as a member of the cluster"
             )
 
     @property
@@ -48,27 +48,32 @@ class NodeSecurity:
 
     @property
     def peer_names(self) -> PeerNames | None:
-        """None: nobody shows a certificate, so there is nothing to compare."""
+        """Names required in members' certificates, or None if clients present no certificates."""
         return self._names if self.is_mutual else None
 
     @property
     def admin_names(self) -> AdminNames | None:
-        """None: nobody shows a certificate, so whoever gets so far may ask for everything."""
+        """Names of administrators. None if clients present no certificates; then any client may use all
+        commands.
+        """
         return AdminNames(self._section.admin_names, self._names) if self.is_mutual else None
 
     def server_credentials(self) -> grpc.ServerCredentials:
         return tls.server_credentials(self._keeper, client_auth=self.is_mutual)
 
     def channel(self, node_id: str) -> ChannelSecurity:
-        """For a channel to a member, with the files of now."""
+        """Return the security of a new channel to a member, from the current files."""
         return tls.channel_security(self._keeper.material, server_name=self._names.server_name(node_id))
 
-    def look(self) -> None:
-        """Read changed files; on any thread."""
+    def reload_files(self) -> None:
+        """Reload changed files. May be called on any thread."""
         self._keeper.refresh()
 
-    def taken_over(self) -> bool:
-        """True once after each change: channels are to be made anew. gRPC's own port needs no help."""
+    def check_reloaded(self) -> bool:
+        """Return True once after each change, so that the caller recreates its channels. Call on the loop.
+
+        gRPC's own port reloads by itself.
+        """
         if self._keeper.generation == self._generation:
             return False
         self._generation = self._keeper.generation
@@ -76,6 +81,6 @@ class NodeSecurity:
             try:
                 tls.renew_context(self._http, self._keeper.files)
             except (OSError, ssl.SSLError) as error:
-                # Changed once more since they were read; the next look takes that over.
+                # The files have changed again since they were read; the next check uses the new version.
                 _log.error("the status port keeps its old certificate", reason=str(error))
         return True

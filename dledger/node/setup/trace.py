@@ -1,4 +1,4 @@
-"""What a node tells of each of its steps, if it is given somebody to tell."""
+"""Interface for tracing the steps of a node."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from typing import Any, Protocol
 
 
 class NodeTrace(Protocol):
-    """Called on the node's event loop, in the step that makes the change and before anybody outside can see
-    it. What it raises ends the node. Chains are 8 hex digits, indexes -1 for none."""
+    """A receiver of trace events.
+
+    The methods are called on the node's event loop, in the step that makes a change and before other nodes or
+    clients can observe it. An exception stops the node. Chains are 8 hex digits; index -1 means none.
+    """
 
     def begin(self, node_id: str, incarnation: int) -> None:
-        """Once, before all events."""
+        """Start the trace. Called once, before all events."""
 
     def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
-        """(raft, term_vote): term and vote are durable. (raft, vote): this node grants its vote; its own
-        log's end is last_index, last_term, the candidate's is cand_last_index, cand_last_term. (raft,
-        candidate | leader | follower). (raft, commit): up to lidx. (raft, accept): a batch of the program
-        that owns the node is taken in this term. (raft, ack): an append that ends at lidx is about to be
-        answered. (raft, apply): the state machine has applied lidx to last, what is internal among them
-        passed over. (raft, load): it has taken over a state up to lidx. (store, recover): once, first.
-        (store, append): entries lidx to last, of one term, go to the disk. (store, flush): durable up to
-        lidx. (store, truncate): entries from lidx on are to go. (store, install | purge): the log begins
-        after lidx."""
+        """Record an event.
+
+        - (raft, term_vote): term and vote are durable.
+        - (raft, vote): this node grants its vote; its own log ends at last_index, last_term, the
+          candidate's log at cand_last_index, cand_last_term.
+        - (raft, candidate | leader | follower): the role has changed.
+        - (raft, commit): committed up to lidx.
+        - (raft, accept): a batch of the program that owns the node is accepted in this term.
+        - (raft, ack): the caller of an append that ends at lidx is about to receive the result.
+        - (raft, apply): the state machine has applied lidx to last, without the internal entries among them.
+        - (raft, load): it has loaded a state up to lidx.
+        - (store, recover): once, first.
+        - (store, append): entries lidx to last, of one term, are passed to the disk.
+        - (store, flush): durable up to lidx.
+        - (store, truncate): entries from lidx on will be deleted.
+        - (store, install | purge): the log starts after lidx.
+        """

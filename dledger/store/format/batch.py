@@ -1,11 +1,11 @@
 """Batches of entries as bytes: encoding, verification and decoding. Pure, and the hot path of the store.
 
-An entry is DLedger's: a 48-byte big-endian header, then the body::
+An entry has DLedger's format: a 48-byte big-endian header, then the body::
 
-    magic i4 | size i4 | index i8 | term i8 | pos i8 | channel i4 | chain_crc u4 | body_crc u4 | body_size i4
+  magic i4 | size i4 | index i8 | term i8 | pos i8 | channel i4 | chain_crc u4 | body_crc u4 | body_size i4
 
-`channel`, unused by DLedger, holds how many entries of the same batch still follow. `chain_crc` covers the
-header and, through the previous entry's chain_crc, everything before it: two logs that agree in one
+`channel`, unused by DLedger, is the number of entries of the same batch that follow. `chain_crc` covers the
+header and, through the previous entry's chain_crc, all preceding entries: two logs that agree in one
 chain_crc agree in all entries up to it.
 """
 
@@ -23,7 +23,7 @@ from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, InvalidRequest, StorageError
 from dledger.store.format.columns import RECORD_SIZE, is_long, lay_out, may_be_many
 
-BLANK_SIZE = 8  # the least that every data file keeps free, for the blank that ends it
+BLANK_SIZE = 8  # minimum space at the end of each data file, for the closing blank
 
 MAGIC_NORMAL = 1
 MAGIC_INTERNAL = 2  # DLedger's NOOP
@@ -31,17 +31,17 @@ MAGIC_BLANK = -1
 
 # The header as it is stored.
 _HEADER = struct.Struct(">iiqqqiIIi")
-# The same 48 bytes in the order in which they are summed: bytes 0-35, 40-47, then the previous chain_crc in
-# the place of the own one. One pack and one crc32 instead of three crc32 calls over slices.
+# The same 48 bytes in checksum order: bytes 0-35 and 40-47, then the previous chain_crc in place of the
+# entry's own. One pack and one crc32 replace three crc32 calls over slices.
 _CHAINED = struct.Struct(">iiqqqiIiI")
 _CHAIN_CRC = struct.Struct(">I")
 _BLANK = struct.Struct(">ii")
 
-#: What can be stored as the body of an entry: its bytes are copied, and not looked at again.
+#: Types accepted as the body of an entry. The bytes are copied immediately.
 Body = bytes | bytearray | memoryview
 
 _unpack_header = _HEADER.unpack_from
-#: magic, size, index, term and pos of the header at an offset: for walks along verified entries.
+#: magic, size, index, term and pos of the header at an offset, for walks along verified entries.
 unpack_begin = struct.Struct(">iiqqq").unpack_from
 _pack_chained = _CHAINED.pack
 _pack_crc = _CHAIN_CRC.pack
@@ -49,7 +49,7 @@ _pack_crc = _CHAIN_CRC.pack
 
 @dataclass(slots=True)
 class Batch:
-    """Entries that are written, pushed, acknowledged and truncated together. Not to be changed once made."""
+    """Entries that are written, replicated, acknowledged and truncated together. Treat as immutable."""
 
     first_index: int
     last_index: int
@@ -59,7 +59,7 @@ class Batch:
     chain_crc: int  # of the last entry
     data: bytes | memoryview  # exactly the encoded entries
     head: bytes | None  # body of the first entry if that is INTERNAL (b"" is the no-op), else None
-    records: bytes = field(default=b"", compare=False, repr=False)  # its index records, if they are at hand
+    records: bytes = field(default=b"", compare=False, repr=False)  # its index records, if already computed
 
     @property
     def size(self) -> int:
@@ -75,21 +75,22 @@ class Batch:
         return Tail(self.last_index, self.term, self.end_pos, self.chain_crc)
 
 
-class Fault(Enum):
-    """What kind of thing stands where a batch was expected."""
+class BatchFault(Enum):
+    """A fault found where a batch was expected."""
 
-    BAD = "bad"  # bytes that are no batch that may follow here
-    INCOMPLETE = "incomplete"  # the bytes end inside what may be a batch
+    BAD = "bad"  # bytes that are no valid next batch
+    INCOMPLETE = "incomplete"  # the bytes end within a possible batch
     BLANK = "blank"  # the blank that ends a data file
-    EMPTY = "empty"  # zeros: nothing was written here
+    EMPTY = "empty"  # zeros: never written
 
 
 class DamagedBatch(StorageError):
-    """No valid batch at a place where one was expected. Names the index, the position and what is wrong."""
+    """Raised if there is no valid batch where one was expected. Contains the index, the position and the
+    reason."""
 
     default_code = Code.DATA_DAMAGED
 
-    def __init__(self, what: str, *, index: int, pos: int, fault: Fault = Fault.BAD) -> None:
+    def __init__(self, what: str, *, index: int, pos: int, fault: BatchFault = BatchFault.BAD) -> None:
         self.what = what
         self.index = index
         self.pos = pos
@@ -97,10 +98,10 @@ class DamagedBatch(StorageError):
         super().__init__(f"entry {index} at position {pos}: {what}")
 
 
-class Entry(NamedTuple):
+class DecodedEntry(NamedTuple):
     """One entry without its checksums."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment] # hides tuple.index
     term: int
     pos: int
     magic: int
@@ -122,7 +123,7 @@ class Header(NamedTuple):
 
 
 def unpack_header(data: bytes | memoryview, offset: int = 0) -> Header:
-    """The 48 bytes at `offset`, unverified. DamagedBatch if there are fewer."""
+    """Unpack the 48 bytes at `offset` without verification. Raises DamagedBatch if there are fewer."""
     try:
         return Header._make(_unpack_header(data, offset))
     except struct.error:
@@ -130,24 +131,25 @@ def unpack_header(data: bytes | memoryview, offset: int = 0) -> Header:
 
 
 def place(end_pos: int, size: int, data_file_size: int) -> int:
-    """Where a batch of `size` bytes starts in a log that ends at `end_pos`: there, or at the file border."""
+    """Return where a batch of `size` bytes starts in a log that ends at `end_pos`: at `end_pos` or at the
+    next file border."""
     room = data_file_size - end_pos % data_file_size
     return end_pos if size <= room - BLANK_SIZE else end_pos + room
 
 
 def max_batch_size(data_file_size: int) -> int:
-    """The largest batch, in bytes with headers, that a data file can hold."""
+    """Return the size of the largest batch that fits into a data file, in bytes including headers."""
     return data_file_size - BLANK_SIZE
 
 
 def encode_blank(rest: int) -> bytes:
-    """The header of the blank that fills the last `rest` bytes of a data file; what follows it is zeros."""
+    """Return the header of the blank that fills the last `rest` bytes of a data file. Zeros follow it."""
     assert rest >= BLANK_SIZE, f"no room for a blank in {rest} bytes"
     return _BLANK.pack(MAGIC_BLANK, rest)
 
 
 def chain_of(header: Header, previous: int) -> int:
-    """The chain_crc that an entry with these fields has after an entry with chain_crc `previous`."""
+    """Compute the chain_crc of an entry with these fields after an entry with chain_crc `previous`."""
     return (
         crc32(
             _pack_chained(
@@ -176,9 +178,9 @@ def encode_batch(
     sums: Sequence[int] | None = None,
 ) -> Batch:
     """Encode the batch that follows `tail`: an INTERNAL entry `head` if given, then one entry per body.
-    `sums`: the CRC32 of each body, if they are known already.
+    `sums`: the CRC32 of each body, if already computed.
 
-    InvalidRequest BATCH_TOO_LARGE if it does not fit into one data file.
+    Raises InvalidRequest BATCH_TOO_LARGE if the batch does not fit into one data file.
     """
     assert bodies or head is not None, "a batch has at least one entry"
     assert term >= tail.term, f"term {term} after {tail.term}: terms never fall"
@@ -186,7 +188,7 @@ def encode_batch(
     size = sum(map(len, bodies)) + len(head or b"") + ENTRY_HEADER_SIZE * count
     if size > max_batch_size(data_file_size):
         raise InvalidRequest(
-            f"a batch of {size} bytes; a data file holds {max_batch_size(data_file_size)}",
+            f"the batch is {size} bytes long; the limit is {max_batch_size(data_file_size)}",
             code=Code.BATCH_TOO_LARGE,
         )
     index = first_index = tail.index + 1
@@ -220,22 +222,24 @@ def encode_batch(
 
 
 def parse_batches(data: bytes | memoryview, tail: Tail, *, data_file_size: int) -> list[Batch]:
-    """Verify a run of whole batches that follows `tail`. Blanks between data files are not part of `data`.
+    """Verify consecutive whole batches that follow `tail`. `data` excludes the blanks between data files.
 
-    Checks index, position, term, sizes, both checksums and completeness; DamagedBatch names the first fault.
+    Checks index, position, term, sizes, both checksums and completeness. Raises DamagedBatch, which names the
+    first fault.
     """
     batches: list[Batch] = []
     offset, end = 0, len(data)
     while offset < end:
         first = _first_header(data, offset, tail, data_file_size)
-        if offset == 0 or first.pos != tail.pos:  # entries of a data file follow each other without a gap
+        if offset == 0 or first.pos != tail.pos:  # entries of a data file have no gaps between them
             together = _parse_together(data, offset, tail, first, data_file_size)
             if together:
                 batches += together
                 tail, offset = batches[-1].tail, offset + sum(batch.size for batch in together)
                 continue
         if not isinstance(data, bytes) and not is_long(data, offset):
-            data = bytes(data)  # what is checked one by one is cut into small pieces
+            # entries checked one by one are sliced into small pieces, which is faster for bytes
+            data = bytes(data)
         at, chain = _parse_entries(data, offset, tail, first)
         batches.append(_batch(data, offset, at, tail, first, chain, data_file_size))
         tail, offset = batches[-1].tail, at
@@ -245,7 +249,8 @@ def parse_batches(data: bytes | memoryview, tail: Tail, *, data_file_size: int) 
 def _parse_together(
     data: bytes | memoryview, offset: int, tail: Tail, first: Header, data_file_size: int
 ) -> list[Batch]:
-    """The batches from `offset` on, as far as they are found good side by side; none if they are too few."""
+    """Verify batches starting at `offset` in columns. Returns the good ones, or none if there are too few
+    entries for columns."""
     columns = lay_out(data, offset, len(data) // ENTRY_HEADER_SIZE) if may_be_many(data, offset) else None
     if columns is None:
         return []
@@ -264,7 +269,7 @@ def _parse_together(
 
 
 def parse_batch(data: bytes | memoryview, offset: int, tail: Tail, *, data_file_size: int) -> Batch:
-    """Verify the one batch that starts at `offset` of `data` and follows `tail`. Raises DamagedBatch."""
+    """Verify the batch that starts at `offset` of `data` and follows `tail`. Raises DamagedBatch."""
     first = _first_header(data, offset, tail, data_file_size)
     at, chain = _parse_entries(data, offset, tail, first)
     return _batch(data, offset, at, tail, first, chain, data_file_size)
@@ -280,15 +285,16 @@ def _batch(
     data_file_size: int,
     records: bytes = b"",
 ) -> Batch:
-    """The batch from `offset` to `at`, whose entries are good, if it may stand where it does."""
+    """Return the batch of the verified entries from `offset` to `at`. Raises DamagedBatch if its position is
+    invalid."""
     first_pos = first.pos
     index, end_pos = first.index + first.channel, at - offset + first_pos
     if place(tail.pos, at - offset, data_file_size) != first_pos:
         raise DamagedBatch(
-            "the batch would have fitted into the file before", index=first.index, pos=first_pos
+            "the batch would have fit into the previous file", index=first.index, pos=first_pos
         )
     if end_pos > first_pos - first_pos % data_file_size + max_batch_size(data_file_size):
-        raise DamagedBatch("the batch reaches over a file border", index=first.index, pos=first_pos)
+        raise DamagedBatch("the batch crosses a file border", index=first.index, pos=first_pos)
     head = (
         bytes(data[offset + ENTRY_HEADER_SIZE : offset + first.size])
         if first.magic == MAGIC_INTERNAL
@@ -299,23 +305,24 @@ def _batch(
 
 
 def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Header) -> tuple[int, int]:
-    """Verify the entries of the batch that `first` begins at `offset`: where it ends, its last chain_crc."""
-    index, term, left, shift = first.index, first.term, first.channel, first.pos - offset
+    """Verify the entries of the batch that starts with `first` at `offset`. Returns its end and last
+    chain_crc."""
+    index, term, remaining, shift = first.index, first.term, first.channel, first.pos - offset
     at, end = offset, len(data)
     chain, previous = tail.chain_crc, _pack_crc(tail.chain_crc)
-    columns = lay_out(data, offset, left + 1)
+    columns = lay_out(data, offset, remaining + 1)
     if columns is not None:
-        sound = columns.sound(index, first.pos, previous, columns.one_batch(term, left))
-        if sound > left:
-            return columns.offset(sound), int.from_bytes(columns.chain_crc(left))
+        sound = columns.sound(index, first.pos, previous, columns.one_batch(term, remaining))
+        if sound > remaining:
+            return columns.offset(sound), int.from_bytes(columns.chain_crc(remaining))
         if sound:
             at, previous = columns.offset(sound), columns.chain_crc(sound - 1)
-            index, left = index + sound, left - sound
+            index, remaining = index + sound, remaining - sound
     if not isinstance(data, bytes):
         data = bytes(data)
     while True:
         if at + ENTRY_HEADER_SIZE > end:
-            raise DamagedBatch("cut in a header", index=index, pos=at + shift, fault=Fault.INCOMPLETE)
+            raise DamagedBatch("cut in a header", index=index, pos=at + shift, fault=BatchFault.INCOMPLETE)
         magic, size, index_, term_, pos_, channel, chain, body_crc, body_size = _unpack_header(data, at)
         body_at = at + ENTRY_HEADER_SIZE
         body_end = body_at + body_size
@@ -323,7 +330,7 @@ def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Hea
             index_ != index
             or term_ != term
             or pos_ != at + shift
-            or channel != left
+            or channel != remaining
             or size != body_size + ENTRY_HEADER_SIZE
             or body_size < 0
             or (magic != MAGIC_NORMAL and (magic != MAGIC_INTERNAL or at != offset))
@@ -331,22 +338,22 @@ def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Hea
             or crc32(data[body_at:body_end]) != body_crc
             or (crc32(data[at : at + 36] + data[at + 40 : at + 48] + previous) or 1) != chain
         ):
-            expected = Header(MAGIC_NORMAL, 0, index, term, at + shift, left, 0, 0, 0)
+            expected = Header(MAGIC_NORMAL, 0, index, term, at + shift, remaining, 0, 0, 0)
             _check_slowly(data, at, expected, previous, is_first=at == offset)
         at = body_end
-        if left == 0:
+        if remaining == 0:
             return at, chain
-        left -= 1
+        remaining -= 1
         index += 1
         previous = data[body_at - 12 : body_at - 8]
 
 
 def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_size: int) -> Header:
-    """The header at `offset`, if it can be that of the first entry of a batch after `tail`."""
+    """Return the header at `offset` if it can be the first of a batch after `tail`."""
     index = tail.index + 1
     border = tail.pos - tail.pos % data_file_size + data_file_size
     begin = bytes(data[offset : offset + ENTRY_HEADER_SIZE])
-    if len(begin) == ENTRY_HEADER_SIZE:  # nearly always, and nearly always well
+    if len(begin) == ENTRY_HEADER_SIZE:  # the common case, which is nearly always valid
         first = unpack_header(begin)
         if (
             first.magic > 0
@@ -358,11 +365,11 @@ def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_s
         ):
             return first
     if begin.startswith(b"\xff\xff\xff\xff"):
-        raise DamagedBatch("a blank", index=index, pos=tail.pos, fault=Fault.BLANK)
+        raise DamagedBatch("a blank", index=index, pos=tail.pos, fault=BatchFault.BLANK)
     if not begin.strip(b"\0"):
-        raise DamagedBatch("nothing was written here", index=index, pos=tail.pos, fault=Fault.EMPTY)
+        raise DamagedBatch("nothing was written here", index=index, pos=tail.pos, fault=BatchFault.EMPTY)
     if len(begin) < ENTRY_HEADER_SIZE:
-        raise DamagedBatch("cut in a header", index=index, pos=tail.pos, fault=Fault.INCOMPLETE)
+        raise DamagedBatch("cut in a header", index=index, pos=tail.pos, fault=BatchFault.INCOMPLETE)
     if first.index != index:
         raise DamagedBatch(f"the header says index {first.index}", index=index, pos=tail.pos)
     if first.pos not in (tail.pos, border):
@@ -373,32 +380,33 @@ def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_s
 
 
 def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is_first: bool) -> None:
-    """An entry has failed the quick check: say why, unless it is one of original DLedger's."""
-    found = unpack_header(data, at)
+    """Raise DamagedBatch with the reason for which an entry failed the fast check. Accepts entries of
+    original DLedger."""
+    header = unpack_header(data, at)
     index, pos = expected.index, expected.pos
     wrong = [
-        f"{name} is {getattr(found, name)}, not {getattr(expected, name)}"
+        f"{name} is {getattr(header, name)}, not {getattr(expected, name)}"
         for name in ("index", "term", "pos", "channel")
-        if getattr(found, name) != getattr(expected, name)
+        if getattr(header, name) != getattr(expected, name)
     ]
-    if found.size != found.body_size + ENTRY_HEADER_SIZE or found.body_size < 0:
-        wrong.append(f"size {found.size} with a body of {found.body_size}")
-    if found.magic != MAGIC_NORMAL and not (found.magic == MAGIC_INTERNAL and is_first):
-        wrong.append(f"magic {found.magic}")
+    if header.size != header.body_size + ENTRY_HEADER_SIZE or header.body_size < 0:
+        wrong.append(f"size {header.size} with a body of {header.body_size}")
+    if header.magic != MAGIC_NORMAL and not (header.magic == MAGIC_INTERNAL and is_first):
+        wrong.append(f"magic {header.magic}")
     if wrong:
         raise DamagedBatch(", ".join(wrong), index=index, pos=pos)
-    end = at + found.size
+    end = at + header.size
     if end > len(data):
-        raise DamagedBatch("cut in a body", index=index, pos=pos, fault=Fault.INCOMPLETE)
-    if _is_originals(found, int.from_bytes(previous)):
+        raise DamagedBatch("cut in a body", index=index, pos=pos, fault=BatchFault.INCOMPLETE)
+    if _is_originals(header, int.from_bytes(previous)):
         return
-    if crc32(data[at + ENTRY_HEADER_SIZE : end]) != found.body_crc:
+    if crc32(data[at + ENTRY_HEADER_SIZE : end]) != header.body_crc:
         raise DamagedBatch("body_crc does not match the body", index=index, pos=pos)
     raise DamagedBatch("chain_crc does not match the header and the entry before", index=index, pos=pos)
 
 
-class Run(NamedTuple):
-    """How far a verified run of entries goes, and how far its whole batches go."""
+class VerifiedRun(NamedTuple):
+    """The extent of a verified run of entries, and of the whole batches in it."""
 
     last_index: int
     size: int
@@ -414,9 +422,9 @@ def verify_run(
     last_index: int,
     *,
     whole_batches: bool = False,
-) -> Run:
-    """Verify entries of a log from anywhere in it, up to `last_index` or as far as whole ones go in `data`.
-    With `whole_batches`, those of a batch that is cut at the end need not be looked at, if there are others.
+) -> VerifiedRun:
+    """Verify entries from anywhere in a log, up to `last_index` or the last complete one in `data`. With
+    `whole_batches`, the entries of a batch that is cut at the end may be skipped, if there are others.
 
     Checks index, position, sizes, body_crc, and the chain from the predecessor. Raises DamagedBatch.
     """
@@ -425,14 +433,14 @@ def verify_run(
     previous = _pack_crc(previous_chain)
     columns = lay_out(data, 0, last_index - first_index + 1)
     if columns is not None:
-        wanted = columns.last_of_batch() + 1 if whole_batches else 0
-        sound = columns.sound(index, first_pos, previous, wanted or len(columns))
+        count = columns.last_of_batch() + 1 if whole_batches else 0
+        sound = columns.sound(index, first_pos, previous, count or len(columns))
         if sound:
             index, at, previous = first_index + sound, columns.offset(sound), columns.chain_crc(sound - 1)
             whole = columns.last_of_batch(sound) + 1
             whole_index, whole_size = whole_index + whole, columns.offset(whole) if whole else 0
-            if sound == wanted:
-                return Run(index - 1, at, whole_index, whole_size)
+            if sound == count:
+                return VerifiedRun(index - 1, at, whole_index, whole_size)
     while index <= last_index and at + ENTRY_HEADER_SIZE <= end:
         magic, size, index_, _, pos, channel, chain, body_crc, body_size = _unpack_header(data, at)
         if magic == MAGIC_BLANK:
@@ -440,8 +448,8 @@ def verify_run(
         body_at = at + ENTRY_HEADER_SIZE
         body_end = body_at + body_size
         if index_ != index or pos != first_pos + at or size != body_size + ENTRY_HEADER_SIZE or body_size < 0:
-            what = f"the header says index {index_}, position {pos}, size {size}, body size {body_size}"
-            raise DamagedBatch(what, index=index, pos=first_pos + at)
+            text = f"the header says index {index_}, position {pos}, size {size}, body size {body_size}"
+            raise DamagedBatch(text, index=index, pos=first_pos + at)
         if body_end > end:
             break
         if (
@@ -459,24 +467,26 @@ def verify_run(
         if channel == 0:
             whole_index, whole_size = index, at
         index += 1
-    return Run(index - 1, at, whole_index, whole_size)
+    return VerifiedRun(index - 1, at, whole_index, whole_size)
 
 
 def _is_originals(header: Header, previous_chain: int) -> bool:
-    """Whether original DLedger wrote it, which leaves both sums 0: only ever a prefix of the log.
+    """Return True if original DLedger wrote the entry and left both checksums 0. Only a prefix of the log has
+    such entries.
 
-    It must have a body: the first no-op of a log of ours, torn in its header, could pass for one without.
+    It must have a body. Otherwise the first no-op of one of this project's logs could match if its header is
+    torn.
     """
     return header.body_size > 0 and not (
         header.chain_crc or header.body_crc or header.channel or previous_chain
     )
 
 
-def decode_entries(data: bytes | memoryview) -> list[Entry]:
-    """The entries of whole batches that were verified before, by a cheap walk along the headers. DamagedBatch
-    if they cannot have been."""
+def decode_entries(data: bytes | memoryview) -> list[DecodedEntry]:
+    """Decode the entries of whole batches that are already verified. This is cheap, because it follows the
+    sizes in the headers and computes no checksums. Raises DamagedBatch if a size is inconsistent."""
     run = data if isinstance(data, bytes) else bytes(data)
-    entries: list[Entry] = []
+    entries: list[DecodedEntry] = []
     at, end = 0, len(run)
     while at < end:
         if at + ENTRY_HEADER_SIZE > end:
@@ -484,23 +494,23 @@ def decode_entries(data: bytes | memoryview) -> list[Entry]:
         magic, size, index, term, pos, _, _, _, _ = _unpack_header(run, at)
         if not ENTRY_HEADER_SIZE <= size <= end - at:
             raise DamagedBatch(f"a size of {size} bytes", index=index, pos=pos)
-        entries.append(Entry(index, term, pos, magic, run[at + ENTRY_HEADER_SIZE : at + size]))
+        entries.append(DecodedEntry(index, term, pos, magic, run[at + ENTRY_HEADER_SIZE : at + size]))
         at += size
     return entries
 
 
 def _cut(index: int) -> DamagedBatch:
-    return DamagedBatch("cut in a header", index=index, pos=-1, fault=Fault.INCOMPLETE)
+    return DamagedBatch("cut in a header", index=index, pos=-1, fault=BatchFault.INCOMPLETE)
 
 
-def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) -> list[Entry]:
-    """Like `decode_entries`, of entries from anywhere in a log, with checks. Raises DamagedBatch.
+def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) -> list[DecodedEntry]:
+    """Verify and decode entries from anywhere in a log. Raises DamagedBatch.
 
-    Checks sizes, that indexes are consecutive, body_crc, and the chain from entry to entry; the first entry's
-    chain only if `previous_chain`, that of the entry before it, is given.
+    Checks sizes, consecutive indexes, body_crc, and the chain from entry to entry. The chain of the first
+    entry is checked only if `previous_chain`, the chain_crc of its predecessor, is given.
     """
     run = data if isinstance(data, bytes) else bytes(data)
-    entries: list[Entry] = []
+    entries: list[DecodedEntry] = []
     at, end = 0, len(run)
     chain, index = previous_chain, -1
     while at < end:
@@ -513,7 +523,7 @@ def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) 
         fault = _entry_fault(header, body, index, chain)
         if fault is not None:
             raise DamagedBatch(fault, index=index, pos=header.pos)
-        entries.append(Entry(index, header.term, header.pos, header.magic, body))
+        entries.append(DecodedEntry(index, header.term, header.pos, header.magic, body))
         chain = header.chain_crc
         index += 1
         at += header.size

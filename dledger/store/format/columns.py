@@ -1,8 +1,8 @@
-"""Many entries at once: their headers side by side, verified and indexed in columns. Pure.
+"""Verification and indexing of many entries at once, with their headers as columns of an array. Pure.
 
-One by one, checking an entry costs three times what its body's checksum does. What is found sound here is
-sound; where that ends, callers go on one by one: there faults get their names, and entries of original
-DLedger are told from damage.
+Checking entries one by one costs three times as much as the checksums of their bodies. Entries accepted here
+need no further check. Callers check the first rejected entry and all later ones one by one, to name the fault
+and to distinguish entries of original DLedger from damage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dledger.core.values import ENTRY_HEADER_SIZE
 
 Column = npt.NDArray[Any]
 
-RECORD_SIZE = 32  # of an index record
+RECORD_SIZE = 32  # size of an index record, in bytes
 #: The header of an entry; see dledger.store.format.batch.
 _HEADER = np.dtype(
     [
@@ -35,23 +35,23 @@ _HEADER = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-#: What a walk along headers looks at: magic, size and channel.
+#: The header fields that a walk reads: magic, size and channel.
 _unpack_step = Struct(">ii24xi").unpack_from
 _unpack_size = Struct(">4xi").unpack_from
-#: Fewer entries are looked at sooner one by one: 256 take about as long.
-LEAST = 256
-#: Fewer sizes are.
-_LEAST_SIZES = 16
+#: Fewer entries are checked one by one: 256 take about as long either way.
+MIN_ENTRIES = 256
+#: Fewer entry sizes are compared one by one.
+_MIN_SIZES = 16
 
 
 class Columns:
-    """Entries that follow each other in a buffer, of which only sizes have been looked at."""
+    """Consecutive entries in a buffer. Only their sizes are known to be consistent."""
 
     def __init__(self, data: bytes | memoryview, offsets: list[int], end: int) -> None:
-        """`offsets`: where each begins. `end`: where the last one ends."""
+        """`offsets`: start of each entry; `end`: end of the last one."""
         self._data = data
         self._borders = [*offsets, end]
-        # The headers at any offset, without a copy; those of these entries, with one.
+        # `anywhere` is a view of the headers at all byte offsets. Selecting the entries' headers copies them.
         anywhere: Column = np.ndarray(
             (len(data) - ENTRY_HEADER_SIZE + 1, ENTRY_HEADER_SIZE), np.uint8, data, strides=(1, 1)
         )
@@ -63,42 +63,45 @@ class Columns:
         return len(self._offsets)
 
     def offset(self, number: int) -> int:
-        """Where an entry begins, or, with the count of entries, where the last one ends."""
+        """Return the start of an entry or, for the number of entries, the end of the last one."""
         return self._borders[number]
 
     def chain_crc(self, number: int) -> bytes:
-        """As it is stored."""
+        """Return the stored chain_crc of an entry."""
         return bytes(self._raw[number, 36:40])
 
     def last_of_batch(self, count: int | None = None) -> int:
-        """The number of the last entry, of the first `count`, that ends a batch; -1: none does."""
+        """Return the number of the last entry, among the first `count`, that ends a batch; -1 if there is
+        none."""
         ends = np.flatnonzero(self._headers["channel"][:count] == 0)
         return int(ends[-1]) if len(ends) else -1
 
-    def sound(self, index: int, pos: int, previous_chain: bytes, most: int) -> int:
-        """How many entries from the first on, at most `most`, are what follows an entry with this chain_crc,
-        at this index and position: by index, position, sizes, magic, body_crc and chain."""
-        found = self._headers
-        good = found["index"] == np.arange(index, index + len(self))
-        good &= found["pos"] == self._offsets + (pos - self._borders[0])
-        good &= found["size"] == found["body_size"] + ENTRY_HEADER_SIZE
-        good &= (found["magic"] == 1) | (found["magic"] == 2)
-        good &= found["chain_crc"] == self._chain(previous_chain)
-        plausible = min(_leading(good), most)
-        return _leading(found["body_crc"][:plausible] == self._body_sums(plausible))
+    def sound(self, index: int, pos: int, previous_chain: bytes, limit: int) -> int:
+        """Count the leading entries, up to `limit`, that may follow an entry with chain_crc `previous_chain`.
 
-    def one_batch(self, term: int, left: int) -> int:
-        """How many entries from the first on can be of a batch of this term that begins with them, where
-        `left` follow the first."""
-        found = self._headers
-        good = found["channel"] == np.arange(left, left - len(self), -1)
-        good &= found["term"] == term
-        good[1:] &= found["magic"][1:] == 1
+        Checks index, position, sizes, magic, body_crc and chain. `index` and `pos`: expected values of the
+        first entry."""
+        headers = self._headers
+        good = headers["index"] == np.arange(index, index + len(self))
+        good &= headers["pos"] == self._offsets + (pos - self._borders[0])
+        good &= headers["size"] == headers["body_size"] + ENTRY_HEADER_SIZE
+        good &= (headers["magic"] == 1) | (headers["magic"] == 2)
+        good &= headers["chain_crc"] == self._chain(previous_chain)
+        plausible = min(_leading(good), limit)
+        return _leading(headers["body_crc"][:plausible] == self._body_sums(plausible))
+
+    def one_batch(self, term: int, remaining: int) -> int:
+        """Count the leading entries that belong to one batch of this term which starts with them, when
+        `remaining` entries follow the first."""
+        headers = self._headers
+        good = headers["channel"] == np.arange(remaining, remaining - len(self), -1)
+        good &= headers["term"] == term
+        good[1:] &= headers["magic"][1:] == 1
         return _leading(good)
 
     def batches(self, count: int) -> list[int]:
-        """The number of the last entry of each batch, as far as the first `count` entries make up whole ones:
-        of one term, counting down to 0, and with only the first one internal, if any is."""
+        """Return the number of the last entry of each whole batch among the first `count` entries. A batch
+        has one term, counts its channel down to 0, and may have an INTERNAL entry only at its start."""
         channel, term = self._headers["channel"][:count], self._headers["term"]
         lasts = np.flatnonzero(channel == 0)
         if not len(lasts):
@@ -110,11 +113,11 @@ class Columns:
         good = channel[:end] == np.repeat(lasts, np.diff(lasts, prepend=-1)) - np.arange(end)
         good[1:] &= is_first[1:] | (term[1:end] == term[: end - 1])
         good &= is_first | (self._headers["magic"][:end] == 1)
-        found: list[int] = lasts[lasts < _leading(good)].tolist()
-        return found
+        whole: list[int] = lasts[lasts < _leading(good)].tolist()
+        return whole
 
     def index_records(self) -> bytes:
-        """The index record of each."""
+        """Return the index records of all entries."""
         records = np.empty((len(self), RECORD_SIZE), np.uint8)
         raw = self._raw
         records[:, :4] = raw[:, :4]  # magic
@@ -129,73 +132,77 @@ class Columns:
             crc32(data[begin + ENTRY_HEADER_SIZE : end])
             for begin, end in pairwise(self._borders[: count + 1])
         ]
-        return np.frombuffer(
-            array("I", sums), np.uint32
-        )  # a list would take numpy a third as long as the sums
+        # Converting a list with numpy would take a third of the time of the checksums.
+        return np.frombuffer(array("I", sums), np.uint32)
 
     def _chain(self, previous: bytes) -> Column:
-        """The chain_crc that each has to have, if those before it are right."""
+        """Compute the expected chain_crc of each entry, assuming that all preceding ones are valid."""
         raw = self._raw.T
         summed = np.empty((ENTRY_HEADER_SIZE, len(self)), np.uint8)
         summed[:36] = raw[:36]
         summed[36:44] = raw[40:48]
         summed[44:, 0] = np.frombuffer(previous, np.uint8)
         summed[44:, 1:] = raw[36:40, :-1]
-        found = crc32_columns(summed)
-        found[found == 0] = 1
-        return found
+        expected = crc32_columns(summed)
+        expected[expected == 0] = 1
+        return expected
 
 
-def lay_out(data: bytes | memoryview, offset: int, most: int) -> Columns | None:
-    """Up to `most` entries from `offset` on, as far as they are whole. None if they are too few."""
-    if most < LEAST or len(data) - offset < LEAST * ENTRY_HEADER_SIZE:
+def lay_out(data: bytes | memoryview, offset: int, limit: int) -> Columns | None:
+    """Return up to `limit` complete entries starting at `offset`. Returns None if there are too few for
+    columns."""
+    if limit < MIN_ENTRIES or len(data) - offset < MIN_ENTRIES * ENTRY_HEADER_SIZE:
         return None
     offsets: list[int] = []
     at, end = offset, len(data)
-    while len(offsets) < most and at + ENTRY_HEADER_SIZE <= end:
+    while len(offsets) < limit and at + ENTRY_HEADER_SIZE <= end:
         magic, size, channel = _unpack_step(data, at)
         if magic <= 0 or size < ENTRY_HEADER_SIZE or at + size > end:
             break
-        # Mostly, what is left of a batch is of one size.
-        count = _of_equal_size(data, at, size, min(channel + 1, (end - at) // size, most - len(offsets)))
+        # The remaining entries of a batch usually have the same size.
+        count = _of_equal_size(data, at, size, min(channel + 1, (end - at) // size, limit - len(offsets)))
         offsets.extend(range(at, at + count * size, size))
         at += count * size
-    return Columns(data, offsets, at) if len(offsets) >= LEAST else None
+    return Columns(data, offsets, at) if len(offsets) >= MIN_ENTRIES else None
 
 
 def is_long(data: bytes | memoryview, offset: int) -> bool:
-    """Whether a batch begins there, it seems, that is worth laying out."""
-    return len(data) - offset >= LEAST * ENTRY_HEADER_SIZE and _unpack_step(data, offset)[2] + 1 >= LEAST
+    """Return True if a batch with enough entries for columns seems to start at `offset`."""
+    return (
+        len(data) - offset >= MIN_ENTRIES * ENTRY_HEADER_SIZE
+        and _unpack_step(data, offset)[2] + 1 >= MIN_ENTRIES
+    )
 
 
 def may_be_many(data: bytes | memoryview, offset: int) -> bool:
-    """Whether what begins there are enough entries to be laid out, if they are as large as the first one."""
-    left = len(data) - offset
-    return left >= LEAST * ENTRY_HEADER_SIZE and left >= LEAST * _unpack_size(data, offset)[0]
+    """Return True if the data suffices for columns, if all entries are as large as the first."""
+    size = len(data) - offset
+    return size >= MIN_ENTRIES * ENTRY_HEADER_SIZE and size >= MIN_ENTRIES * _unpack_size(data, offset)[0]
 
 
-def _of_equal_size(data: bytes | memoryview, at: int, size: int, most: int) -> int:
-    """How many entries of `size` bytes stand there one after the other: at least the first."""
-    if most < _LEAST_SIZES:
+def _of_equal_size(data: bytes | memoryview, at: int, size: int, limit: int) -> int:
+    """Count the consecutive entries of `size` bytes at `at`, including the first."""
+    if limit < _MIN_SIZES:
         return 1
-    last = at + (most - 1) * size
+    last = at + (limit - 1) * size
     if _unpack_size(data, at + size)[0] != size or _unpack_size(data, last)[0] != size:
         return 1
-    sizes: Column = np.ndarray(most, ">i4", data, at + 4, (size,))
+    sizes: Column = np.ndarray(limit, ">i4", data, at + 4, (size,))
     return _leading(sizes == size)
 
 
 def _leading(good: Column) -> int:
-    """How many are true before the first that is not."""
+    """Count the leading true values."""
     return len(good) if good.all() else int(good.argmin())
 
 
 def _crc32_tables() -> Column:
-    """What each value of each of 48 bytes adds to a crc32, which is linear: [place * 256 + value]."""
+    """Return the contribution of each value of each of 48 bytes to a crc32, which is linear: [place * 256 +
+    value]."""
     last = np.array([crc32(bytes([value])) ^ crc32(b"\0") for value in range(256)], np.uint32)
     tables = [last]
     for _ in range(ENTRY_HEADER_SIZE - 1):
-        later = tables[-1]  # one byte further from the end: as if a zero came after it
+        later = tables[-1]  # one byte further from the end, as if a zero followed
         tables.append((later >> 8) ^ last[later & 0xFF])
     return np.concatenate(tables[::-1])
 
@@ -205,7 +212,7 @@ _PLACES = np.arange(ENTRY_HEADER_SIZE)[:, None] * 256
 
 
 def crc32_columns(columns: Column) -> Column:
-    """The crc32 of each column of 48 bytes. Only bytes that differ from column to column are looked up."""
+    """Compute the crc32 of each column of 48 bytes. Looks up only the bytes that vary between columns."""
     varying = np.flatnonzero((columns != columns[:, :1]).any(axis=1))
-    found: Column = np.bitwise_xor.reduce(_TABLES.take(columns[varying] + _PLACES[varying]), axis=0)
-    return found ^ np.uint32(int(found[0]) ^ crc32(columns[:, 0].tobytes()))
+    sums: Column = np.bitwise_xor.reduce(_TABLES.take(columns[varying] + _PLACES[varying]), axis=0)
+    return sums ^ np.uint32(int(sums[0]) ^ crc32(columns[:, 0].tobytes()))

@@ -1,7 +1,7 @@
-"""Bodies of INTERNAL entries, told apart by a two-byte tag. Pure.
+"""Bodies of INTERNAL entries, distinguished by a two-byte tag. Pure.
 
-An empty body is the no-op of a new leader. A tag that is not known here decodes to `Unknown`: a newer peer
-may write it, and an older one has to carry it along all the same.
+An empty body is the no-op of a new leader. An unknown tag decodes to `UnknownInternal`, because a newer peer
+may write it and an older node must store it nevertheless.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zlib_ng.zlib_ng import crc32
 
+from dledger.core.cluster_clock import ClockChange, Stamp
 from dledger.core.values import Base
 
 TAG_SESSION_OPEN = b"SO"
@@ -21,13 +22,15 @@ TAG_IMAGE_CHUNK = b"IC"
 TAG_IMAGE_END = b"IE"
 TAG_PURGE = b"PU"
 TAG_STAMP = b"T1"  # cluster time; another internal body follows
+TAG_CHANGE = b"T2"  # cluster time with a change of its rate or offset; another internal body follows
 
 _SESSION_BATCH = struct.Struct(">2sQQII")
 _IMAGE_CHUNK = struct.Struct(">2sQI")
 _IMAGE_END = struct.Struct(">2sQII")
 _PURGE = struct.Struct(">2sqqqI")
 _STAMP = struct.Struct(">2sq")
-#: The year 10889: what is made of a stamp fits into its field.
+_CHANGE = struct.Struct(">2sqqqqq")
+#: The year 10889: values derived from a stamp still fit into their fields.
 MAX_STAMP_MS = 1 << 48
 _U8_MAX = (1 << 64) - 1
 _U4_MAX = (1 << 32) - 1
@@ -35,7 +38,7 @@ _U4_MAX = (1 << 32) - 1
 
 @dataclass(slots=True)
 class NoOp:
-    """Written by every new leader."""
+    """The first entry of each new leader."""
 
 
 @dataclass(slots=True)
@@ -45,12 +48,12 @@ class SessionOpen:
 
 @dataclass(slots=True)
 class SessionBatch:
-    """Leads a batch of a session: the `count` entries after it are number `seq` of the session."""
+    """Precedes a batch of a session: the next `count` entries are batch number `seq` of the session."""
 
     session_id: int
     seq: int
     count: int
-    crc: int  # bodies_crc of the entries that follow
+    crc: int  # bodies_crc of the following entries
 
     def __post_init__(self) -> None:
         if not (0 <= self.session_id <= _U8_MAX and 0 <= self.seq <= _U8_MAX):
@@ -61,12 +64,12 @@ class SessionBatch:
 
 @dataclass(slots=True)
 class ImageBegin:
-    """A state image begins: the state after all entries before this one. Its id is this entry's index."""
+    """Start of a state image: the state after all entries before this one. Its id is this entry's index."""
 
 
 @dataclass(slots=True)
 class ImageChunk:
-    """Part `number` (from 0) of the image that began at image_index."""
+    """Part `number` (from 0) of the image that started at image_index."""
 
     image_index: int
     number: int
@@ -75,7 +78,7 @@ class ImageChunk:
 
 @dataclass(slots=True)
 class ImageEnd:
-    """The image that began at image_index is complete: `chunks` parts, `crc` over their data in order."""
+    """End of the image that started at image_index: `chunks` parts, `crc` over their data in order."""
 
     image_index: int
     chunks: int
@@ -84,36 +87,53 @@ class ImageEnd:
 
 @dataclass(slots=True)
 class Purge:
-    """Once committed, every node forgets what is not after `base`."""
+    """Makes every node discard the entries up to `base` once this entry is committed."""
 
     base: Base
 
 
 @dataclass(slots=True)
-class Stamped:
+class StampedInternal:
     """An internal body with the cluster time of its batch, in milliseconds since the Unix epoch."""
 
     stamp_ms: int
     inner: Internal
+    change: ClockChange | None = None
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.stamp_ms, self.change)
 
 
 @dataclass(slots=True)
-class Unknown:
-    """A body that this version does not know, or one of a known tag with a shape that it does not know."""
+class UnknownInternal:
+    """A body whose tag this version does not know, or a body with a known tag and an unknown layout."""
 
     body: bytes
 
 
-Internal = NoOp | SessionOpen | SessionBatch | ImageBegin | ImageChunk | ImageEnd | Purge | Stamped | Unknown
+Internal = (
+    NoOp
+    | SessionOpen
+    | SessionBatch
+    | ImageBegin
+    | ImageChunk
+    | ImageEnd
+    | Purge
+    | StampedInternal
+    | UnknownInternal
+)
 
 
 def encode_internal(value: Internal) -> bytes:
-    """The body of an INTERNAL entry."""
-    match value:  # what is frequent comes first
+    """Encode the body of an INTERNAL entry."""
+    match value:  # frequent cases first
         case SessionBatch():
             return _SESSION_BATCH.pack(TAG_SESSION_BATCH, value.session_id, value.seq, value.count, value.crc)
-        case Stamped():
-            return _STAMP.pack(TAG_STAMP, value.stamp_ms) + encode_internal(value.inner)
+        case StampedInternal():
+            if value.change is None:
+                return _STAMP.pack(TAG_STAMP, value.stamp_ms) + encode_internal(value.inner)
+            return _CHANGE.pack(TAG_CHANGE, value.stamp_ms, *value.change) + encode_internal(value.inner)
         case NoOp():
             return b""
         case SessionOpen():
@@ -126,12 +146,12 @@ def encode_internal(value: Internal) -> bytes:
             return _IMAGE_END.pack(TAG_IMAGE_END, image_index, chunks, crc)
         case Purge(base):
             return _PURGE.pack(TAG_PURGE, base.index, base.term, base.pos, base.chain_crc)
-        case Unknown(body):
+        case UnknownInternal(body):
             return body
 
 
 def decode_internal(body: bytes) -> Internal:
-    """The value of an INTERNAL entry's body. Never raises."""
+    """Decode the body of an INTERNAL entry. Never raises."""
     tag, size = body[:2], len(body)
     if tag == TAG_SESSION_BATCH and size == _SESSION_BATCH.size:
         _, session_id, seq, count, crc = _SESSION_BATCH.unpack(body)
@@ -143,9 +163,11 @@ def decode_internal(body: bytes) -> Internal:
     if tag == TAG_STAMP and size >= _STAMP.size:
         inner = decode_internal(body[_STAMP.size :])
         stamp_ms = _STAMP.unpack_from(body)[1]
-        if isinstance(inner, Stamped) or not 0 <= stamp_ms <= MAX_STAMP_MS:
-            return Unknown(body)
-        return Stamped(stamp_ms, inner)
+        if isinstance(inner, StampedInternal) or not 0 <= stamp_ms <= MAX_STAMP_MS:
+            return UnknownInternal(body)
+        return StampedInternal(stamp_ms, inner)
+    if tag == TAG_CHANGE and size >= _CHANGE.size:
+        return _decode_change(body)
     if body == TAG_IMAGE_BEGIN:
         return ImageBegin()
     if tag == TAG_IMAGE_CHUNK and size >= _IMAGE_CHUNK.size:
@@ -155,19 +177,31 @@ def decode_internal(body: bytes) -> Internal:
         return ImageEnd(*_IMAGE_END.unpack(body)[1:])
     if tag == TAG_PURGE and size == _PURGE.size:
         return Purge(Base(*_PURGE.unpack(body)[1:]))
-    return Unknown(body)
+    return UnknownInternal(body)
+
+
+def _decode_change(body: bytes) -> Internal:
+    inner = decode_internal(body[_CHANGE.size :])
+    _, stamp_ms, *fields = _CHANGE.unpack_from(body)
+    change = ClockChange(*fields)
+    durations = (change.step_ms, abs(change.slew_ms), change.steps_ms, change.pause_ms)
+    if isinstance(inner, StampedInternal) or not all(
+        0 <= ms <= MAX_STAMP_MS for ms in (stamp_ms, *durations)
+    ):
+        return UnknownInternal(body)
+    return StampedInternal(stamp_ms, inner, change)
 
 
 def strip_stamp(value: Internal) -> tuple[int | None, Internal]:
-    """The cluster time of a batch, if its head carries one, and what the head says otherwise."""
-    return (value.stamp_ms, value.inner) if isinstance(value, Stamped) else (None, value)
+    """Split the head of a batch into its cluster time, if present, and the inner body."""
+    return (value.stamp_ms, value.inner) if isinstance(value, StampedInternal) else (None, value)
 
 
 def bodies_crc(bodies: Sequence[bytes], sums: Sequence[int]) -> int:
-    """CRC32 over the count, the lengths of the bodies and then their CRC32s (`sums`), in order, each number
-    in 4 bytes, big endian.
+    """Compute a CRC32 over the count, the lengths of the bodies and then their CRC32s (`sums`), in order,
+    each as 4 bytes, big endian.
 
-    The lengths are there so that no other division of the same bytes into bodies has the same sum.
+    The lengths ensure that another division of the same bytes into bodies has a different sum.
     """
     count = len(bodies)
     return crc32(struct.pack(f">{2 * count + 1}I", count, *map(len, bodies), *sums))

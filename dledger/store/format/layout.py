@@ -29,7 +29,8 @@ This directory belongs to a node of a replicated log that fills fields which the
 leaves empty: chain_crc, body_crc and channel of the entries, and further keys in currterm and checkpoint.
 
 Read-only tools of the original can read these files. NEVER start an original DLedger server on it: it would
-cut what it does not know, and it forgets the vote. A directory that it has written to is refused.
+truncate entries that it does not recognize, and forget the vote. A node refuses to start on a directory that
+the original has written to.
 """
 
 DEFAULT_DATA_FILE_SIZE = 1 << 30
@@ -40,7 +41,7 @@ _INDEX_RECORD = struct.Struct(">iqiqq")
 
 
 class IndexRecord(NamedTuple):
-    """One record of the index stream, at index * 32."""
+    """One record of the index stream, at offset index * 32."""
 
     magic: int
     pos: int
@@ -52,7 +53,7 @@ class IndexRecord(NamedTuple):
         return _INDEX_RECORD.pack(*self)
 
     def is_plausible(self, index: int) -> bool:
-        """Whether this can be what was written when the entry `index` had become durable."""
+        """Return True if this may be the record written for entry `index` after it became durable."""
         return (
             self.index == index
             and self.magic in (MAGIC_NORMAL, MAGIC_INTERNAL)
@@ -63,12 +64,12 @@ class IndexRecord(NamedTuple):
 
 
 def unpack_record(data: bytes, offset: int = 0) -> IndexRecord:
-    """The record at `offset`, as it is."""
+    """Unpack the record at `offset` without verification."""
     return IndexRecord._make(_INDEX_RECORD.unpack_from(data, offset))
 
 
 def index_records(data: bytes | memoryview) -> bytes:
-    """The index records of the entries in `data`: five fields of each header in another order."""
+    """Build the index records of the entries in `data`: five fields of each header, reordered."""
     columns = lay_out(data, 0, len(data) // ENTRY_HEADER_SIZE)
     if columns is not None and columns.offset(len(columns)) == len(data):
         return columns.index_records()
@@ -85,22 +86,22 @@ def index_records(data: bytes | memoryview) -> bytes:
 
 
 def index_file_size(data_file_size: int) -> int:
-    """Bytes of an index file: DLedger's 5 * 2^20 records for a data file of 1 GiB, and in proportion."""
+    """Return the size of an index file: DLedger's 5 * 2^20 records per 1 GiB of data, in proportion."""
     return max(8, data_file_size // 1024 * 5) * INDEX_RECORD_SIZE
 
 
 def file_name(start: int) -> str:
-    """The name of the data or index file that begins at this offset of its stream."""
+    """Return the name of the data or index file that starts at this offset of its stream."""
     return f"{start:020d}"
 
 
 def start_of(name: str) -> int | None:
-    """The offset that a data or index file begins at; None if the name is not one of such a file."""
+    """Parse the start offset from a data or index file name. Returns None for other names."""
     return int(name) if len(name) == 20 and name.isdigit() and name.isascii() else None
 
 
 class NodePaths(NamedTuple):
-    """The paths of a node's directory."""
+    """The paths in a node's directory."""
 
     root: Path
 
@@ -150,7 +151,7 @@ class NodePaths(NamedTuple):
 
     @property
     def repair(self) -> Path:
-        """Index records of a repair under way; of no use to anybody else."""
+        """File for the index records of a repair in progress, which only the repair uses."""
         return self.root / REPAIR
 
     @property

@@ -1,4 +1,4 @@
-"""Java-style properties text with a checksum of our own. Pure."""
+"""Java-style properties text with an additional checksum. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CRC_KEY = "crc"
 
 
 def format_properties(values: Mapping[str, str | int]) -> bytes:
-    """The lines `key=value` in order, then `crc=` with the CRC32, in hex, of all bytes before it."""
+    """Format the lines `key=value` in order, then `crc=` with the CRC32, in hex, of all preceding bytes."""
     for key, value in values.items():
         assert not set(f"{key}{value}") & set("\r\n\\") and "=" not in key, f"cannot store {key}={value}"
     body = "".join(f"{key}={value}\n" for key, value in values.items()).encode()
@@ -18,7 +18,7 @@ def format_properties(values: Mapping[str, str | int]) -> bytes:
 
 
 def parse_properties(content: bytes) -> dict[str, str]:
-    """Keys and values, comments and anything that is no pair left out. Never raises."""
+    """Parse keys and values. Ignores comments and malformed lines; never raises."""
     values: dict[str, str] = {}
     for line in content.decode("utf-8", "replace").splitlines():
         key, separator, value = line.partition("=")
@@ -28,6 +28,6 @@ def parse_properties(content: bytes) -> dict[str, str]:
 
 
 def is_intact(content: bytes) -> bool:
-    """Whether the content is exactly what `format_properties` made of some values."""
+    """Return True if the content is exactly the output of `format_properties` for some values."""
     body, separator, last = content.rpartition(f"{CRC_KEY}=".encode())
     return bool(separator) and last == f"{crc32(body):08x}\n".encode()

@@ -1,1 +1,1 @@
-"""Directories of stopped nodes: backup, inspection, the way back from a term."""
+"""Operations on the directories of stopped nodes: backup, inspection, and lowering of a term."""

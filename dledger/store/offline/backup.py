@@ -1,8 +1,8 @@
-"""A backup of a log's entries as plain files, and new node directories made from it.
+"""Backs up a log's entries as plain files, and restores them into new node directories.
 
-A backup is a directory with `entries`, the encoded entries one after the other as they travel, without
-blanks, and `manifest`, which is written last: without it there is no backup. Nothing of term and vote is in
-it: what is restored is a new cluster that begins with the same log.
+A backup is a directory with `entries`, the encoded entries in sequence without blanks, and `manifest`, which
+is written last, so a directory without a manifest is not a backup. Term and vote are not included, because a
+restore creates a new cluster that starts with the same log.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import NO_BASE, Base, HardState, Tail
 from dledger.errors import Code, StorageError
+from dledger.infra.files.disk import Disk, OsDisk, read_file, replace_file, write_all
 from dledger.store.api import Frames
-from dledger.store.disk import Disk, OsDisk, read_file, replace_file, write_all
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.format.batch import Batch, DamagedBatch, Fault, parse_batch
+from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, parse_batch
 from dledger.store.identity import Identity, init_directory
 from dledger.store.state_files import tail_of
 
@@ -32,7 +32,7 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class BackupManifest:
-    """What a backup holds."""
+    """The description of a backup."""
 
     cluster_id: str
     group: str
@@ -49,18 +49,18 @@ def write_backup(
     base: Base = NO_BASE,
     disk: Disk | None = None,
 ) -> BackupManifest:
-    """Store a log from `base` on: whole batches, verified, in order. Only committed ones make a good backup.
+    """Store a log that starts after `base`, as whole, verified batches in order. Pass only committed entries.
 
-    StorageError ALREADY_INITIALIZED if there is a backup in `target_dir`, DATA_DAMAGED if the entries do not
-    follow each other. What a backup that was cut short has left there is replaced.
+    Raises StorageError ALREADY_INITIALIZED if `target_dir` contains a backup, DATA_DAMAGED if the entries are
+    not consecutive. Replaces the remains of an interrupted backup.
     """
     disk, target = disk or OsDisk(), Path(target_dir)
     try:
         if not disk.exists(target):
             disk.mkdir(target)
         if disk.exists(target / MANIFEST):
-            raise StorageError(f"there is a backup in {target} already", code=Code.ALREADY_INITIALIZED)
-        for name in (ENTRIES, f"{MANIFEST}.tmp"):  # of a backup that was cut short; or a link to another file
+            raise StorageError(f"{target} already contains a backup", code=Code.ALREADY_INITIALIZED)
+        for name in (ENTRIES, f"{MANIFEST}.tmp"):  # from an interrupted backup; or a link to another file
             if name in disk.listdir(target):
                 disk.unlink(target / name)
         tail = _write_entries(disk, target / ENTRIES, frames, tail_of(base), identity.data_file_size)
@@ -97,16 +97,17 @@ def _batches(data: bytes | memoryview, tail: Tail, file_size: int) -> Iterator[B
 
 
 def read_manifest(backup_dir: Path | str, *, disk: Disk | None = None) -> BackupManifest:
-    """What a backup holds. StorageError NOT_INITIALIZED if there is none, STATE_DAMAGED if it is broken."""
+    """Read the manifest. Raises StorageError NOT_INITIALIZED if there is none, STATE_DAMAGED if it is
+    invalid."""
     path = Path(backup_dir) / MANIFEST
     try:
         fields = json.loads(read_file(disk or OsDisk(), path))
         crc = fields.pop("crc")
         if crc != _crc(fields) or fields.pop("version") != _VERSION:
-            raise ValueError("its crc or its version is wrong")
+            raise ValueError("the crc does not match, or the version is unknown")
         return BackupManifest(**fields | {"base": Base(*fields["base"]), "tail": Tail(*fields["tail"])})
     except (FileNotFoundError, NotADirectoryError):
-        raise StorageError(f"{backup_dir} is no backup", code=Code.NOT_INITIALIZED) from None
+        raise StorageError(f"{backup_dir} does not contain a backup", code=Code.NOT_INITIALIZED) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -121,25 +122,27 @@ def restore_directory(
     backup_disk: Disk | None = None,
     disk: Disk | None = None,
 ) -> BackupManifest:
-    """Make an empty or absent directory that of a node which has the log of a backup, all of it committed.
+    """Initialize an empty or absent directory with the log of a backup, all of it committed.
 
-    The nodes of the new cluster are restored from the same backup, each with its own node_id, and a
-    cluster_id that is not the old one's: the two must never talk to each other. StorageError
-    FOREIGN_DIRECTORY if the data_file_size, on which positions depend, or the cluster_id does not allow it.
+    Restore all nodes of the new cluster from the same backup, each with its own node_id, and with a
+    cluster_id that differs from the old one: the two clusters must never communicate. Raises StorageError
+    FOREIGN_DIRECTORY if the data_file_size, on which positions depend, differs, or if the cluster_id is the
+    same.
     """
     backup_disk, backup = backup_disk or OsDisk(), Path(backup_dir)
     manifest = read_manifest(backup, disk=backup_disk)
     if identity.data_file_size != manifest.data_file_size:
         raise StorageError(
-            f"{backup} has data files of {manifest.data_file_size} bytes, not {identity.data_file_size}",
+            f"{backup} has data files of {manifest.data_file_size} bytes, expected {identity.data_file_size}",
             code=Code.FOREIGN_DIRECTORY,
         )
     if identity.cluster_id == manifest.cluster_id:
         raise StorageError(
-            f"{backup} is of cluster {manifest.cluster_id!r}: what is restored needs another cluster_id",
+            f"{backup} is from the cluster {manifest.cluster_id!r}: choose another cluster_id for the "
+            "new cluster",
             code=Code.FOREIGN_DIRECTORY,
         )
-    # If this does not come to its end, what is there does not pass for a node that has it all.
+    # An interrupted restore must not be taken for a node with the complete log.
     init_directory(target_dir, identity, disk=disk, rejoining=True)
     store = DiskLogStore.open(target_dir, disk=disk)
     try:
@@ -149,7 +152,10 @@ def restore_directory(
             store.append(batches)
         store.sync()
         if store.tail != manifest.tail:
-            raise StorageError(f"{backup} ends as {store.tail}, not {manifest.tail}", code=Code.DATA_DAMAGED)
+            raise StorageError(
+                f"{backup} ends at {store.tail}, expected {manifest.tail}",
+                code=Code.DATA_DAMAGED,
+            )
         store.save_checkpoint(manifest.tail.index, None)
         store.save_hard_state(HardState(max(manifest.tail.term, 0)))
     finally:
@@ -158,7 +164,7 @@ def restore_directory(
 
 
 def _stored_batches(disk: Disk, path: Path, manifest: BackupManifest) -> Iterator[list[Batch]]:
-    """The batches of a backup, verified, some at a time."""
+    """Iterate over the verified batches of a backup, several at a time."""
     tail = tail_of(manifest.base)
     try:
         handle = disk.open(path, write=False)
@@ -178,10 +184,10 @@ def _stored_batches(disk: Disk, path: Path, manifest: BackupManifest) -> Iterato
                     tail = batch.tail
                     used += batch.size
             except DamagedBatch as fault:
-                if fault.fault is not Fault.INCOMPLETE or not chunk:
+                if fault.fault is not BatchFault.INCOMPLETE or not chunk:
                     raise
             if not chunk and not batches:
-                raise StorageError(f"{path} ends after entry {tail.index}", code=Code.DATA_DAMAGED)
+                raise StorageError(f"{path} is truncated after entry {tail.index}", code=Code.DATA_DAMAGED)
             rest = rest[used:]
             yield batches
     except OSError as error:

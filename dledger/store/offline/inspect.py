@@ -1,4 +1,5 @@
-"""Looking at a node's directory without changing anything: also while a server runs, also if damaged."""
+"""Inspects a node's directory without changing it, even if a server is running or the directory is
+damaged."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Base, HardState
 from dledger.errors import StorageError
+from dledger.infra.files.disk import Disk, OsDisk
 from dledger.store.api import Damage
-from dledger.store.damage import make_damage, read_damages, resume
-from dledger.store.disk import Disk, OsDisk
+from dledger.store.damage import clip_to_base, make_damage, read_damages, resume
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     MAGIC_BLANK,
@@ -32,7 +33,7 @@ from dledger.store.format.layout import (
 )
 from dledger.store.identity import Identity, load_identity
 from dledger.store.recovery import choose_base
-from dledger.store.scan import LogScanner, Verdict, judge_end
+from dledger.store.scan import LogEndState, LogScanner, judge_end
 from dledger.store.state_files import (
     Checkpoint,
     StoredBase,
@@ -54,7 +55,7 @@ class FileReport(NamedTuple):
 
 
 class EntryReport(NamedTuple):
-    """The header of an entry as it is stored, and whether its checksums match."""
+    """The stored header of an entry, and the result of its checksums."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
@@ -65,12 +66,12 @@ class EntryReport(NamedTuple):
     chain_crc: int
     body_crc_ok: bool
     chain_crc_ok: bool
-    indexed: bool  # there is an index record, and it agrees
+    indexed: bool  # a matching index record exists
 
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """What a directory holds. Everything that could not be read is None, and named in `problems`."""
+    """The content of a directory. Unreadable parts are None, and `problems` names them."""
 
     directory: Path
     identity: Identity | None = None
@@ -79,24 +80,24 @@ class DirectoryReport:
     data_files: list[FileReport] = field(default_factory=list)
     index_files: list[FileReport] = field(default_factory=list)
     base: Base | None = None  # the last purged entry
-    resetting: bool = False  # everything is about to be removed: the next start goes on with that
-    prepared_files: list[FileReport] = field(default_factory=list)  # data files behind the end, still empty
-    damages: list[Damage] = field(default_factory=list)  # found now, with good entries behind
-    noted_damages: list[Damage] = field(default_factory=list)  # that the node knows of
+    resetting: bool = False  # the removal of the whole log has started; the next start completes it
+    prepared_files: list[FileReport] = field(default_factory=list)  # data files after the end, still empty
+    damages: list[Damage] = field(default_factory=list)  # found now, followed by good entries
+    noted_damages: list[Damage] = field(default_factory=list)  # recorded by the node
     begin_index: int = 0
-    end_index: int = -1  # of the last whole batch that is good
+    end_index: int = -1  # of the last good batch
     end_term: int = -1
     end_pos: int = 0
     entry_count: int = 0
     batch_count: int = 0
     unindexed_count: int = 0  # good entries without a matching index record: not synced yet, or lost
-    verdict: Verdict = Verdict.CLEAN
+    verdict: LogEndState = LogEndState.CLEAN  # of `inspect_directory`: DAMAGED also with `problems`
     verdict_reason: str = ""  # names the first bad entry, its file and offset
     problems: list[str] = field(default_factory=list)
 
 
 def inspect_directory(directory: Path | str, *, disk: Disk | None = None) -> DirectoryReport:
-    """Read and verify the whole log. Raises for nothing that the directory holds or lacks.
+    """Read and verify the whole log. Faults in the directory are reported and never raised.
 
     While a server writes to the directory, the end may look torn or damaged for a moment.
     """
@@ -110,9 +111,10 @@ def inspect_directory(directory: Path | str, *, disk: Disk | None = None) -> Dir
 def list_entries(
     directory: Path | str, first_index: int = 0, last_index: int | None = None, *, disk: Disk | None = None
 ) -> Iterator[EntryReport]:
-    """Headers of entries in file order, also of damaged ones, as far as sizes lead from one to the next.
+    """Iterate over the headers of entries in file order, including damaged ones, as long as their sizes lead
+    to the next entry.
 
-    Starts at the position that the index has for `first_index`, or else at the begin of the log.
+    Starts at the indexed position of `first_index`, or else at the start of the log.
     """
     inspection = _Inspection(directory, disk or OsDisk())
     try:
@@ -127,7 +129,7 @@ class StoredEntry(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
     pos: int
-    internal: bool  # the log's own: its body is no user's
+    internal: bool  # an entry of the log itself, not of a user
     body: bytes
     chain_crc: int
 
@@ -135,8 +137,8 @@ class StoredEntry(NamedTuple):
 class OfflineLog:
     """The log of a node's directory, read from its files. Changes nothing and needs no server.
 
-    `report` says what is there, and, once `entries` has come to its end, how that looks: a torn end is left
-    out, damaged ranges are passed over and named. Raises for nothing that the directory holds or lacks.
+    `report` describes the directory and, after the end of `entries`, the end of the log. A torn end is
+    ignored; damaged ranges are skipped and reported. Faults in the directory are never raised.
     """
 
     def __init__(self, directory: Path | str, *, disk: Disk | None = None) -> None:
@@ -144,7 +146,7 @@ class OfflineLog:
         self.report = self._inspection.begin_report()
 
     def entries(self) -> Iterator[StoredEntry]:
-        """All entries that are good, in order; one batch and a window of 4 MiB are in memory at a time."""
+        """Iterate over all good entries, in order. Holds one batch and a window of 4 MiB in memory."""
         for batch in self._inspection.batches(self.report):
             at, data = 0, bytes(batch.data)
             while at < len(data):
@@ -203,11 +205,15 @@ class _Inspection:
         for files in (report.data_files, report.index_files):
             for before, after in pairwise(files):
                 if before.start + before.length != after.start:
-                    report.problems.append(f"{before.path} ends before {after.path} begins")
+                    report.problems.append(f"{before.path} ends before {after.path} starts")
+        if report.problems and report.verdict is not LogEndState.DAMAGED:
+            report.verdict = LogEndState.DAMAGED
+            reasons = (report.verdict_reason, "the directory has problems, listed separately")
+            report.verdict_reason = "; ".join(filter(None, reasons))
         return report
 
     def begin_report(self) -> DirectoryReport:
-        """What can be said without reading the log."""
+        """Report everything that can be determined without reading the log."""
         report = DirectoryReport(
             self._paths.root,
             self._identity,
@@ -220,13 +226,15 @@ class _Inspection:
             problems=self._problems,
         )
         noted = self._attempt(lambda: read_damages(self._disk, self._paths.damage)) or ()
+        if self._base is not None:
+            noted = clip_to_base(noted, self._base)
         report.noted_damages = [known.damage for known in noted]
         if self._base is not None and not report.resetting:
             report.begin_index = self._base.index + 1
         return report
 
     def batches(self, report: DirectoryReport) -> Iterator[Batch]:
-        """All good batches, over damages, to the end; then `report` knows the end, the damages and the
+        """Iterate over all good batches, across damages. Afterwards `report` has the end, the damages and the
         verdict, which the first fault decides."""
         if self._base is None or report.resetting:
             return
@@ -242,7 +250,7 @@ class _Inspection:
             if not report.damages:
                 report.verdict, report.verdict_reason = judgement
             resumption = None
-            if judgement.verdict is Verdict.DAMAGED:
+            if judgement.verdict is LogEndState.DAMAGED:
                 resumption = resume(self._data, self._index, tail, anchors)
             if resumption is None:
                 return
@@ -272,7 +280,7 @@ class _Inspection:
             begin = self._data.read(pos, ENTRY_HEADER_SIZE)
             header = unpack_header(begin) if len(begin) == ENTRY_HEADER_SIZE else None
             if header is None or header.size < ENTRY_HEADER_SIZE or header.magic == MAGIC_BLANK:
-                # A blank, or the end of what was written: entries go on at the next file border, if at all.
+                # A blank, or the end of the log: the next entry, if any, is at the next file border.
                 pos = self._data.start_of(pos) + self._data.file_size
                 continue
             if last_index is not None and header.index > last_index:
@@ -284,7 +292,7 @@ class _Inspection:
             chain = header.chain_crc
 
     def _first_position(self, first_index: int) -> tuple[int, int | None]:
-        """Where to start, and the chain_crc before it if that is known."""
+        """Return the position to start from, and the chain_crc of the preceding entry if it is known."""
         stored = self._index.read(first_index * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
         if first_index > 0 and len(stored) == INDEX_RECORD_SIZE:
             record = unpack_record(stored)

@@ -1,1 +1,2 @@
-"""What the simulator knows beside the nodes: what disks were told, what clients heard, what the log says."""
+"""Models of disks, clients and the committed log, which the simulator maintains independently of the
+nodes."""

@@ -1,7 +1,7 @@
-"""What the checker knows of one node's log, gathered from what the node asked its disk to do.
+"""Model of each node's log, derived from the node's disk operations.
 
-Three logs of a node are told apart: the one its replica believes in (jobs submitted), the one that is
-written, and the one that is durable. The last two can be behind, and are what a crash leaves.
+It distinguishes three logs per node: the log in the replica's view (submitted jobs), the written log and the
+durable log. The last two may lag behind; a crash leaves either.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _versions = count()
 
 
 class BatchLog:
-    """Batches in order, by the index of their last entries; those up to `base` are gone. `version` is another
-    one after each change, and no two logs have the same."""
+    """Batches in order, indexed by their last entries; those up to `base` are purged. `version` changes with
+    every modification and is unique among all logs."""
 
     def __init__(self, batches: Sequence[Batch] = (), base: Base = NO_BASE) -> None:
         self.version = next(_versions)
@@ -41,7 +41,7 @@ class BatchLog:
         self._lasts.append(batch.last_index)
 
     def truncate_after(self, index: int) -> list[Batch]:
-        """Cut, and return what was cut."""
+        """Truncate the log and return the removed batches."""
         self.version = next(_versions)
         keep = bisect_left(self._lasts, index + 1)
         cut = self.batches[keep:]
@@ -49,7 +49,7 @@ class BatchLog:
         return cut
 
     def purge(self, base: Base) -> None:
-        """Let go of what is not after `base`."""
+        """Remove the entries up to `base`."""
         self.version = next(_versions)
         if base.index > self.base.index:
             gone = bisect_left(self._lasts, base.index + 1)
@@ -57,48 +57,54 @@ class BatchLog:
             self.base = base
 
     def ends_at(self, index: int) -> bool:
-        """Does a batch end there, as far as can be told?"""
+        """Return True if a batch ends at `index`, or if the index is purged."""
         return index <= self.base.index or self.ending_at(index) is not None
 
     def ending_at(self, index: int) -> Batch | None:
-        """The batch whose last entry is `index`; None if no batch ends there."""
+        """Return the batch whose last entry is `index`, or None if no batch ends at that index."""
         at = bisect_left(self._lasts, index)
         return self.batches[at] if at < len(self._lasts) and self._lasts[at] == index else None
 
     def holding(self, index: int) -> Batch | None:
-        """The batch that holds the entry `index`."""
+        """Return the batch that contains the entry `index`."""
         at = bisect_left(self._lasts, index)
-        found = self.batches[at] if at < len(self.batches) else None
-        return found if found is not None and found.first_index <= index else None
+        batch = self.batches[at] if at < len(self.batches) else None
+        return batch if batch is not None and batch.first_index <= index else None
 
     def ending_in(self, after: int, upto: int) -> list[Batch]:
-        """The batches that end above `after` and not above `upto`."""
+        """Return the batches that end above `after` and at or below `upto`."""
         return self.batches[bisect_left(self._lasts, after + 1) : bisect_left(self._lasts, upto + 1)]
 
     def holds(self, batch: Batch) -> bool:
-        """Is exactly this batch, after exactly the same log, in here?"""
-        found = self.ending_at(batch.last_index)
-        return found is not None and found.chain_crc == batch.chain_crc and found.term == batch.term
+        """Return True if the log contains exactly this batch after exactly the same predecessors."""
+        batch_here = self.ending_at(batch.last_index)
+        return (
+            batch_here is not None
+            and batch_here.chain_crc == batch.chain_crc
+            and batch_here.term == batch.term
+        )
 
     def covers(self, batch: Batch) -> bool:
-        """Is it in here, or was it purged? That what is purged was committed is checked separately."""
+        """Return True if the batch is in the log or was purged. A separate check verifies that purged batches
+        were committed."""
         return batch.last_index <= self.base.index or self.holds(batch)
 
 
 @dataclass(slots=True)
 class NodeMirror:
-    """One node, over all its lives."""
+    """The logs of one node, across all of its processes."""
 
     node_id: str
-    view: BatchLog = field(default_factory=BatchLog)  # of the running replica
+    view: BatchLog = field(default_factory=BatchLog)  # as the running replica sees it
     written: BatchLog = field(default_factory=BatchLog)  # in the page cache or on the disk
     durable_index: int = -1  # of `written`
     hard_state: HardState = field(default_factory=HardState)  # durable
-    hard_state_wanted: HardState = field(default_factory=HardState)  # the last that the replica decided on
-    hard_state_under_way: HardState | None = None  # the last that the disk began to store
-    truncating_after: int | None = None  # a truncation that has begun and not returned
-    purging_to: Base | None = None  # likewise a purge
-    resetting_to: Base | None = None  # likewise a reset
+    # the last one that the replica decided on
+    hard_state_wanted: HardState = field(default_factory=HardState)
+    hard_state_under_way: HardState | None = None  # the last one that the disk started to store
+    truncating_after: int | None = None  # a truncation in progress
+    purging_to: Base | None = None  # a purge in progress
+    resetting_to: Base | None = None  # a reset in progress
     role_epoch: int = -1
     lost: list[tuple[int, BatchLog]] = field(default_factory=list)  # (durable index, log) before each wipe
 
@@ -106,14 +112,15 @@ class NodeMirror:
         return batch.last_index <= self.durable_index and self.written.covers(batch)
 
     def has_stored(self, batch: Batch) -> bool:
-        """May its answer be counted for this batch? A node that lost its log counts for what it had before,
-        since the others know that it may have, and not for what it was sent again (rule 11)."""
+        """Return True if the node's response may count for this batch. A node that lost its log counts for
+        the entries that it had before, because the other members know that it may have had them, but not for
+        entries that it received again (rule 11)."""
         if self.is_durable(batch) and not self.hard_state.is_barred:
             return True
         return any(batch.last_index <= durable and log.covers(batch) for durable, log in self.lost)
 
     def wipe(self, hard_state: HardState) -> None:
-        """The disk is gone, and a new one is there."""
+        """Replace the disk with an empty one."""
         if not self.hard_state.is_barred:
             self.lost.append((self.durable_index, self.written))
         self.view, self.written, self.durable_index = BatchLog(), BatchLog(), -1

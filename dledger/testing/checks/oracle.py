@@ -1,7 +1,8 @@
-"""What clients know: which appends were acknowledged, refused or left open, and what reads returned.
+"""Records what the clients know: appends that were acknowledged, refused or left indeterminate, and the
+results of reads.
 
-An error becomes an outcome by its class, as the error tree promises: Refused and InvalidRequest are definite
-failures, everything else leaves the append indeterminate.
+The class of an error determines the outcome: Refused and InvalidRequest are definite failures, and every
+other error leaves the append indeterminate.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from dledger.testing.virtual.violation import Violation
 RESULTS_KEPT = 64  # results of a session that the log remembers (docs/guarantees.md, Sessions)
 
 
-class Outcome(Enum):
-    OPEN = "open"  # nobody knows
+class ClientOutcome(Enum):
+    OPEN = "open"  # unknown
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
 
 
 @dataclass(slots=True)
-class Append:
-    """One batch that a client wants stored, over all tries of it. Its bodies occur nowhere else."""
+class ClientAppend:
+    """One batch that a client appends, across all its attempts. Its bodies are unique."""
 
     bodies: Sequence[bytes]
     session: tuple[int, int] | None
     opens_session: bool = False
-    outcome: Outcome = Outcome.OPEN
-    tries_open: int = 0  # tries that may have stored it, or still may
+    outcome: ClientOutcome = ClientOutcome.OPEN
+    tries_open: int = 0  # attempts that may have stored it, or still may
     index: int = -1  # of its first body, once acknowledged with a position
 
 
 @dataclass(slots=True)
-class Read:
-    """A linearizable read under way: it must see at least `at_least`."""
+class ClientRead:
+    """A linearizable read in progress. Its read index must be at least `at_least`."""
 
     at_least: int
     result: int | None = None
@@ -53,23 +54,23 @@ class _Session:
 
 
 class Oracle:
-    """Judges answers against the log that the checker has seen committed."""
+    """Compares responses with the committed log that the checker knows."""
 
     def __init__(self, batch_of_index: Callable[[int], Batch | None], max_sessions: int) -> None:
         self._max_sessions = max_sessions
-        self._committed_batch = batch_of_index  # the committed batch that holds an index
-        self._appends: dict[bytes, Append] = {}  # by body
+        self._committed_batch = batch_of_index  # returns the committed batch that contains an index
+        self._appends: dict[bytes, ClientAppend] = {}  # by body
         self._stored_at: dict[bytes, int] = {}  # committed bodies
         self._sessions: dict[int, _Session] = {}
         self._living: dict[int, int] = {}  # sessions that the committed log has not evicted -> last entry
-        self.acknowledged: list[Append] = []
-        self.seen_index = -1  # the highest index that any client was shown, by an answer or a read
+        self.acknowledged: list[ClientAppend] = []
+        self.seen_index = -1  # the highest index that a response or a read has shown to a client
         self.session_opens = 0
 
     # -- appends
 
-    def begin(self, append: Append) -> None:
-        """A try is about to be sent."""
+    def begin(self, append: ClientAppend) -> None:
+        """Record an attempt that is about to be sent."""
         append.tries_open += 1
         self.session_opens += append.opens_session
         if append.session is not None and append.session[0] in self._sessions:
@@ -78,8 +79,8 @@ class Oracle:
         for body in append.bodies:
             assert self._appends.setdefault(body, append) is append
 
-    def answered(self, append: Append, answer: AppendOutcome | DLedgerError) -> None:
-        """The node has answered a try; whether the client hears of it does not matter here."""
+    def answered(self, append: ClientAppend, answer: AppendOutcome | DLedgerError) -> None:
+        """Record the node's response to an attempt, even if the client does not receive it."""
         if isinstance(answer, SessionExpired):
             self._check_expired(append)
         elif isinstance(answer, DLedgerError) and answer.code is Code.SESSION_CONFLICT:
@@ -87,85 +88,104 @@ class Oracle:
         if isinstance(answer, DLedgerError):
             if isinstance(answer, Refused | InvalidRequest):
                 append.tries_open -= 1
-                if append.tries_open == 0 and append.outcome is Outcome.OPEN:
-                    append.outcome = Outcome.REFUSED
+                if append.tries_open == 0 and append.outcome is ClientOutcome.OPEN:
+                    append.outcome = ClientOutcome.REFUSED
                     self._check_absent(append)
             return
         self._acknowledged(append, answer)
 
-    def tried_again(self, append: Append) -> None:
-        """All earlier tries were refused, but it is tried once more."""
-        if append.outcome is Outcome.REFUSED:
-            append.outcome = Outcome.OPEN
+    def tried_again(self, append: ClientAppend) -> None:
+        """Record that a refused append is attempted again."""
+        if append.outcome is ClientOutcome.REFUSED:
+            append.outcome = ClientOutcome.OPEN
 
-    def _acknowledged(self, append: Append, answer: AppendOutcome) -> None:
+    def _acknowledged(self, append: ClientAppend, answer: AppendOutcome) -> None:
         if append.opens_session:
             self._check_open(answer)
             return
         if answer.count != len(append.bodies):
-            raise Violation("acknowledged", f"{answer} for {len(append.bodies)} bodies")
+            raise Violation(
+                "acknowledged", f"the answer {answer} does not match the {len(append.bodies)} bodies sent"
+            )
         if answer.index < 0:
             self._check_forgotten(append, answer)
         else:
             if append.index not in (-1, answer.index):
-                raise Violation("sessions", f"a batch answered with {append.index}, then with {answer.index}")
+                raise Violation(
+                    "sessions",
+                    f"a batch was first answered with index {append.index}, then with {answer.index}",
+                )
             append.index = answer.index
             self._check_stored(append, answer.index)
             self.seen_index = max(self.seen_index, answer.index + answer.count - 1)
-        if append.outcome is not Outcome.ACKNOWLEDGED:
-            append.outcome = Outcome.ACKNOWLEDGED
+        if append.outcome is not ClientOutcome.ACKNOWLEDGED:
+            append.outcome = ClientOutcome.ACKNOWLEDGED
             self.acknowledged.append(append)
 
     def _check_open(self, answer: AppendOutcome) -> None:
         if answer.index not in self._sessions:
-            raise Violation("sessions", f"session {answer.index} was answered, but its OPEN is not committed")
+            raise Violation(
+                "sessions",
+                f"the opening of session {answer.index} was answered, but its OPEN entry is not committed",
+            )
         self.seen_index = max(self.seen_index, answer.index)
 
-    def _check_expired(self, append: Append) -> None:
+    def _check_expired(self, append: ClientAppend) -> None:
         assert append.session is not None
         if append.session[0] in self._living:
             raise Violation(
                 "sessions",
-                f"session {append.session[0]} is said to have expired: no committed entry evicts it",
+                f"session {append.session[0]} was reported as expired, but no committed entry evicts it",
             )
 
-    def _check_conflict(self, append: Append) -> None:
-        """It ends the session of its client, like an expiry: so it is as final."""
+    def _check_conflict(self, append: ClientAppend) -> None:
+        """Check that a conflict is definite, because it ends the client's session as an expiry does."""
         assert append.session is not None
         session_id, seq = append.session
         if seq > self._sessions[session_id].last_seq or all(b in self._stored_at for b in append.bodies):
-            raise Violation("sessions", f"seq {seq} of session {session_id} is not stored with other bodies")
+            raise Violation(
+                "sessions",
+                f"a conflict was reported for seq {seq} of session {session_id}, but no other bodies are "
+                "stored under it",
+            )
 
-    def _check_forgotten(self, append: Append, answer: AppendOutcome) -> None:
+    def _check_forgotten(self, append: ClientAppend, answer: AppendOutcome) -> None:
         if append.session is None or not answer.duplicate:
-            raise Violation("acknowledged", f"no position in the first answer: {answer}")
+            raise Violation("acknowledged", f"the first answer has no position: {answer}")
         session_id, seq = append.session
-        # The leader counts from the end of its log, which may hold all that the client has sent.
+        # The leader counts from the end of its log, which may include everything the client has sent.
         last = self._sessions[session_id].sent_seq if session_id in self._sessions else 0
         if last - seq < RESULTS_KEPT:
-            raise Violation("sessions", f"seq {seq} of session {session_id} forgotten at seq {last}")
+            raise Violation(
+                "sessions",
+                f"the result of seq {seq} of session {session_id} was forgotten too early, at seq {last}",
+            )
         if any(body not in self._stored_at for body in append.bodies):
-            raise Violation("acknowledged", f"{append.session} said to be stored long ago is not committed")
+            raise Violation(
+                "acknowledged", f"{append.session} was reported as stored before, but is not committed"
+            )
 
-    def _check_stored(self, append: Append, index: int) -> None:
+    def _check_stored(self, append: ClientAppend, index: int) -> None:
         for offset, body in enumerate(append.bodies):
             if self._stored_at.get(body) != index + offset:
                 raise Violation(
                     "acknowledged",
-                    f"{body!r} acknowledged at {index + offset}, committed at {self._stored_at.get(body)}",
+                    f"{body!r} was acknowledged at {index + offset}, but is committed at "
+                    f"{self._stored_at.get(body)}",
                 )
 
-    def _check_absent(self, append: Append) -> None:
+    def _check_absent(self, append: ClientAppend) -> None:
         for body in append.bodies:
             if body in self._stored_at:
                 raise Violation(
-                    "refused", f"{body!r} was refused for good, and is at {self._stored_at[body]}"
+                    "refused",
+                    f"{body!r} was refused permanently, but is committed at {self._stored_at[body]}",
                 )
 
     # -- the committed log
 
     def committed(self, batch: Batch) -> None:
-        """The next batch of the one committed log."""
+        """Process the next batch of the committed log."""
         first_body = batch.first_index + (batch.head is not None)
         if batch.head is not None:
             match strip_stamp(decode_internal(batch.head))[1]:
@@ -184,10 +204,10 @@ class Oracle:
     def _session_batch(self, session_id: int, seq: int, first_body: int) -> None:
         session = self._sessions.get(session_id)
         if session is None:
-            raise Violation("sessions", f"a batch of session {session_id}, which no committed entry opened")
+            raise Violation("sessions", f"a batch uses session {session_id}, which no committed entry opened")
         if seq != session.last_seq + 1:
             raise Violation(
-                "sessions", f"seq {seq} of session {session_id} committed after {session.last_seq}"
+                "sessions", f"seq {seq} of session {session_id} is committed after seq {session.last_seq}"
             )
         session.last_seq = seq
         session.first_indexes[seq] = first_body
@@ -195,40 +215,47 @@ class Oracle:
     def _committed_body(self, body: bytes, index: int) -> None:
         append = self._appends.get(body)
         if append is None:
-            raise Violation("phantom", f"{body!r} at {index} was never sent by a client")
+            raise Violation("phantom", f"{body!r} is committed at {index}, but no client sent it")
         if body in self._stored_at:
-            raise Violation("duplicate", f"{body!r} is at {self._stored_at[body]} and at {index}")
-        if append.outcome is Outcome.REFUSED:
-            raise Violation("refused", f"{body!r} was refused for good, and is committed at {index}")
+            raise Violation(
+                "duplicate", f"{body!r} is committed twice: at {self._stored_at[body]} and {index}"
+            )
+        if append.outcome is ClientOutcome.REFUSED:
+            raise Violation("refused", f"{body!r} was refused, but is committed at {index}")
         self._stored_at[body] = index
 
     # -- reads
 
-    def begin_read(self) -> Read:
-        return Read(self.seen_index)
+    def begin_read(self) -> ClientRead:
+        return ClientRead(self.seen_index)
 
-    def end_read(self, read: Read, read_index: int) -> None:
-        """A linearizable read has returned the log up to read_index."""
+    def end_read(self, read: ClientRead, read_index: int) -> None:
+        """Record that a linearizable read returned the log up to `read_index`."""
         if read_index < read.at_least:
-            raise Violation("linearizable", f"read {read_index} after {read.at_least} was seen")
+            raise Violation(
+                "linearizable",
+                f"a read returned index {read_index}, but {read.at_least} had been seen before it",
+            )
         if read_index >= 0 and self._committed_batch(read_index) is None:
-            raise Violation("linearizable", f"read_index {read_index} is committed nowhere")
+            raise Violation(
+                "linearizable", f"a read returned index {read_index}, which no committed batch contains"
+            )
         read.result = read_index
         self.seen_index = max(self.seen_index, read_index)
 
     # -- the end
 
     def check_final(self) -> None:
-        """Every acknowledged batch is in the final log, where and as it was acknowledged."""
+        """Check that every acknowledged batch is in the final log as it was acknowledged."""
         for append in self.acknowledged:
             if append.index >= 0:
                 self._check_stored(append, append.index)
         for append in self._appends.values():
-            if append.outcome is Outcome.REFUSED:
+            if append.outcome is ClientOutcome.REFUSED:
                 self._check_absent(append)
 
     @property
     def indeterminate(self) -> int:
-        """Batches of which no client knows whether they are stored."""
+        """Number of batches whose outcome no client knows."""
         known = {id(a): a for a in self._appends.values()}
-        return sum(1 for a in known.values() if a.outcome is Outcome.OPEN)
+        return sum(1 for a in known.values() if a.outcome is ClientOutcome.OPEN)

@@ -1,4 +1,4 @@
-"""The numbers that owners of nodes put into the log: all of them, each once and in order."""
+"""Checks the numbers that node owners write to the log: complete, unique and in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from dledger.store.format.batch import Batch, decode_entries
 from dledger.testing.virtual.violation import Violation
 
-#: What their bodies begin with; behind it, separated by colons: number, index, position, time, and more.
+#: Prefix of their bodies, followed by number, index, position, time and more, separated by colons.
 OWNED_MARK: Final = b"owned:"
 
 
 class OwnedLog:
-    """What owners have appended, as far as it is committed."""
+    """The committed batches of node owners."""
 
     def __init__(self) -> None:
         self.completed = 0  # batches that were acknowledged
@@ -22,25 +22,30 @@ class OwnedLog:
         self._last_stamp_ms = -1
 
     def numbers_upto(self, index: int) -> int:
-        """How many numbers were used up to an entry."""
+        """Return how many numbers were used up to an entry."""
         return bisect_right(self._indexes, index)
 
     def committed(self, batch: Batch, newest_stamp_ms: int) -> None:
-        """The next batch of the one committed log; newest_stamp_ms: of the heads up to it."""
+        """Process the next batch of the committed log. `newest_stamp_ms`: the newest stamp in the heads up to
+        this batch."""
         for entry in decode_entries(batch.data):
             if not entry.body.startswith(OWNED_MARK):
                 continue
             number, index, pos, stamp_ms = map(int, entry.body[len(OWNED_MARK) :].split(b":")[:4])
             if number != len(self._indexes):
                 raise Violation(
-                    "owned numbers", f"{number} at entry {entry.index}, where {len(self._indexes)} was next"
+                    "owned numbers", f"entry {entry.index} has number {number}, expected {len(self._indexes)}"
                 )
             if (index, pos) != (entry.index, entry.pos):
                 raise Violation(
-                    "owned places", f"told {index} at {pos}, committed {entry.index} at {entry.pos}"
+                    "owned places",
+                    f"a batch was assigned entry {index} at {pos}, but is committed as entry "
+                    f"{entry.index} at {entry.pos}",
                 )
             if stamp_ms < max(self._last_stamp_ms, newest_stamp_ms):
                 last = max(self._last_stamp_ms, newest_stamp_ms)
-                raise Violation("owned times", f"{stamp_ms} at entry {entry.index} after {last}")
+                raise Violation(
+                    "owned times", f"entry {entry.index} has the stamp {stamp_ms}, earlier than {last}"
+                )
             self._last_stamp_ms = stamp_ms
             self._indexes.append(entry.index)

@@ -1,1 +1,1 @@
-"""What simulated nodes run on: time, event loops, disks, the trace of a run, the alarm."""
+"""Environment of simulated nodes: time, event loops, disks, traces and violations."""

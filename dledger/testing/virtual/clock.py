@@ -1,4 +1,5 @@
-"""Virtual time: a heap of things that will happen. Nothing waits, and nothing depends on the wall clock."""
+"""Virtual time, implemented as a heap of scheduled actions. Nothing waits, and nothing depends on the wall
+clock."""
 
 from __future__ import annotations
 
@@ -9,22 +10,22 @@ Action = Callable[[], None]
 
 
 class VirtualClock:
-    """Runs actions in order of their time; those of one millisecond in the order in which they came."""
+    """Runs actions in order of time; actions of the same millisecond run in scheduling order."""
 
     def __init__(self) -> None:
         self.now_ms = 0
         self.steps = 0
-        self._asked = 0  # breaks ties, so that the heap never compares actions
+        self._scheduled = 0  # breaks ties, so that the heap never compares actions
         self._heap: list[tuple[int, int, Action]] = []
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Run `action` after so many milliseconds. No cancelling: actions check that they still apply."""
+        """Run `action` after a delay. It cannot be cancelled, so it must check whether it still applies."""
         assert delay_ms >= 0, delay_ms
-        self._asked += 1
-        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._asked, action))
+        self._scheduled += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._scheduled, action))
 
     def step(self) -> bool:
-        """Let the next thing happen. False when there is nothing left."""
+        """Run the next action. Returns False if there is none."""
         if not self._heap:
             return False
         when_ms, _, action = heapq.heappop(self._heap)
@@ -35,7 +36,7 @@ class VirtualClock:
         return True
 
     def run_until(self, when_ms: int) -> None:
-        """Let everything happen that is due up to and including `when_ms`."""
+        """Run all actions that are due up to and including `when_ms`."""
         heap = self._heap
         while heap and heap[0][0] <= when_ms:
             self.step()

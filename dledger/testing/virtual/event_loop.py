@@ -1,7 +1,7 @@
-"""asyncio in virtual time: the event loop of one simulated process, or of the clients around them.
+"""asyncio in virtual time: the event loop of one simulated process, or of the clients of the nodes.
 
-Real coroutines run on it, unchanged. Their turns are turns of the process, so that they stop while it is
-paused and end when it dies; a turn may come late, and work for other threads is done in turns of its own.
+It runs real coroutines unchanged. Their turns are turns of the process, so they stop while it is paused and
+end when it dies. A turn may be late, and work for other threads runs in separate turns.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 _MOST_ITERATIONS = 10_000
-#: How late a turn comes, and how long work on another thread takes, in ms.
+#: Delays in ms of a turn, and of work on another thread.
 _TURN_MS = (0, 0, 0, 0, 1)
 _THREAD_MS = (0, 0, 1, 4)
 _OTHERS_FIRST = 0.15
 
 
-class _Handle(asyncio.Handle):
-    """Without a context of its own: nothing that runs in the simulator keeps anything there."""
+class _LoopHandle(asyncio.Handle):
+    """A handle without its own context, because nothing in the simulator stores anything there."""
 
-    def __init__(  # it takes what the base class takes, and leaves out what is slow
+    def __init__(  # accepts the base class's arguments and omits the slow parts
         self, callback: Callable[..., object], args: Sequence[Any], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._loop = loop
@@ -55,15 +55,18 @@ _open: WeakSet[VirtualLoop] = WeakSet()
 
 
 def close_all() -> None:
-    """Close the loops that nobody closed, as those of tests that failed."""
+    """Close all loops that are still open, for example after failed tests."""
     while _open:
         _open.pop().close()
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """`after(ms, action)` runs an action later, `now_ms` is the monotonic clock. `when_idle` is called at the
-    end of each turn, outside of all coroutines: what it raises goes to the simulator. So does what the work
-    of other threads raises, unless `on_thread`, which is given that work, catches it."""
+    """An event loop in virtual time.
+
+    `after(ms, action)` schedules an action, `now_ms` is the monotonic clock. `when_idle` is called at the end
+    of each turn, outside all coroutines; its exceptions reach the simulator. So do exceptions of work for
+    other threads, unless `on_thread`, which runs that work, catches them.
+    """
 
     def __init__(
         self,
@@ -81,18 +84,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._rng = rng
         self._on_thread = on_thread
         self._ready: deque[asyncio.Handle] = deque()
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order of creation
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0  # breaks ties
-        self._alarm_at = inf  # the clock calls at this time
-        self._turn_asked = False
+        self._alarm_at = inf  # time of the next clock callback
+        self._turn_scheduled = False
         self._dead = False
         self._failure: BaseException | None = None
 
     # -- for the simulator
 
     def die(self) -> None:
-        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs before
+        """Stop all activity. Tasks are kept in their state, so none of their `finally` blocks runs before
         `close`."""
         self._dead = True
         self._ready.clear()
@@ -104,13 +107,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 inspect.iscoroutine(coroutine)
                 and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
             ):
-                coroutine.close()  # it has not begun, and nobody forgot it
+                coroutine.close()  # it never started, so Python must not warn that it was never awaited
 
     def close(self) -> None:
-        """Die, and run what is left of the coroutines: each `finally`, on this loop, where it starts nothing.
+        """Die, and run the remaining `finally` blocks of coroutines on this loop, where they can start
+        nothing.
 
-        The garbage collector would run them, too, but whenever it comes by and on whichever loop has its turn
-        then: the next simulation's, whose history would be another one. Not in a turn of any loop.
+        Otherwise the garbage collector would run them, at an arbitrary time and in the turn of another loop.
+        This could be in the next simulation, whose history would change. Must not be called in a turn of any
+        loop.
         """
         self.die()
         _open.discard(self)
@@ -118,15 +123,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             task, _ = self._tasks.popitem()
             coroutine = task.get_coro()
             if inspect.iscoroutine(coroutine):
-                with suppress(Exception):  # of a process that is gone: nobody is there to see it
+                with suppress(Exception):  # the process is gone, so its errors are irrelevant
                     self.entered(coroutine.close)
 
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended, the oldest first."""
+        """Return the tasks that have not ended, oldest first."""
         return list(self._tasks)
 
     def fail(self, error: BaseException) -> None:
-        """A finding: it is raised at the end of the turn, outside of all coroutines."""
+        """Report a finding, which is raised at the end of the turn, outside all coroutines."""
         if not self._dead and self._failure is None:
             self._failure = error
 
@@ -136,7 +141,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise failure
 
     def entered(self, action: Callable[[], object]) -> None:
-        """Call something as if it were a callback of this loop. One does not nest in another's."""
+        """Call `action` like a callback of this loop. Must not be nested in a turn of another loop."""
         assert events._get_running_loop() is None, "turns do not nest"
         events._set_running_loop(self)
         try:
@@ -161,10 +166,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self)
+        handle = _LoopHandle(callback, args, self)
         if not self._dead:
             self._ready.append(handle)
-            self._ask_for_turn()
+            self._schedule_turn()
         return handle
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -187,7 +192,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _set_alarm(self) -> None:
-        """For the first timer, unless the clock will call before."""
+        """Schedule a callback for the first timer, unless an earlier one is scheduled."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -197,17 +202,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _on_alarm(self, when: float) -> None:
         if self._dead or when != self._alarm_at:
-            return  # there was an earlier one
+            return  # superseded by an earlier one
         self._alarm_at = inf
         timers = self._timers
         while timers and self._ms_until(timers[0][0]) <= 0:
             self._ready.append(heapq.heappop(timers)[2])
         if self._ready:
-            self._ask_for_turn()
+            self._schedule_turn()
         self._set_alarm()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is found out when it is due."""
+        """Do nothing, because the loop detects the cancellation when the timer is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -223,7 +228,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """On a thread that gets round to it a little later."""
+        """Run on a thread that starts after a delay."""
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
@@ -243,8 +248,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What a callback raises, or a task that nobody asks, is a finding. A future that nobody asks any
-        more is none: whoever did has given up."""
+        """Report exceptions of callbacks and of tasks that are never awaited as findings. Futures that are
+        never awaited are ignored, because their callers have given up."""
         future = context.get("future")
         if future is not None and not isinstance(future, asyncio.Task):
             return
@@ -258,15 +263,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and isinstance(error := task.exception(), AssertionError):
-            self.fail(error)  # a violation, whoever might have swallowed it
+            self.fail(error)  # a violation, even if the task's caller swallows it
 
-    def _ask_for_turn(self) -> None:
-        if not self._turn_asked:
-            self._turn_asked = True
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
             self._after(self._rng.choice(_TURN_MS), self._turn)
 
     def _turn(self) -> None:
-        self._turn_asked = False
+        self._turn_scheduled = False
         if events._get_running_loop() is self:
             self._run_ready()
         else:
@@ -276,7 +281,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.when_idle()
 
     def _run_ready(self) -> None:
-        """Iterations of the loop. Between two of them others may have their turns, as in a real one."""
+        """Run iterations of the loop. Others may have turns in between, as in a real loop."""
         ready = self._ready
         for _ in range(_MOST_ITERATIONS):
             for _ in range(len(ready)):
@@ -288,9 +293,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if not ready:
                 return
             if self._rng.random() < _OTHERS_FIRST:
-                self._ask_for_turn()
+                self._schedule_turn()
                 return
-        raise AssertionError(f"no end of callbacks; the next one is {ready[0]}")
+        raise AssertionError(f"callbacks keep scheduling each other without end; the next one is {ready[0]}")
 
 
 def virtual_loop(
@@ -301,7 +306,8 @@ def virtual_loop(
     when_idle: Callable[[], None] = lambda: None,
     on_thread: Callable[[Callable[[], None]], None] = lambda work: work(),
 ) -> VirtualLoop:
-    """A VirtualLoop. It has what coroutines need; sockets, signals and processes it has not."""
+    """Create a VirtualLoop. It supports everything that coroutines need, but no sockets, signals or
+    processes."""
     return VirtualLoop(  # type: ignore[abstract]
         after, now_ms, rng, when_idle=when_idle, on_thread=on_thread
     )

@@ -1,14 +1,13 @@
-"""A disk in memory that fails, tears and crashes on demand, and always in the same way.
+"""A deterministic disk in memory, on which tests can cause failures, torn writes and crashes.
 
-It keeps two states of everything: what a running system sees (the page cache), and what has reached the
-disk. Data that was not fdatasync'ed, and names whose directory was not fsync'ed, are only in the first. A
-crash of the process keeps the page cache; a loss of power keeps what is durable and, by chance, parts of what
-is not::
+It keeps two states of all files: the view of the running system (the page cache), and the content of the
+disk. Data without fdatasync, and names without an fsync of their directory, are only in the page cache. A
+process crash keeps the page cache. A power failure keeps the durable content and random parts of the rest::
 
-    disk = SimDisk()
-    ...                                     # run a store on it
-    disk.crash(CrashKind.POWER, random.Random(7))
-    ...                                     # open the store again: this is what the disk holds now
+ disk = SimDisk()
+ ...                                     # run a store on it
+ disk.crash(CrashKind.POWER, random.Random(7))
+ ...                                     # open the store again, with the remaining content
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from enum import Enum
 from pathlib import Path
 from random import Random
 
-from dledger.store.disk import IOV_MAX, Buffer, CrashKind
+from dledger.infra.files.disk import IOV_MAX, Buffer, CrashKind
 
 __all__ = ["SECTOR", "CrashKind", "CrashPoint", "SimDisk", "SimulatedCrash"]
 
-SECTOR = 512  # a disk writes a sector whole or not at all
+SECTOR = 512  # a disk writes a sector completely or not at all
 
 
 class CrashPoint(Enum):
-    """Where in an operation the machine goes down."""
+    """Point within an operation at which the machine crashes."""
 
     BEFORE = "before"
-    DURING = "during"  # half of a write was done; as BEFORE for other operations
+    DURING = "during"  # half of a write was done; like BEFORE for other operations
     AFTER = "after"
 
 
-class SimulatedCrash(BaseException):  # not an Exception: the machine is gone
-    """Raised by the operation at which the scheduled crash happens, and by each one after it."""
+class SimulatedCrash(BaseException):  # not an Exception, because the machine has crashed
+    """Raised by the operation at which the scheduled crash happens, and by all later ones."""
 
 
 @dataclass(slots=True)
-class _Change:
+class _DataChange:
     """An unsynced change of a file: data written at an offset, or (data None) a new size."""
 
     offset: int
     data: bytes | None
     size: int = 0
-    number: int = 0  # its place in the order of all unsynced changes of the disk
+    number: int = 0  # position in the order of all unsynced changes of the disk
 
     def apply(self, content: bytearray) -> None:
         if self.data is None:
@@ -60,10 +59,11 @@ class _Change:
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class _SimFile:
     cache: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    changes: list[_Change] = field(default_factory=list)
+    changes: list[_DataChange] = field(default_factory=list)
+    modified_ms: int = 0
 
     def sync(self) -> None:
         for change in self.changes:
@@ -72,48 +72,47 @@ class _File:
 
 
 @dataclass(slots=True)
-class _Handle:
-    file: _File
+class _OpenFile:
+    file: _SimFile
     path: Path
     write: bool
 
 
-_Names = dict[Path, _File | None]  # None: a directory
+_Names = dict[Path, _SimFile | None]  # None: a directory
 
 
 @dataclass(slots=True)
 class _NameChange:
-    """An unsynced change of one directory: a name that lost its file, a name that got one."""
+    """An unsynced change of one directory: a name that was removed, a name that was added."""
 
     directory: Path
     removed: Path | None = None
     added: Path | None = None
-    file: _File | None = None
+    file: _SimFile | None = None
     number: int = 0
 
     def apply(self, names: _Names) -> None:
         if self.removed is not None and names.pop(self.removed, None) is None:
             for name in [name for name in names if self.removed in name.parents]:
-                del names[name]  # it was an empty directory: the removals in it are not later than its own
+                del names[name]  # an empty directory: the removals in it precede its own
         if self.added is not None:
             names[self.added] = self.file
 
 
 class SimDisk:
-    """See the module. Not for use from several threads at once."""
+    """A simulated disk; see the docstring of the module. Not thread-safe."""
 
     def __init__(self, *, capacity: int = 1 << 40) -> None:
-        self.capacity = capacity  # bytes that all files together may have; more is ENOSPC
-        self.operations: list[
-            str
-        ] = []  # the operations so far that change something, for counting and messages
+        self.wall_ms: Callable[[], int] = lambda: 0  # clock for modification times
+        self.capacity = capacity  # total size of all files; more is ENOSPC
+        self.operations: list[str] = []  # all operations so far that changed something
         self._names: _Names = {Path("/"): None}
         self._durable_names: _Names = dict(self._names)
         self._name_changes: list[_NameChange] = []
-        self._handles: dict[int, _Handle] = {}
+        self._handles: dict[int, _OpenFile] = {}
         self._next_handle = 1000
         self._numbered = 0
-        self._locks: dict[int, _File] = {}
+        self._locks: dict[int, _SimFile] = {}
         self._crash_at: tuple[int, CrashPoint] | None = None
         self._crashed = False
         self._faults: dict[tuple[str, int], int] = {}
@@ -121,27 +120,28 @@ class SimDisk:
         self._shorts: dict[int, int] = {}
         self._calls: dict[str, int] = {}
 
-    # -- what tests do to it
+    # -- for tests
 
     def schedule_crash(self, operation: int, point: CrashPoint) -> None:
-        """Raise SimulatedCrash at the operation with this number (1 is the first this disk ever did)."""
+        """Raise SimulatedCrash at the operation with this number, counted from 1 since the disk was
+        created."""
         self._crash_at = (operation, point)
 
     def fail(self, operation: str, error: int = errno.EIO, *, nth: int = 1) -> None:
-        """Let the nth call from now of an operation (the name of its method) fail with this errno."""
+        """Make the nth call from now of an operation (the name of its method) fail with this errno."""
         self._faults[operation, self._calls.get(operation, 0) + nth] = error
 
     def fail_operation(self, operation: int, error: int = errno.EIO) -> None:
-        """Let the operation with this number (as for `schedule_crash`) fail with this errno."""
+        """Make the operation with this number (see `schedule_crash`) fail with this errno."""
         self._operation_faults[operation] = error
 
     def repair(self) -> None:
-        """Nothing is to fail any more."""
+        """Cancel all scheduled failures."""
         self._faults.clear()
         self._operation_faults.clear()
 
     def shorten_write(self, size: int, *, nth: int = 1) -> None:
-        """Let the nth pwritev from now write only its first `size` bytes."""
+        """Make the nth pwritev from now write only its first `size` bytes."""
         self._shorts[self._calls.get("pwritev", 0) + nth] = size
 
     def flip(self, path: Path, offset: int, mask: int = 0x01) -> None:
@@ -152,32 +152,34 @@ class SimDisk:
             file.durable[offset] ^= mask
 
     def is_durable(self, path: Path, offset: int, size: int) -> bool:
-        """Is what a running system sees there on the disk, too?"""
+        """Return True if the disk has the same bytes as the cache."""
         file = self._names.get(path)
         if file is None or self._durable_names.get(path) is not file:
             return False
         return file.cache[offset : offset + size] == file.durable[offset : offset + size]
 
     def is_content_durable(self, path: Path) -> bool:
-        """Is all of a file on the disk, whatever its name is there?"""
+        """Return True if all of a file's content is on the disk, regardless of its name there."""
         file = self._file(path)
         return file.cache == file.durable
 
     def durable_content(self, path: Path) -> bytes:
-        """What a loss of power would surely leave of a file; nothing if its name would be lost."""
+        """Return the content that a file would have after a power failure. It is empty if the name of the
+        file would be lost."""
         file = self._durable_names.get(path)
         return b"" if file is None else bytes(file.durable)
 
     def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
-        """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
-        else a function that tells whether the byte is still wrong, or would be after a loss of power."""
+        """Like `flip`, for a byte that is equal in cache and on disk. Returns None if there is no such byte;
+        otherwise returns a function that returns True if the byte is wrong, now or after a power failure."""
         if not self.exists(path) or not self.is_durable(path, offset, 1) or offset >= len(self.content(path)):
             return None
         self.flip(path, offset, mask)
         wrong = self._file(path).cache[offset : offset + 1]
 
         def is_there() -> bool:
-            # Other files, perhaps: a repair copies what it does not replace.
+            # The path may refer to another file than before, because a repair copies the parts that it does
+            # not replace.
             now, durable = self._names.get(path), self._durable_names.get(path)
             return (now is not None and now.cache[offset : offset + 1] == wrong) or (
                 durable is not None and durable.durable[offset : offset + 1] == wrong
@@ -186,33 +188,33 @@ class SimDisk:
         return is_there
 
     def content(self, path: Path) -> bytes:
-        """What a running system sees of a file."""
+        """Return the content of a file in the page cache."""
         return bytes(self._file(path).cache)
 
     def set_content(self, path: Path, content: bytes) -> None:
-        """Replace a file, durably, as a fault from outside would."""
-        file = _File(bytearray(content), bytearray(content))
+        """Replace a file durably, as an external fault would."""
+        file = _SimFile(bytearray(content), bytearray(content))
         self._names[path] = self._durable_names[path] = file
 
     def lose(self, path: Path) -> None:
-        """Remove a file, durably, as a fault from outside would."""
+        """Remove a file durably, as an external fault would."""
         del self._names[path]
         self._durable_names.pop(path, None)
 
     def files(self) -> list[Path]:
-        """The paths of all files, sorted."""
+        """Return the paths of all files, sorted."""
         return sorted(path for path, file in self._names.items() if file is not None)
 
     def copy(self) -> SimDisk:
-        """A disk with the same durable and cached content; no handles, faults or locks."""
+        """Return a disk that has the same durable and cached content but no handles, faults or locks."""
         twin = SimDisk(capacity=self.capacity)
-        twins: dict[int, _File] = {}
+        twins: dict[int, _SimFile] = {}
 
-        def of(file: _File | None) -> _File | None:
+        def of(file: _SimFile | None) -> _SimFile | None:
             if file is None:
                 return None
             if id(file) not in twins:
-                twins[id(file)] = _File(bytearray(file.cache), bytearray(file.durable), list(file.changes))
+                twins[id(file)] = _SimFile(bytearray(file.cache), bytearray(file.durable), list(file.changes))
             return twins[id(file)]
 
         twin._names = {path: of(file) for path, file in self._names.items()}
@@ -223,10 +225,10 @@ class SimDisk:
         return twin
 
     def crash(self, kind: CrashKind, rng: Random, *, reorder: bool = False) -> None:
-        """Go down and come up again: handles and locks are gone, and with POWER what was not synced may be.
+        """Crash and restart. Handles and locks are lost, and with POWER also unsynced changes.
 
-        Unsynced changes survive up to a point in their order, where a write is torn at any byte. With
-        `reorder` each sector of each file survives up to a point of its own.
+        Unsynced changes survive up to a random point in their order, where a write is torn at any byte. With
+        `reorder`, each sector of each file survives up to its own point.
         """
         self._handles.clear()
         self._locks.clear()
@@ -234,12 +236,16 @@ class SimDisk:
         self._crashed = False
         if kind is CrashKind.PROCESS:
             return
-        found = (*self._names.values(), *self._durable_names.values(), *(c.file for c in self._name_changes))
-        files = list({id(file): file for file in found if file is not None}.values())
+        candidates = (
+            *self._names.values(),
+            *self._durable_names.values(),
+            *(c.file for c in self._name_changes),
+        )
+        files = list({id(file): file for file in candidates if file is not None}.values())
         unsynced = sorted(
             [c.number for c in self._name_changes] + [c.number for file in files for c in file.changes]
         )
-        # The number of the first change that is lost, or torn.
+        # Number of the first change that is lost or torn.
         lost = rng.choice([*unsynced, self._numbered + 1])
         for file in files:
             if reorder:
@@ -252,6 +258,12 @@ class SimDisk:
             if change.number < lost:
                 change.apply(self._durable_names)
         self._name_changes.clear()
+        # A directory may have been synced before its own name was. Without the name, its files are lost.
+        self._durable_names = {
+            path: file
+            for path, file in self._durable_names.items()
+            if all(above in self._durable_names for above in path.parents)
+        }
         self._names = dict(self._durable_names)
 
     # -- Disk
@@ -264,10 +276,10 @@ class SimDisk:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
             self._directory(path.parent)
             self._begin("open", path)
-            self._rename(_NameChange(path.parent, added=path, file=_File()))
+            self._rename(_NameChange(path.parent, added=path, file=_SimFile()))
             self._end()
         self._next_handle += 1
-        self._handles[self._next_handle] = _Handle(self._file(path), path, write)
+        self._handles[self._next_handle] = _OpenFile(self._file(path), path, write)
         return self._next_handle
 
     def close(self, handle: int) -> None:
@@ -275,57 +287,63 @@ class SimDisk:
         self._locks.pop(handle, None)
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
-        found = self._handle(handle)
-        self._count("pread", found.path)
-        return bytes(found.file.cache[offset : offset + size])
+        opened = self._handle(handle)
+        self._count("pread", opened.path)
+        return bytes(opened.file.cache[offset : offset + size])
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         if len(buffers) > IOV_MAX:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        found = self._handle(handle)
-        assert found.write, f"{found.path} was opened for reading"
-        self._begin("pwritev", found.path)
+        opened = self._handle(handle)
+        assert opened.write, f"{opened.path} was opened for reading"
+        self._begin("pwritev", opened.path)
         data = b"".join(bytes(b) for b in buffers)
         data = data[: self._shorts.pop(self._calls["pwritev"], len(data))]
-        self._need(offset + len(data) - len(found.file.cache))
+        self._need(offset + len(data) - len(opened.file.cache))
         if self._crash_at == (len(self.operations), CrashPoint.DURING):
-            self._change(found.file, _Change(offset, data[: len(data) // 2]))
+            self._change(opened.file, _DataChange(offset, data[: len(data) // 2]))
             self._go_down()
-        self._change(found.file, _Change(offset, data))
+        self._change(opened.file, _DataChange(offset, data))
+        opened.file.modified_ms = self.wall_ms()
         self._end()
         return len(data)
 
     def fdatasync(self, handle: int) -> None:
-        found = self._handle(handle)
+        opened = self._handle(handle)
         try:
-            self._begin("fdatasync", found.path)
+            self._begin("fdatasync", opened.path)
         except OSError:
-            found.file.changes.clear()  # as the kernel does: the pages count as clean, but were never written
+            opened.file.changes.clear()  # as in the kernel: the pages count as clean, but were never written
             raise
-        found.file.sync()
+        opened.file.sync()
         self._end()
 
     def sync_directory(self, path: Path) -> None:
         self._directory(path)
         self._begin("sync_directory", path)
-        for change in self._name_changes:
-            if change.directory == path:
-                change.apply(self._durable_names)
-        self._name_changes = [c for c in self._name_changes if c.directory != path]
+        synced = [change for change in self._name_changes if change.directory == path]
+        for change in synced:
+            change.apply(self._durable_names)
+        removed = {change.removed: change.number for change in synced if change.removed is not None}
+        self._name_changes = [
+            change
+            for change in self._name_changes
+            if change.directory != path and not _was_removed(change, removed)
+        ]
         self._end()
 
     def truncate(self, handle: int, size: int) -> None:
-        found = self._handle(handle)
-        self._begin("truncate", found.path)
-        self._change(found.file, _Change(0, None, size))
+        opened = self._handle(handle)
+        self._begin("truncate", opened.path)
+        self._change(opened.file, _DataChange(0, None, size))
         self._end()
 
     def allocate(self, handle: int, offset: int, size: int) -> None:
-        found = self._handle(handle)
-        self._begin("allocate", found.path)
-        self._need(offset + size - len(found.file.cache))
-        if offset + size > len(found.file.cache):
-            self._change(found.file, _Change(0, None, offset + size))
+        opened = self._handle(handle)
+        self._begin("allocate", opened.path)
+        self._need(offset + size - len(opened.file.cache))
+        if offset + size > len(opened.file.cache):
+            self._change(opened.file, _DataChange(0, None, offset + size))
         self._end()
 
     def size(self, handle: int) -> int:
@@ -338,7 +356,7 @@ class SimDisk:
         return [(0, len(self._handle(handle).file.cache))]
 
     def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
-        """All of the file at once: without a page cache of its own there is nothing to tell apart."""
+        """Drop the cache of the whole file, because it is not divided into pages."""
         file = self._handle(handle).file
         file.cache = bytearray(file.durable)
         for change in file.changes:
@@ -397,10 +415,13 @@ class SimDisk:
     def used_bytes(self, path: Path) -> int:
         return self._used()
 
+    def modified_ms(self, path: Path) -> int:
+        return self._file(path).modified_ms
+
     # -- inside
 
     def _begin(self, name: str, path: Path) -> None:
-        """An operation that changes something: the scheduled crash or fault may come instead."""
+        """Start an operation that changes something; raises the scheduled crash or fault, if any."""
         if self._crashed:
             raise SimulatedCrash
         self.operations.append(f"{name} {path}")
@@ -435,7 +456,7 @@ class SimDisk:
     def _used(self) -> int:
         return sum(len(file.cache) for file in self._names.values() if file is not None)
 
-    def _change(self, file: _File, change: _Change) -> None:
+    def _change(self, file: _SimFile, change: _DataChange) -> None:
         change.number = self._next_number()
         change.apply(file.cache)
         file.changes.append(change)
@@ -449,15 +470,15 @@ class SimDisk:
         change.apply(self._names)
         self._name_changes.append(change)
 
-    def _handle(self, handle: int) -> _Handle:
+    def _handle(self, handle: int) -> _OpenFile:
         if self._crashed:
             raise SimulatedCrash
-        found = self._handles.get(handle)
-        if found is None:
+        opened = self._handles.get(handle)
+        if opened is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return found
+        return opened
 
-    def _file(self, path: Path) -> _File:
+    def _file(self, path: Path) -> _SimFile:
         if self._crashed:
             raise SimulatedCrash
         file = self._names.get(path)
@@ -472,6 +493,14 @@ class SimDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
+def _was_removed(change: _NameChange, removed: dict[Path, int]) -> bool:
+    """Return True if a change belongs to a directory whose later removal is durable.
+
+    A directory recreated at the same path is a different one and has none of the old names.
+    """
+    return any(change.number < removed.get(path, 0) for path in (change.directory, *change.directory.parents))
+
+
 def _resize(content: bytearray, size: int) -> None:
     if size < len(content):
         del content[size:]
@@ -479,24 +508,25 @@ def _resize(content: bytearray, size: int) -> None:
         content.extend(bytes(size - len(content)))
 
 
-def _keep_until(file: _File, lost: int, rng: Random) -> None:
+def _keep_until(file: _SimFile, lost: int, rng: Random) -> None:
     for change in file.changes:
         if change.number < lost:
             change.apply(file.durable)
         elif change.number == lost and change.data:
-            _Change(change.offset, change.data[: rng.randrange(len(change.data))]).apply(file.durable)
+            _DataChange(change.offset, change.data[: rng.randrange(len(change.data))]).apply(file.durable)
     file.changes.clear()
     file.cache = bytearray(file.durable)
 
 
-def _keep_sectors(file: _File, rng: Random) -> None:
-    """Sizes change in order (a journal sees to that); data of what sizes survive, sector by sector."""
+def _keep_sectors(file: _SimFile, rng: Random) -> None:
+    """Keep a random part of a file's changes: sizes survive in order, as in a journal, and data sector by
+    sector."""
     resizes = [at for at, change in enumerate(file.changes) if change.data is None]
-    kept = rng.choice([0, *(at + 1 for at in resizes)])
-    for change in file.changes[:kept]:
+    kept_count = rng.choice([0, *(at + 1 for at in resizes)])
+    for change in file.changes[:kept_count]:
         change.apply(file.durable)
-    until = next((at for at in resizes if at >= kept), len(file.changes))
-    writes = [(change.offset, change.data) for change in file.changes[kept:until] if change.data]
+    until = next((at for at in resizes if at >= kept_count), len(file.changes))
+    writes = [(change.offset, change.data) for change in file.changes[kept_count:until] if change.data]
     sectors = {
         s for offset, data in writes for s in range(offset // SECTOR, (offset + len(data) - 1) // SECTOR + 1)
     }
@@ -505,6 +535,6 @@ def _keep_sectors(file: _File, rng: Random) -> None:
         touching = [(o, d) for o, d in writes if o < end and o + len(d) > begin]
         for offset, data in touching[: rng.randint(0, len(touching))]:
             low, high = max(offset, begin), min(offset + len(data), end)
-            _Change(low, data[low - offset : high - offset]).apply(file.durable)
+            _DataChange(low, data[low - offset : high - offset]).apply(file.durable)
     file.changes.clear()
     file.cache = bytearray(file.durable)

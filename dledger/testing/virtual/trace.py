@@ -1,4 +1,4 @@
-"""What happened in a run: one line per event, the same for the same seed, byte for byte."""
+"""The event trace of a run: one line per event, identical for the same seed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Line = tuple[int, str, str, tuple[object, ...]]
 
 
 class Trace:
-    """Keeps the last events, and writes all of them to `sink` if there is one.
+    """Keeps the last events, and writes all events to `sink` if there is one.
 
-    Formatting costs more than most steps, so without a sink it happens only for lines that are looked at.
+    Formatting costs more than most steps, so without a sink only requested lines are formatted.
     """
 
     def __init__(self, *, keep: int = 400, sink: TextIO | None = None) -> None:
@@ -24,7 +24,7 @@ class Trace:
         self._sink = sink
 
     def add(self, now_ms: int, node: str, what: str, *details: object) -> None:
-        """Note an event. `details` must never change afterwards."""
+        """Add an event. `details` must never change afterwards."""
         line = (now_ms, node, what, details)
         self.count += 1
         self._last.append(line)
@@ -32,11 +32,12 @@ class Trace:
             self._sink.write(_format(line) + "\n")
 
     def close(self) -> None:
-        """Write nothing more: what is left of a run ends whenever the garbage collector comes by."""
+        """Stop writing, because the remaining objects of a run may add events when they are
+        garbage-collected."""
         self._sink = None
 
     def tail(self, count: int) -> list[str]:
-        """The last lines."""
+        """Return the last lines."""
         return [_format(line) for line in list(self._last)[-count:]]
 
 
@@ -46,7 +47,7 @@ def _format(line: _Line) -> str:
 
 
 def describe(value: object) -> str:
-    """A short text of anything that appears in a trace. Bytes are never shown, only what identifies them."""
+    """Return a short text for a value in a trace. Bytes are not shown, only their identification."""
     match value:
         case str():
             return value

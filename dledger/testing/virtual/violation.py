@@ -1,10 +1,10 @@
-"""The alarm."""
+"""The exception for broken promises."""
 
 from __future__ import annotations
 
 
 class Violation(AssertionError):
-    """A promise was broken in a simulated run. `rule` names the promise."""
+    """Raised when a simulated run violates a guarantee. `rule` names the guarantee."""
 
     def __init__(self, rule: str, detail: str) -> None:
         self.rule = rule

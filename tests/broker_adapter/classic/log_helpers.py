@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
-from broker_adapter.classic.layout import StorePaths
-from broker_adapter.classic.log_walk import FileWalk
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import Message, encode
-from dledger.store.disk import Disk
+from broker_adapter.log.classic.append_heads import encode_head, head_size
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.log.classic.layout import StorePaths
+from broker_adapter.log.classic.recovery import FileWalk, open_commit_log
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord, encode
+from dledger.infra.files.disk import Disk
 from dledger.testing.virtual.sim_disk import SimDisk
 
 ROOT = Path("/store")
@@ -27,7 +27,7 @@ def opened(disk: Disk, *, file_size: int = FILE_SIZE, root: Path = ROOT, **optio
 def record(
     body: bytes, place: int, *, stamp: int = BEGIN_MS, topic: str = "t", properties: str = ""
 ) -> bytearray:
-    message = Message(
+    message = MessageRecord(
         topic,
         body,
         physical_offset=place,
@@ -81,3 +81,11 @@ def records_in(disk: Disk, begin: int, file_size: int = FILE_SIZE) -> int:
         return sum(1 for _ in FileWalk(disk, handle, begin, file_size).heads())
     finally:
         disk.close(handle)
+
+
+def append_of(log: CommitLogFiles, *bodies: bytes, stamp: int = BEGIN_MS) -> tuple[int, list[bytes]]:
+    """(physical offset, records) of an append of a broker, with its head; nothing is written."""
+    sizes = [head_size(len(bodies), STORED), *(len(record(body, 0)) for body in bodies)]
+    first, *places = log.place(sizes)
+    records = [bytes(record(body, place, stamp=stamp)) for body, place in zip(bodies, places, strict=True)]
+    return first, [encode_head(records, STORED, first, stamp), *records]

@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.format.consume_queue_unit import UNIT_SIZE, encode_units
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import BLANK_MAGIC, Message, encode
+from broker_adapter.wire.consume_queue_unit import UNIT_SIZE, encode_units
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import BLANK_MAGIC, MessageRecord, encode
 
 FILE_SIZE = 4_096
 UNITS_PER_FILE = 16
@@ -45,10 +45,12 @@ class StoreWriter:
         """What retention has removed is not there."""
         self.next[topic, queue_id] = offset
 
-    def put(self, topic: str, body: bytes, queue_id: int = 0, *, tag_code: int = 0, **fields: Any) -> Message:
+    def put(
+        self, topic: str, body: bytes, queue_id: int = 0, *, tag_code: int = 0, **fields: Any
+    ) -> MessageRecord:
         key = topic, queue_id
         offset = self.next.get(key, 0)
-        message = Message(
+        message = MessageRecord(
             topic,
             body,
             queue_id=queue_id,

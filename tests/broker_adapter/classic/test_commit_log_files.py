@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles
-from broker_adapter.classic.layout import places_of
-from broker_adapter.classic.store_directory import StoreDirectory
 from broker_adapter.errors import BrokerError, Status
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles
+from broker_adapter.log.classic.layout import places_of
+from broker_adapter.log.classic.store_directory import StoreDirectory
 from dledger import StorageError
-from dledger.store.disk import OsDisk
+from dledger.infra.files.disk import OsDisk
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.broker_adapter.classic.log_helpers import (
     BEGIN_MS,
@@ -228,7 +228,7 @@ def test_an_append_that_room_was_made_for_is_not_refused_since() -> None:
 def test_files_leave_the_reserve_of_the_disk() -> None:
     disk = SimDisk(capacity=20_000)
     log = opened(disk, reserve_bytes=10_000)
-    with pytest.raises(BrokerError, match="10000 stay free"):
+    with pytest.raises(BrokerError, match="10000 are reserved"):
         for _ in range(100):
             put(log, bytes(700))
     assert disk.free_bytes(ROOT) >= 10_000

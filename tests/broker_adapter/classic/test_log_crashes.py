@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.errors import BrokerError
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.classic.log_helpers import FILE_SIZE, PATHS, on_disk, opened, record
 from tests.broker_adapter.classic.slow_log import records_of
@@ -122,6 +122,7 @@ def above(records: Records, begin: int) -> Records:
     return [one for one in records if one[0] >= begin]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["process", "power", "reordered"])
 def test_every_crash_point(kind: str, seed: int) -> None:

@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles
-from broker_adapter.classic.log_walk import Behind
-from broker_adapter.classic.recovery import judge_end
-from broker_adapter.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, save_checkpoint
 from broker_adapter.errors import BrokerError, Status
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles
+from broker_adapter.log.classic.recovery import RecordsAfterEnd, judge_end
+from broker_adapter.log.classic.store_checkpoint import StoreCheckpoint, decode_checkpoint, save_checkpoint
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.broker_adapter.classic.log_helpers import (
     BEGIN_MS,
@@ -166,7 +165,7 @@ def test_stale_records_behind_a_short_tail_never_come_back() -> None:
     disk = SimDisk()
     log = filled(disk, 20)
     log.flush()
-    at = log.place([50 + 92])[0]
+    at = log.place([50 + 92] * 3)[0]
     put(log, *[b"%d" % number * 50 for number in range(3)])
     disk.flip(PATHS.file(at // FILE_SIZE * FILE_SIZE), at % FILE_SIZE + 100)
     twin = killed(log, disk)
@@ -204,7 +203,7 @@ def test_after_a_clean_stop_records_behind_a_bad_one_are_damage() -> None:
     disk.lose(PATHS.checkpoint)
     place = offset_of(3)
     disk.flip(PATHS.file(place // FILE_SIZE * FILE_SIZE), place % FILE_SIZE + 4)
-    assert f"4 records are behind that, the first at {offset_of(4)}" in refused(disk)
+    assert f"4 records follow, the first at {offset_of(4)}" in refused(disk)
 
 
 def test_records_of_an_earlier_life_are_no_damage() -> None:
@@ -396,8 +395,8 @@ def test_records_behind_are_found_at_every_byte() -> None:
         assert again.recovery.cut_bytes == dirty, at
 
 
-def behind(newer: int = 1, first_ms: int = 100) -> Behind:
-    return Behind(newer, 7, newer, first_ms, 500)
+def behind(newer: int = 1, first_ms: int = 100) -> RecordsAfterEnd:
+    return RecordsAfterEnd(newer, 7, newer, first_ms, 500)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +413,7 @@ def behind(newer: int = 1, first_ms: int = 100) -> Behind:
     ],
 )
 def test_the_end_is_damage_if_what_is_behind_was_durable(
-    was_clean: bool, end: int, checkpoint: StoreCheckpoint, found: list[Behind], is_damage: bool
+    was_clean: bool, end: int, checkpoint: StoreCheckpoint, found: list[RecordsAfterEnd], is_damage: bool
 ) -> None:
     told = judge_end(was_clean=was_clean, end=end, checkpoint=checkpoint, behind=found)
     assert bool(told) is is_damage

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import errno
 from random import Random
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles
-from broker_adapter.classic.log_retention import (
+from broker_adapter.config.classic import ClassicSettings
+from broker_adapter.errors import BrokerError, Status
+from broker_adapter.log.classic.age_pause import AgePause
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles
+from broker_adapter.log.classic.log_retention import (
+    CurrentTimes,
+    DiskRetentionPolicy,
     OldFile,
-    RetentionPolicy,
     check_policy,
     decide,
     parse_delete_when,
     used_percent,
 )
-from broker_adapter.classic.log_upkeep import LogUpkeep, UpkeepOptions
-from broker_adapter.config.classic import ClassicSettings
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.log.classic.log_upkeep import LogUpkeep, UpkeepClocks, UpkeepOptions
 from dledger import ConfigError
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.broker_adapter.classic.log_helpers import FILE_SIZE, PATHS, opened, put, record
@@ -37,15 +40,14 @@ def purged(
 ) -> int:
     """How many files go of a disk of 1,000 bytes."""
     decision = decide(
-        RetentionPolicy(**policy),  # type: ignore[arg-type]
+        DiskRetentionPolicy(**policy),  # type: ignore[arg-type]
         FILES,
         SIZE,
-        now_ms=NOW,
-        hour=hour,
+        now=CurrentTimes(NOW, NOW, hour),
         used=used,
         usable=1_000 - used,
         keep_from=keep_from,
-        asked=asked,
+        is_requested=asked,
     )
     return decision.purge_below // SIZE
 
@@ -84,7 +86,13 @@ def test_a_young_file_keeps_the_older_ones_behind_it() -> None:
     """Files go in the order of the log: a clock that jumped does not make a hole."""
     files = [OldFile(0, NOW), OldFile(SIZE, NOW - 100 * HOUR)]
     decision = decide(
-        RetentionPolicy(), files, SIZE, now_ms=NOW, hour=4, used=0, usable=100, keep_from=1 << 40
+        DiskRetentionPolicy(),
+        files,
+        SIZE,
+        now=CurrentTimes(NOW, NOW, 4),
+        used=0,
+        usable=100,
+        keep_from=1 << 40,
     )
     assert decision.purge_below == 0
 
@@ -92,7 +100,13 @@ def test_a_young_file_keeps_the_older_ones_behind_it() -> None:
 @pytest.mark.parametrize(("used", "is_refused"), [(0, False), (900, False), (901, True), (1_000, True)])
 def test_beyond_90_percent_producers_are_refused(used: int, is_refused: bool) -> None:
     decision = decide(
-        RetentionPolicy(), [], SIZE, now_ms=NOW, hour=12, used=used, usable=1_000 - used, keep_from=0
+        DiskRetentionPolicy(),
+        [],
+        SIZE,
+        now=CurrentTimes(NOW, NOW, 12),
+        used=used,
+        usable=1_000 - used,
+        keep_from=0,
     )
     assert bool(decision.refusal) is is_refused
 
@@ -112,26 +126,36 @@ def test_hours_are_read_as_rocketmqs() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        RetentionPolicy(reserved_hours=0),
-        RetentionPolicy(clean_percent=9),
-        RetentionPolicy(clean_percent=96),
-        RetentionPolicy(forced_percent=86),
-        RetentionPolicy(full_percent=91),
-        RetentionPolicy(most_files=0),
+        DiskRetentionPolicy(reserved_hours=0),
+        DiskRetentionPolicy(clean_percent=9),
+        DiskRetentionPolicy(clean_percent=96),
+        DiskRetentionPolicy(forced_percent=86),
+        DiskRetentionPolicy(full_percent=91),
+        DiskRetentionPolicy(most_files=0),
     ],
 )
-def test_a_policy_that_rocketmq_would_change_is_refused(policy: RetentionPolicy) -> None:
-    check_policy(RetentionPolicy())
+def test_a_policy_that_rocketmq_would_change_is_refused(policy: DiskRetentionPolicy) -> None:
+    check_policy(DiskRetentionPolicy())
     with pytest.raises(ConfigError):
         check_policy(policy)
 
 
 class Clock:
+    """Each of the clocks that upkeep goes by."""
+
     def __init__(self) -> None:
         self.now_s = NOW / 1_000
+        self.steps_ms = 0
+        self.wall_ahead_ms = 0
 
-    def __call__(self) -> float:
-        return self.now_s
+    def now_ms(self) -> int:
+        return int(self.now_s * 1_000)
+
+    def for_upkeep(self, disk: SimDisk) -> dict[str, Any]:
+        clocks = UpkeepClocks(
+            self.now_ms, lambda: self.steps_ms, lambda: self.now_ms() + self.wall_ahead_ms, self.now_ms
+        )
+        return {"clocks": clocks, "pause": AgePause(disk, PATHS.root / "config", self.now_ms())}
 
 
 def filled(disk: SimDisk, clock: Clock) -> CommitLogFiles:
@@ -143,8 +167,11 @@ def filled(disk: SimDisk, clock: Clock) -> CommitLogFiles:
     return log
 
 
-def upkeep(log: CommitLogFiles, clock: Clock, *, keep_from: int = 1 << 40, **policy: object) -> LogUpkeep:
-    return LogUpkeep(log, RetentionPolicy(**policy), keep_from=lambda: keep_from, now_s=clock)  # type: ignore[arg-type]
+def upkeep(
+    disk: SimDisk, log: CommitLogFiles, clock: Clock, *, keep_from: int = 1 << 40, **policy: object
+) -> LogUpkeep:
+    kept = DiskRetentionPolicy(**policy)  # type: ignore[arg-type]
+    return LogUpkeep(log, kept, keep_from=lambda: keep_from, **clock.for_upkeep(disk))
 
 
 def test_old_files_are_those_before_the_last() -> None:
@@ -161,10 +188,99 @@ def test_a_file_that_cannot_be_read_stops_nothing() -> None:
     clock, disk = Clock(), SimDisk()
     log = filled(disk, clock)
     disk.fail("pread", nth=3)
-    upkeep(log, clock, reserved_hours=95)._clean(clock.now_s, asked=True)
+    upkeep(disk, log, clock, reserved_hours=95)._clean(clock.now_ms(), is_requested=True)
     assert log.begin_offset == 2 * FILE_SIZE
-    upkeep(log, clock, reserved_hours=95)._clean(clock.now_s, asked=True)
+    upkeep(disk, log, clock, reserved_hours=95)._clean(clock.now_ms(), is_requested=True)
     assert log.begin_offset == 5 * FILE_SIZE and log.failure is None
+
+
+def test_files_with_messages_that_were_stored_before_a_step_stay() -> None:
+    """A broker that was stopped for 100 h stores messages on old time until its step."""
+    clock = Clock()
+    disk = SimDisk()
+    log = filled(disk, clock)
+    disk.wall_ms = clock.now_ms
+    for _ in range(3):
+        put(log, bytes(800), stamp=clock.now_ms() - 100 * HOUR)
+    log.flush()
+    care = upkeep(disk, log, clock, delete_when=frozenset(range(24)))
+    clock.now_s += 10
+    care.run_once()
+    assert log.begin_offset == 9 * FILE_SIZE, "those of before the stop"
+    clock.now_s += 72 * 3_600
+    care.run_once()
+    assert log.begin_offset == 12 * FILE_SIZE
+
+
+def test_a_wall_clock_that_is_wrong_for_a_moment_removes_nothing() -> None:
+    clock = Clock()
+    disk = SimDisk()
+    disk.wall_ms = clock.now_ms
+    log = opened(disk)
+    for _ in range(10):
+        put(log, bytes(800), stamp=clock.now_ms())
+    log.flush()
+    care = upkeep(disk, log, clock, delete_when=frozenset(range(24)))
+    clock.wall_ahead_ms = 100 * HOUR
+    clock.now_s += 10
+    care.run_once()
+    assert log.begin_offset == 0
+
+
+def test_a_clock_that_was_set_back_keeps_no_file_for_ever() -> None:
+    clock = Clock()
+    disk = SimDisk()
+    disk.wall_ms = lambda: NOW + 10_000 * HOUR
+    log = filled(disk, clock)
+    care = upkeep(disk, log, clock, delete_when=frozenset(range(24)), reserved_hours=95)
+    clock.now_s += 10
+    care.run_once()
+    assert log.begin_offset == 5 * FILE_SIZE
+
+
+def test_after_a_step_of_more_than_an_hour_no_file_is_removed_by_age_for_an_hour() -> None:
+    """Nor after a restart within that hour, which starts it again; a full disk is cleaned all the same."""
+    clock = Clock()
+    disk = SimDisk()
+    log = filled(disk, clock)
+    policy: dict[str, Any] = {"delete_when": frozenset(range(24)), "reserved_hours": 95}
+    care = upkeep(disk, log, clock, **policy)
+    clock.steps_ms = HOUR + 1
+    care.run_once()
+    care.clean_now()
+    care.run_once()
+    assert log.begin_offset == 0
+    clock.now_s, clock.steps_ms = clock.now_s + 3_000, 0
+    care = upkeep(disk, log, clock, **policy)
+    for _ in range(2):
+        clock.now_s += 1_500
+        care.run_once()
+        assert log.begin_offset == 0
+    clock.now_s += 600
+    care.run_once()
+    assert log.begin_offset == 6 * FILE_SIZE
+    disk.capacity = disk.used_bytes(PATHS.root) * 100 // 88
+    care = upkeep(disk, log, clock, **policy)
+    clock.steps_ms = HOUR + 1
+    care.run_once()
+    clock.now_s += 10
+    care.run_once()
+    assert log.begin_offset > 6 * FILE_SIZE
+
+
+def test_a_pause_that_cannot_be_read_is_taken_for_one() -> None:
+    clock = Clock()
+    disk = SimDisk()
+    log = filled(disk, clock)
+    disk.mkdir(PATHS.root / "config")
+    disk.set_content(PATHS.root / "config" / "agePause.json", b"{")
+    care = upkeep(disk, log, clock, delete_when=frozenset(range(24)))
+    clock.now_s += 10
+    care.run_once()
+    assert log.begin_offset == 0
+    clock.now_s += 3_600
+    care.run_once()
+    assert log.begin_offset > 0
 
 
 def test_old_files_are_removed_when_it_is_time() -> None:
@@ -174,31 +290,32 @@ def test_old_files_are_removed_when_it_is_time() -> None:
     purges: list[int] = []
     care = LogUpkeep(
         log,
-        RetentionPolicy(95, frozenset(range(24))),
+        DiskRetentionPolicy(95, frozenset(range(24))),
         keep_from=lambda: 1 << 40,
         on_purged=purges.append,
-        now_s=clock,
+        **clock.for_upkeep(disk),
     )
-    care.look()
+    care.run_once()
     assert log.begin_offset == 0
     clock.now_s += 10
-    care.look()
+    care.run_once()
     assert log.begin_offset == 5 * FILE_SIZE and purges == [5 * FILE_SIZE]
     clock.now_s += 2 * 3_600
-    care.look()
+    care.run_once()
     assert log.begin_offset == 7 * FILE_SIZE
     assert not disk.exists(PATHS.file(6 * FILE_SIZE))
 
 
 def test_an_operator_may_ask_for_it() -> None:
     clock = Clock()
-    log = filled(SimDisk(), clock)
-    care = upkeep(log, clock, delete_when=frozenset(), reserved_hours=95)
+    disk = SimDisk()
+    log = filled(disk, clock)
+    care = upkeep(disk, log, clock, delete_when=frozenset(), reserved_hours=95)
     clock.now_s += 10
-    care.look()
+    care.run_once()
     assert log.begin_offset == 0
     care.clean_now()
-    care.look()
+    care.run_once()
     assert log.begin_offset == 5 * FILE_SIZE
 
 
@@ -206,10 +323,10 @@ def test_a_nearly_full_disk_refuses_producers_and_not_masters() -> None:
     clock = Clock()
     disk = SimDisk()
     log = filled(disk, clock)
-    care = upkeep(log, clock, delete_when=frozenset(), may_force=False)
+    care = upkeep(disk, log, clock, delete_when=frozenset(), may_force=False)
     disk.capacity = (disk.used_bytes(PATHS.root) + FILE_SIZE) * 100 // 93
     clock.now_s += 10
-    care.look()
+    care.run_once()
     assert log.refusal
     place = log.place([93])[0]
     with pytest.raises(BrokerError) as caught:
@@ -218,7 +335,7 @@ def test_a_nearly_full_disk_refuses_producers_and_not_masters() -> None:
     log.append_bytes(log.end_offset, bytes(record(b"x", place)))
     disk.capacity *= 2
     clock.now_s += 10
-    care.look()
+    care.run_once()
     assert not log.refusal
     put(log, b"x")
 
@@ -229,10 +346,10 @@ def test_a_full_disk_is_cleaned_at_once() -> None:
     disk = SimDisk()
     log = filled(disk, clock)
     disk.capacity = disk.used_bytes(PATHS.root) + 100
-    care = upkeep(log, clock, delete_when=frozenset())
-    care.look()
+    care = upkeep(disk, log, clock, delete_when=frozenset())
+    care.run_once()
     assert care.is_full and log.begin_offset > 0
-    care.look()
+    care.run_once()
     assert not care.is_full
 
 
@@ -240,13 +357,13 @@ def test_the_checkpoint_is_saved_when_there_is_something_new() -> None:
     clock = Clock()
     disk = SimDisk()
     log = filled(disk, clock)
-    care = upkeep(log, clock)
+    care = upkeep(disk, log, clock)
     put(log, b"x")
     log.flush()
     for _ in range(3):
         before = len(disk.operations)
         clock.now_s += 10
-        care.look()
+        care.run_once()
         saved = any("checkpoint" in operation for operation in disk.operations[before:])
         assert saved is (_ == 0)
     disk.crash(CrashKind.POWER, Random(0))
@@ -260,11 +377,11 @@ async def test_the_thread_tells_of_a_failed_disk_and_ends() -> None:
     fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
     care = LogUpkeep(
         log,
-        RetentionPolicy(),
-        UpkeepOptions(look_s=0.001),
+        DiskRetentionPolicy(),
+        UpkeepOptions(interval_s=0.001),
         keep_from=lambda: 0,
         on_fatal=fatal.set_result,
-        now_s=clock,
+        **clock.for_upkeep(disk),
     )
     disk.fail("allocate", errno.EIO)
     care.start()
@@ -283,13 +400,15 @@ async def test_the_thread_prepares_the_next_file() -> None:
         loop.call_soon_threadsafe(is_looked_at.set)
         return 0
 
-    care = LogUpkeep(log, RetentionPolicy(), UpkeepOptions(0.001, 0.0), keep_from=keep_from, now_s=clock)
+    care = LogUpkeep(
+        log, DiskRetentionPolicy(), UpkeepOptions(0.001, 0.0), keep_from=keep_from, **clock.for_upkeep(disk)
+    )
     care.start()
     await is_looked_at.wait()
     await care.stop()
     assert disk.exists(PATHS.file(log.last_file_offset + FILE_SIZE))
     log.close()
-    await LogUpkeep(log, RetentionPolicy(), keep_from=lambda: 0).stop()
+    await LogUpkeep(log, DiskRetentionPolicy(), keep_from=lambda: 0, **clock.for_upkeep(disk)).stop()
 
 
 @pytest.mark.parametrize("text", ["24", "99", "4;", "", "04;24", "\u0664"])

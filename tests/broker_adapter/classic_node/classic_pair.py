@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.classic_node.node import ClassicNode
 from broker_adapter.config.settings import parse_settings
+from broker_adapter.log.classic.node.node import ClassicNode
 from broker_adapter.server.program import BrokerProgram
-from dledger.platform import parse_config
+from dledger import RULES_VERSION
+from dledger.node.setup.config import parse_config
 from tests.broker_adapter.cluster import SMALL
 from tests.node.local import CLUSTER, GROUP, until
 from tests.process.cluster import free_ports
@@ -84,8 +85,10 @@ class ClassicPair:
         return node
 
     async def writable(self, node_id: str) -> BrokerProgram:
+        """The master, once it takes writes and has logged the version of its rules: tests read log ends."""
         program = self.programs[node_id]
         await until(lambda: program.writer.expected is not None)
+        await until(lambda: program.metadata.rules_version == RULES_VERSION)
         return program
 
     async def in_step(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
-from broker_adapter.cli.status_command import ask_nodes, table_row
+from broker_adapter.cli.status_command import query_nodes, table_row
 from broker_adapter.client import (
     Message,
     Producer,
@@ -20,7 +20,7 @@ from broker_adapter.client import (
 )
 from broker_adapter.errors import BrokerError
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
-from dledger.platform import ClientTls
+from dledger.infra.transport.tls import ClientTls
 from tests.node.local import until
 
 pytestmark = [pytest.mark.process]
@@ -90,7 +90,7 @@ async def switched(cluster: LocalCluster) -> None:
         try:
             await change_role(address, to_master=True)
         except BrokerError as error:
-            assert "its master is alive" in str(error)
+            assert "its master is connected" in str(error)
             return False
         return True
 
@@ -99,9 +99,10 @@ async def switched(cluster: LocalCluster) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.smoke
 async def test_what_a_slave_has_acknowledged_outlives_its_master(tmp_path: Path) -> None:
     cluster = created(tmp_path / "cluster")
-    names = cluster.plan.companions[0].remoting_address
+    names = cluster.plan.companions[0].address
     with cluster:
         await asyncio.to_thread(cluster.start)
         await asyncio.to_thread(writable, cluster, "n1")
@@ -120,7 +121,7 @@ async def test_what_a_slave_has_acknowledged_outlives_its_master(tmp_path: Path)
 
 async def test_consumers_go_on_at_the_slave_while_the_master_is_gone(tmp_path: Path) -> None:
     cluster = created(tmp_path / "cluster")
-    names = cluster.plan.companions[0].remoting_address
+    names = cluster.plan.companions[0].address
     with cluster:
         await asyncio.to_thread(cluster.start)
         await asyncio.to_thread(writable, cluster, "n1")
@@ -139,7 +140,7 @@ async def test_the_command_line_shows_brokers_that_registered_as_rocketmqs_do(tm
         target = Target([cluster.plan.companions[0].address], [], None, _WITHIN_S)
 
         async def shown() -> dict[str, tuple[object, ...]]:
-            answers = await ask_nodes(target, "default")
+            answers = await query_nodes(target, "default")
             return {address: table_row(address, answer) for address, answer in answers.items()}
 
         addresses = [node.remoting_address for node in cluster.plan.nodes]
@@ -176,4 +177,4 @@ async def changed_over_tls(address: str, tls: ClientTls, *, to_master: bool) -> 
             try:
                 return await change_role(address, to_master=to_master, tls=tls.stream_context())
             except BrokerError as error:
-                assert "its master is alive" in str(error)
+                assert "its master is connected" in str(error)

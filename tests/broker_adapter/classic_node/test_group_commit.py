@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker_adapter.classic_node.group_commit import AsyncRule, ClassicOutcome, GroupCommit, async_rule
 from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.log.classic.node.group_commit import AsyncRule, ClassicOutcome, GroupCommit, async_rule
 from dledger import AppendOutcome, Indeterminate
-from dledger.platform import NodeMetrics
+from dledger.metrics import NodeMetrics
 
 
 class SlowLog:
@@ -52,7 +52,7 @@ class World:
         begin, self.log.end_offset = self.log.end_offset, end
         return commit.appended(begin, end, ClassicOutcome(begin, 1, 1, begin), timeout_ms)
 
-    async def begun(self) -> None:
+    async def started(self) -> None:
         await asyncio.to_thread(self.log.begun.acquire)
 
 
@@ -86,23 +86,23 @@ async def commits(
         thread.shutdown()
 
 
-def shortfall(outcome: AppendOutcome) -> Status | None:
+def put_status(outcome: AppendOutcome) -> Status | None:
     assert isinstance(outcome, ClassicOutcome)
-    return outcome.shortfall
+    return outcome.put_status
 
 
 async def test_a_group_is_what_was_appended_while_the_one_before_was_synced() -> None:
     async with commits() as (world, commit):
         first = world.append(commit, 100)
-        await world.begun()
+        await world.started()
         rest = [world.append(commit, end) for end in (200, 300, 400)]
         assert commit.pending_bytes == 400
         world.log.may_go.release()
-        assert shortfall(await first) is None
+        assert put_status(await first) is None
         assert not any(future.done() for future in rest)
-        await world.begun()
+        await world.started()
         world.log.may_go.release()
-        assert [shortfall(one) for one in await asyncio.gather(*rest)] == [None] * 3
+        assert [put_status(one) for one in await asyncio.gather(*rest)] == [None] * 3
         assert world.log.flushes == 2 and world.flushed == [100, 400]
         assert commit.pending_bytes == 0
 
@@ -111,10 +111,10 @@ async def test_a_disk_that_hangs_ends_waiting_and_the_message_may_be_stored_late
     is_flushed = asyncio.Event()
     async with commits(on_flushed=is_flushed.set) as (world, commit):
         late, patient = world.append(commit, 10, 1), world.append(commit, 20)
-        assert shortfall(await late) is Status.FLUSH_DISK_TIMEOUT
+        assert put_status(await late) is Status.FLUSH_DISK_TIMEOUT
         assert not patient.done()
         world.log.may_go.release(2)
-        assert shortfall(await patient) is None
+        assert put_status(await patient) is None
         await is_flushed.wait()
         assert world.log.flushed_offset >= 10
 
@@ -141,10 +141,10 @@ async def test_the_oldest_append_ages_until_it_is_durable_though_it_was_answered
     async with commits(on_flushed=is_flushed.set, now=lambda: clock_s[0]) as (world, commit):
         assert commit.oldest_ms == 0
         late = world.append(commit, 10, 1)
-        await world.begun()
+        await world.started()
         clock_s[0] = 51.5
         young = world.append(commit, 20)
-        assert shortfall(await late) is Status.FLUSH_DISK_TIMEOUT
+        assert put_status(await late) is Status.FLUSH_DISK_TIMEOUT
         assert commit.oldest_ms == 1500
         world.log.may_go.release()
         await is_flushed.wait()
@@ -160,7 +160,7 @@ async def test_nobody_waits_for_the_disk_with_async_flush() -> None:
     clock_s = [50.0]
     async with commits(AsyncRule(0.001, 0), now=lambda: clock_s[0]) as (world, commit):
         await world.append(commit, 10)
-        await world.begun()
+        await world.started()
         clock_s[0] = 60
         assert commit.oldest_ms == 0
 
@@ -169,7 +169,7 @@ async def test_async_flush_answers_at_once_and_syncs_later() -> None:
     is_flushed = asyncio.Event()
     async with commits(AsyncRule(0.001, 0), is_flushed.set) as (world, commit):
         answer = world.append(commit, 10)
-        assert shortfall(answer.result()) is None and not world.log.flushes
+        assert put_status(answer.result()) is None and not world.log.flushes
         world.log.may_go.release()
         await is_flushed.wait()
         assert world.flushed == [10]

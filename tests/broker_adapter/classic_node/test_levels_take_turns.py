@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from broker_adapter.delivery_state.commands import SystemOffset
 from broker_adapter.errors import Status, error_for
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.pop.commands import SystemOffset
-from broker_adapter.pop.committer import Done, Request
-from broker_adapter.system_queues.levels import LevelDelivery
+from broker_adapter.put.committer import PutRequest, RequestOutcome
+from broker_adapter.scheduled.system_queues import LevelDelivery
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit
 
 
 class Flood:
@@ -46,12 +46,12 @@ class Flood:
     def system_offset(self, topic: str, queue_id: int) -> int:
         return self.offsets[queue_id]
 
-    def submit(self, request: Request) -> asyncio.Future[Done]:
+    def submit(self, request: PutRequest) -> asyncio.Future[RequestOutcome]:
         (element,) = request.elements
         assert isinstance(element, SystemOffset)
         self.offsets[element.queue_id] = element.offset
         self.ends[0] += element.queue_id == 0
-        request.done.set_result(Done([], []))
+        request.done.set_result(RequestOutcome([], []))
         if element.queue_id == 1:
             self.other_is_delivered.set_result(None)
         elif self.offsets[0] == 100 and not self.other_is_delivered.done():

@@ -10,13 +10,14 @@ import pytest
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, ResponseCode, Status
-from broker_adapter.format.message import decode_all
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire.message import decode_all
 from tests.broker_adapter.classic_node.classic_pair import ClassicPair, classic_pair
 from tests.broker_adapter.classic_node.test_classic_node import bodies, messages
 from tests.broker_adapter.classic_node.test_role_changes import ASYNC, SLAVE
-from tests.broker_adapter.processor.asker import Asker, asking
+from tests.broker_adapter.sending import send_to
+from tests.broker_adapter.v4.asker import Asker, asking
 from tests.node.local import until
 
 
@@ -39,9 +40,9 @@ async def slave_ahead(folder: Path) -> AsyncIterator[ClassicPair]:
         master = await pair.writable("n1")
         await until(lambda: pair.node("n2").replication.follows)
         await master.broker.put_topic(TopicConfig("t", 1, 1))
-        await master.broker.send("t", messages("a"), queue_id=0)
+        await send_to(master, "t", messages("a"), queue_id=0)
         end = pair.node("n1").log.end_offset
-        await master.broker.send("t", messages("lost"), queue_id=0)
+        await send_to(master, "t", messages("lost"), queue_id=0)
         await pair.in_step()
         await pair.stop("n1")
         lose_power(folder / "n1", end)
@@ -49,8 +50,8 @@ async def slave_ahead(folder: Path) -> AsyncIterator[ClassicPair]:
         master = await pair.writable("n1")
         slave = pair.node("n2").replication
         await until(lambda: "834" in str(slave.shown()["problem"]))
-        sent = await master.broker.send("t", messages("new"), queue_id=0)
-        assert (sent.queue_offset, sent.shortfall) == (1, None)
+        sent = await send_to(master, "t", messages("new"), queue_id=0)
+        assert (sent.queue_offset, sent.put_status) == (1, None)
         yield pair
 
 
@@ -90,7 +91,7 @@ async def test_a_slave_that_is_ahead_is_made_master_by_force_alone(tmp_path: Pat
     async with slave_ahead(tmp_path) as pair:
         node = pair.node("n2")
         for _ in range(2):
-            with pytest.raises(BrokerError, match="its master has another log") as caught:
+            with pytest.raises(BrokerError, match="its master has a different log") as caught:
                 await node.change_role(True, force=False)
             assert caught.value.status is Status.ROLE_CHANGE_BLOCKED and not node.roles.leads
             if "n1" in pair.programs:

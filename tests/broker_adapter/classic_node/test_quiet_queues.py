@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit, encode_unit
-from broker_adapter.metadata.commands import NO_GENERATION
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit, encode_unit
 from tests.broker_adapter.classic_node.classic_pair import ClassicPair, classic_pair
 from tests.broker_adapter.classic_node.test_classic_node import bodies, messages
 from tests.broker_adapter.classic_node.test_role_changes import ASYNC
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 
 COUNT = 3
@@ -47,11 +47,11 @@ async def retire_messages(pair: ClassicPair) -> None:
         await master.broker.put_topic(TopicConfig(topic, 1, 1))
     await master.broker.put_group(GroupConfig("g"))
     for number in range(COUNT):
-        await master.broker.send("quiet", messages(f"{number}"), queue_id=0)
+        await send_to(master, "quiet", messages(f"{number}"), queue_id=0)
     await until(lambda: master.files.bounds("quiet", 0) == (0, COUNT))
-    await master.broker.commit_offsets("g", NO_GENERATION, [QueueOffset("quiet", 0, COUNT)])
+    await master.broker.commit_offsets("g", [QueueOffset("quiet", 0, COUNT)])
     for _ in range(12):
-        await master.broker.send("busy", messages("x" * 20_000), queue_id=0)
+        await send_to(master, "busy", messages("x" * 20_000), queue_id=0)
     node = pair.node("n1")
     await until(lambda: master.dispatcher.figures().checkpoint.end_pos == node.log.end_offset)
     node.log.purge_below(node.log.last_file_offset)
@@ -76,7 +76,7 @@ async def test_a_queue_without_messages_goes_on_where_it_was(
             if change is prefill:
                 assert (least, end) == (COUNT, COUNT)
                 return
-            sent = await master.broker.send("quiet", messages(new), queue_id=0)
+            sent = await send_to(master, "quiet", messages(new), queue_id=0)
             assert sent.queue_offset == end == COUNT + (new == "second")
             await master.files.wait_applied()
             assert (await bodies(master, "quiet", 0))[-1] == new.encode()

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.classic_node.records import RECORDS, ClassicRecords, RecordPiece, RecordRun, whole_records
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.format.message import BLANK_MAGIC, Message, encode
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.log.classic.node.records import (
+    RECORDS,
+    ClassicRecords,
+    RecordPiece,
+    RecordRun,
+    whole_records,
+)
+from broker_adapter.log.classic.recovery import open_commit_log
+from broker_adapter.wire.message import BLANK_MAGIC, MessageRecord, encode
 from dledger import Code, ReadFailed, StorageError
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 
 FILE_SIZE = 1 << 10
 
@@ -22,9 +28,9 @@ def appended(log: CommitLogFiles, count: int) -> list[tuple[int, int]]:
     """(physical offset, size) of records that were appended."""
     places = []
     for number in range(count):
-        size = len(encode(Message("t", b"%03d" % number, "")))
+        size = len(encode(MessageRecord("t", b"%03d" % number, "")))
         (offset,) = log.place([size])
-        log.append([bytes(encode(Message("t", b"%03d" % number, "", physical_offset=offset)))])
+        log.append([bytes(encode(MessageRecord("t", b"%03d" % number, "", physical_offset=offset)))])
         places.append((offset, size))
     return places
 
@@ -84,5 +90,5 @@ def test_a_piece_is_cut_behind_whole_records_and_has_them_one_by_one(tmp_path: P
     "data", [bytes(100), struct.pack(">II", 7, BLANK_MAGIC), struct.pack(">II", FILE_SIZE + 1, BLANK_MAGIC)]
 )
 def test_what_begins_like_no_record_and_no_blank_is_damage(data: bytes) -> None:
-    with pytest.raises(StoredDataDamaged, match="no record, and no blank"):
+    with pytest.raises(StoredDataDamaged, match="neither a record nor a blank"):
         whole_records(data, 0, FILE_SIZE)

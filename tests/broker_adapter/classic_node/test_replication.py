@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.classic_node.replication import Replication
-from broker_adapter.ha.client import HaClientState, HaClientStatus
+from broker_adapter.log.classic.ha.client import HaClientState, HaClientStatus
+from broker_adapter.log.classic.node.replication import Replication
 
 
 class Client:

@@ -12,19 +12,21 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.classic_node import node as node_module
-from broker_adapter.classic_node.node import ClassicNode
+from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import BrokerError, Status
-from broker_adapter.ha.transfers import encode_report
+from broker_adapter.log.classic.ha.transfers import encode_report
+from broker_adapter.log.classic.node import node as node_module
+from broker_adapter.log.classic.node.node import ClassicNode
 from broker_adapter.metadata.commands import NO_GENERATION, CommitOffsets, PutGroup, PutTopic
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.log_host import BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
+from broker_adapter.server.table_merge import tables_from
 from dledger import ConfigError
 from tests.broker_adapter.classic_node.classic_pair import classic_pair
 from tests.broker_adapter.classic_node.test_classic_node import bodies, messages
 from tests.broker_adapter.ha.pair import plain
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 
 ASYNC = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
@@ -43,7 +45,7 @@ def test_what_a_master_has_answered_goes_to_its_slave_before_it_leaves(
             await pair.start("n2", **SLAVE)
             master = await pair.writable("n1")
             await until(lambda: pair.node("n2").replication.follows)
-            sends = (master.broker.send("t", messages(f"{one}" * 50_000), queue_id=0) for one in range(30))
+            sends = (send_to(master, "t", messages(f"{one}" * 50_000), queue_id=0) for one in range(30))
             await asyncio.gather(*sends)
             end = pair.node("n1").log.end_offset
             if is_stopped:
@@ -71,12 +73,12 @@ def test_a_master_whose_slave_lacks_something_stays_master(
             async with plain(node.replication.address) as (_, writer):
                 writer.write(encode_report(1))  # and acknowledges nothing
                 await until(lambda: len(node.replication.shown()["slaves"]) == 1)
-                await master.broker.send("t", messages("a"), queue_id=0)
-                with pytest.raises(BrokerError, match="stays master") as caught:
+                await send_to(master, "t", messages("a"), queue_id=0)
+                with pytest.raises(BrokerError, match="remains master") as caught:
                     await node.change_role(False, force=False)
                 assert caught.value.status is Status.ROLE_CHANGE_BLOCKED
                 await until(lambda: master.writer.expected == (node.roles.current.term, epoch(node)))
-                sent = await master.broker.send("t", messages("b"), queue_id=0)
+                sent = await send_to(master, "t", messages("b"), queue_id=0)
                 assert sent.queue_offset == 1
                 await node.change_role(False, force=True)
                 assert not node.roles.leads and node.replication.is_following
@@ -144,7 +146,7 @@ def test_an_empty_slave_begins_where_retention_has_left_its_master(tmp_path: Pat
             await pair.start("n1", **ASYNC)
             master = await pair.writable("n1")
             for number in range(12):
-                await master.broker.send("t", messages(f"{number:02d}" * 10_000), queue_id=0)
+                await send_to(master, "t", messages(f"{number:02d}" * 10_000), queue_id=0)
             log = pair.node("n1").log
             log.purge_below(log.last_file_offset)
             program = pair.programs["n2"] = pair.program("n2", **SLAVE)
@@ -164,13 +166,12 @@ def synced(known: Mapping[int, int], told: Mapping[int, int], by_handshake: bool
     metadata.adopt(PutTopic(TopicConfig("t", 4, 4)))
     metadata.adopt(PutGroup(GroupConfig("g")))
     metadata.adopt(CommitOffsets("g", NO_GENERATION, offsets(known)))
-    node = SimpleNamespace(
-        replication=SimpleNamespace(follows=True, by_handshake=by_handshake),
-        roles=SimpleNamespace(leads=False),
-    )
+    node = SimpleNamespace(roles=SimpleNamespace(leads=False))
     parts = cast(BrokerParts, SimpleNamespace(metadata=metadata, delivery_state=DeliveryState()))
     sync = SlaveSync(cast(Any, node), parts, lambda: None, lambda topic, queue_id: 70)
-    sync._adopt(sync._offsets("g", offsets(told)), [])
+    topics = metadata.topics.values()
+    tables = tables_from(topics, [GroupConfig("g")], {"g": offsets(told)}, {})
+    sync._adopt(tables, None, not by_handshake)
     group = metadata.group("g")
     assert group is not None
     return {queue_id: offset for (_, queue_id), offset in group.offsets.items()}

@@ -12,16 +12,22 @@ from typing import cast
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.classic.tables import delays_of, groups_of, offsets_of, table_at, topics_of
-from broker_adapter.classic_node.roles import RoleRecord, read_role, write_role
+from broker_adapter.delivery_state.commands import SystemOffset
+from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.log.classic.node.roles import RoleRecord, read_role, write_role
+from broker_adapter.log.classic.tables import delays_of, groups_of, offsets_of, table_at, topics_of
 from broker_adapter.metadata.commands import NO_GENERATION, CommitOffsets, PutGroup, PutTopic
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.pop.commands import SystemOffset
-from broker_adapter.pop.state import DeliveryState
-from broker_adapter.server.classic_tables import TableWriter, adopt_tables
+from broker_adapter.server.classic_tables import TableAdoption, TableWriter
 from broker_adapter.server.log_host import BrokerParts
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
+
+
+def adopt(folder: Path, metadata: MetadataState, delivery: DeliveryState, *, is_new: bool) -> None:
+    adoption = TableAdoption(folder, metadata, delivery)
+    adoption.begin(is_new)
+    adoption.finish(lambda *queue: 100)
 
 
 def test_a_role_is_what_was_decided_last(tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ async def test_tables_are_rocketmqs_and_give_the_same_again(tmp_path: Path) -> N
     }
     assert offsets_of(table_at(tmp_path / "consumerOffset.json")) == {"g": [QueueOffset("t", 1, 42)]}
     again = MetadataState()
-    adopt_tables(tmp_path, again, DeliveryState(), True)
+    adopt(tmp_path, again, DeliveryState(), is_new=True)
     assert again.topics == metadata.topics
     group = again.group("g")
     assert group is not None and dict(group.offsets) == {("t", 1): 42}
@@ -80,26 +86,26 @@ async def test_tables_are_taken_over_if_somebody_else_has_written_them(tmp_path:
     metadata = filled()
     await written(tmp_path, metadata)
     known = MetadataState()
-    adopt_tables(tmp_path, known, DeliveryState(), False)
+    adopt(tmp_path, known, DeliveryState(), is_new=False)
     assert not known.topics, "they are what we wrote: the log says as much"
     path = tmp_path / "topics.json"
     table = json.loads(path.read_bytes())
     own = {"perm": 6, "readQueueNums": 18, "writeQueueNums": 18}
     table["topicConfigTable"] |= {"new": own, "SCHEDULE_TOPIC_XXXX": own}
     await asyncio.to_thread(path.write_text, json.dumps(table))
-    adopt_tables(tmp_path, known, DeliveryState(), False)
-    assert sorted(known.topics) == ["new", "t"], "without those that are RocketMQ's own"
+    adopt(tmp_path, known, DeliveryState(), is_new=False)
+    assert sorted(known.topics) == ["new"], "t was deleted since, and the others are RocketMQ's own"
 
 
 def test_nothing_is_adopted_where_there_are_no_tables(tmp_path: Path) -> None:
     metadata = MetadataState()
-    adopt_tables(tmp_path / "config", metadata, DeliveryState(), True)
+    adopt(tmp_path / "config", metadata, DeliveryState(), is_new=True)
     assert not metadata.topics and not metadata.groups()
 
 
 async def test_the_tables_that_are_written_last_are_the_newest(tmp_path: Path) -> None:
     """Also if a thread that was writing older ones goes on when its task is cancelled."""
-    delivery, may_go_on, has_begun = DeliveryState(), Event(), Event()
+    delivery, may_go_on, has_started = DeliveryState(), Event(), Event()
     parts = SimpleNamespace(metadata=filled(), delivery_state=delivery)
 
     async def applied() -> int:
@@ -108,14 +114,14 @@ async def test_the_tables_that_are_written_last_are_the_newest(tmp_path: Path) -
     class Slow(TableWriter):
         def _contents(self) -> dict[str, bytes]:
             contents = super()._contents()
-            if not has_begun.is_set():
-                has_begun.set()
+            if not has_started.is_set():
+                has_started.set()
                 may_go_on.wait(60)
             return contents
 
     writer = Slow(tmp_path, cast(BrokerParts, parts), applied)
     writer.start()
-    await asyncio.to_thread(has_begun.wait, 60)
+    await asyncio.to_thread(has_started.wait, 60)
     delivery.adopt(
         [SystemOffset("SCHEDULE_TOPIC_XXXX", 2, 7), SystemOffset("RMQ_SYS_TRANS_HALF_TOPIC", 0, 3)]
     )
@@ -125,5 +131,5 @@ async def test_the_tables_that_are_written_last_are_the_newest(tmp_path: Path) -
     offsets = offsets_of(table_at(tmp_path / "consumerOffset.json"))
     assert offsets["CID_RMQ_SYS_TRANS"] == [QueueOffset("RMQ_SYS_TRANS_HALF_TOPIC", 0, 3)]
     again = DeliveryState()
-    adopt_tables(tmp_path, MetadataState(), again, True)
+    adopt(tmp_path, MetadataState(), again, is_new=True)
     assert again.system_offsets() == delivery.system_offsets()

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker_adapter.classic_node.group_commit import AsyncRule, ClassicOutcome, GroupCommit
 from broker_adapter.errors import Status
+from broker_adapter.log.classic.node.group_commit import AsyncRule, ClassicOutcome, GroupCommit
 from dledger import AppendOutcome, Indeterminate
-from dledger.platform import NodeMetrics
+from dledger.metrics import NodeMetrics
 
 LONG_MS = 60_000
 
@@ -47,7 +47,7 @@ def append(commit: GroupCommit, disk: Disk, timeout_ms: int = LONG_MS) -> asynci
 
 
 async def copied(outcome: AppendOutcome) -> Status | None:
-    assert isinstance(outcome, ClassicOutcome) and outcome.copied is not None and outcome.shortfall is None
+    assert isinstance(outcome, ClassicOutcome) and outcome.copied is not None and outcome.put_status is None
     return await outcome.copied
 
 

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
-from broker_adapter.format.topic_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from broker_adapter.delivery_state import image
+from broker_adapter.delivery_state.commands import SystemOffset
+from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.metadata.commands import (
     MAX_OFFSETS_PER_COMMAND,
     NO_GENERATION,
@@ -20,22 +21,35 @@ from broker_adapter.metadata.commands import (
     PutTopic,
 )
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.pop.commands import SystemOffset
-from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server import slave_sync
 from broker_adapter.server.classic_tables import offsets_by_group
 from broker_adapter.server.log_host import BrokerParts
 from broker_adapter.server.slave_sync import SlaveSync
+from broker_adapter.store.dispatcher import Arrivals
+from broker_adapter.wire.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.wire.topic_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP, reply_topic
 from tests.node.local import until
 
 END = 70  # of each queue, as far as messages have come
+
+
+class LoopOnly(SimpleNamespace):
+    """Can be asked on the event loop only, as a Replication."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            asyncio.get_running_loop()
+        return super().__getattribute__(name)
 
 
 class World:
     """A slave that knows topic `t` and group `g`, and a master that says what a test gives it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.metadata, self.delivery = MetadataState(), DeliveryState()
+        self.metadata = MetadataState(on_logged=lambda command: self.sync.command_logged(command))
+        self.delivery = DeliveryState()
+        #: Called when the master has answered, on the machine's thread.
+        self.on_told: Callable[[], None] = lambda: None
         self.metadata.adopt(PutTopic(TopicConfig("t", 4, 4)))
         self.metadata.adopt(PutGroup(GroupConfig("g")))
         self.leads: Callable[[], bool] = lambda: False
@@ -47,8 +61,13 @@ class World:
         self.followed: list[str] = []  # those of their HA ports
         self.registered = {"n": registered("h:1")}
         self.looks = 0  # at how it stands with NameServers
-        self.replication = SimpleNamespace(
-            by_handshake=False, has_all=False, follows=True, set_master=self.followed.append
+        self.replication = LoopOnly(
+            by_handshake=False,
+            has_all=False,
+            follows=True,
+            is_following=True,
+            connections=1,
+            set_master=self.followed.append,
         )
         world = self
 
@@ -59,7 +78,8 @@ class World:
 
         class Feed:
             async def run(self, work: Callable[[], None]) -> None:
-                work()
+                await asyncio.to_thread(world.on_told)
+                await asyncio.to_thread(work)  # no loop runs on the machine's thread
 
         class Told:
             def __init__(self, *args: object, address: str, **more: object) -> None:
@@ -81,9 +101,11 @@ class World:
         self.parts = SimpleNamespace(
             metadata=self.metadata,
             delivery_state=self.delivery,
+            settings=SimpleNamespace(cluster="main"),
             is_master=False,
             registrations=self.registrations,
         )
+        self.readable: Arrivals = []
         self.adopted = list[int]()
         self.sync = SlaveSync(
             cast(Any, node),
@@ -91,6 +113,7 @@ class World:
             lambda: None,
             lambda *queue: END,
             lambda: self.adopted.append(1),
+            lambda: list(self.readable),
         )
 
     def registrations(self) -> dict[str, SimpleNamespace]:
@@ -257,6 +280,7 @@ async def test_a_slave_that_follows_nobody_or_has_all_of_the_log_asks_for_no_tab
 
     class Replication:
         by_handshake = follows = is_whole
+        is_following, connections = True, 1
 
         @property
         def has_all(self) -> bool:
@@ -265,7 +289,7 @@ async def test_a_slave_that_follows_nobody_or_has_all_of_the_log_asks_for_no_tab
 
     cast(Any, world.sync)._node.replication = Replication()
     world.topics = {"new": TopicConfig("new", 1, 1)}
-    task = asyncio.create_task(world.sync._sync_ever())
+    task = asyncio.create_task(world.sync._keep_synced())
     await until(lambda: len(looks) > 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -315,7 +339,216 @@ def test_a_group_has_come_as_far_as_either_way_of_consuming(committed: int | Non
         offsets_of=lambda group: dict(of_pops),
         system_offsets=lambda: {(HALF_TOPIC, 0): 2},
     )
-    parts = SimpleNamespace(metadata=metadata, delivery_state=delivery)
-    found = offsets_by_group(cast(BrokerParts, parts))
+    found = offsets_by_group(metadata, cast(DeliveryState, delivery))
     assert found == {"g": offsets("t", 5), TRANSACTION_GROUP: offsets(HALF_TOPIC, 2)}
     assert SystemOffset(*found[TRANSACTION_GROUP][0]) == SystemOffset(HALF_TOPIC, 0, 2)
+
+
+async def test_tables_are_copied_when_following_starts_and_when_an_unknown_topic_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The period is an hour: a master that dies before would leave messages whose topic nobody knows."""
+    world = World(monkeypatch)
+    cast(Any, world.sync)._node.settings.sync_period_ms = 3_600_000
+    world.replication.follows, world.replication.connections = False, 0
+    world.topics = {"first": TopicConfig("first", 1, 1)}
+    world.sync.start()
+    try:
+        await until(lambda: world.looks > 3)
+        assert world.asked == []
+        world.replication.follows, world.replication.connections = True, 1
+        await until(lambda: "first" in world.metadata.topics)
+        world.topics["second"] = TopicConfig("second", 2, 2)
+        world.sync.arrived([("t", 0, 1), ("second", 1, 1), (SCHEDULE_TOPIC, 0, 1)])
+        await until(lambda: "second" in world.metadata.topics)
+        assert len(world.asked) == 2, "known topics, and those of the broker's own, need no copy"
+    finally:
+        await world.sync.stop()
+
+
+async def test_a_topic_whose_messages_arrive_during_a_copy_is_copied_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The master answers before it creates the topic, and the next periodic copy is an hour away."""
+    world = World(monkeypatch)
+    monkeypatch.setattr(slave_sync, "_TICK_S", 0.001)
+    cast(Any, world.sync)._node.settings.sync_period_ms = 3_600_000
+
+    class Earlier(dict[str, TopicConfig]):
+        def values(self) -> Any:
+            world.sync.arrived([("new", 1, 1)])
+            world.topics = {"new": TopicConfig("new", 2, 2)}
+            return super().values()
+
+    world.topics = Earlier()
+    world.sync.arrived([("new", 0, 1)])
+    world.sync.start()
+    try:
+        await until(lambda: bool(world.asked))
+        looks = world.looks
+        await until(lambda: "new" in world.metadata.topics or world.looks > looks + 50)
+        assert world.metadata.topics["new"] == TopicConfig("new", 2, 2)
+    finally:
+        await world.sync.stop()
+
+
+async def test_a_topic_is_made_up_from_its_messages_if_the_master_is_gone_and_deleted_if_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.replication.follows = False
+    world.topics = {"t": TopicConfig("t", 4, 4)}
+    world.groups = {"g": GroupConfig("g")}
+    world.sync.start()
+    try:
+        replies = reply_topic("main")  # a broker's own, for which no settings are needed
+        world.sync.arrived([(replies, 0, 1), ("lost", 0, 1), ("lost", 2, 7), ("t", 5, 1)])
+        await until(lambda: "lost" in world.metadata.topics)
+        assert replies not in world.metadata.topics
+        lost = world.metadata.topics["lost"]
+        assert (lost.read_queues, lost.auto_created) == (3, True)
+        await until(lambda: world.metadata.topics["t"].read_queues == 6)
+        world.replication.follows, world.replication.connections = True, 2
+        await until(lambda: "lost" not in world.metadata.topics)
+        assert world.metadata.topics["t"] == TopicConfig("t", 4, 4)
+    finally:
+        await world.sync.stop()
+
+
+async def test_what_a_genuine_master_deletes_is_deleted_here_but_by_no_first_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.metadata.adopt(PutTopic(TopicConfig("own", 1, 1)))
+    world.topics = {"t": TopicConfig("t", 4, 4), "u": TopicConfig("u", 1, 1)}
+    world.groups = {"g": GroupConfig("g"), "h": GroupConfig("h")}
+    world.offsets = {"g": [*offsets("t", 7, 8), *offsets("u", 3)]}
+    await world.copied()
+    assert sorted(world.metadata.topics) == ["own", "t", "u"]
+    del world.topics["u"], world.groups["h"]
+    world.offsets = {"g": offsets("t", 7)}
+    await world.copied()
+    assert sorted(world.metadata.topics) == ["own", "t"]
+    assert [group.name for group in world.metadata.groups()] == ["g"]
+    assert world.offsets_here("g") == {("t", 0): 7}
+
+
+@pytest.mark.parametrize("sign", ["messages", "a restart"])
+@pytest.mark.parametrize("is_recreated", [True, False])
+async def test_the_next_copy_decides_on_a_topic_with_messages_since_the_tables_were_requested(
+    monkeypatch: pytest.MonkeyPatch, sign: str, is_recreated: bool
+) -> None:
+    """The copy may be older than the topic that the master has recreated, whose messages are here."""
+    world = World(monkeypatch)
+    cut: list[str] = []
+    world.metadata._on_topic_cut = cut.append
+    world.readable = [("t", 0, 3)]
+    config = TopicConfig("t", 4, 4)
+    world.topics, world.groups = {"t": config}, {"g": GroupConfig("g")}
+    await world.copied()
+    world.topics, groups = {}, world.groups
+
+    class Recreated(dict[str, GroupConfig]):
+        def values(self) -> Any:
+            if sign == "messages":
+                world.readable = [("t", 0, 4)]
+            else:
+                world.sync.queue_restarted("t", 0)
+            return groups.values()
+
+    world.groups = Recreated()
+    await world.copied()
+    assert "t" in world.metadata.topics and not cut
+    world.topics, world.groups = {"t": config} if is_recreated else {}, groups
+    await world.copied()
+    assert ("t" in world.metadata.topics, cut) == ((True, []) if is_recreated else (False, ["t"]))
+
+
+async def test_the_first_copy_from_another_genuine_master_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may not have the topics of the first master yet. It has not deleted them."""
+    world = World(monkeypatch)
+    world.topics = {"t": TopicConfig("t", 4, 4), "u": TopicConfig("u", 1, 1)}
+    world.groups = {"g": GroupConfig("g"), "h": GroupConfig("h")}
+    world.offsets = {"g": [*offsets("t", 7), *offsets("u", 3)]}
+    await world.copied()
+    world.topics = {"t": TopicConfig("t", 4, 4), "v": TopicConfig("v", 1, 1)}
+    world.groups, world.offsets = {"g": GroupConfig("g")}, {"g": offsets("t", 8)}
+    await world.sync._sync("h:2")
+    assert sorted(world.metadata.topics) == ["t", "u", "v"]
+    assert sorted(group.name for group in world.metadata.groups()) == ["g", "h"]
+    assert world.offsets_here("g") == {("t", 0): 8, ("u", 0): 3}
+    del world.topics["v"]
+    await world.sync._sync("h:2")
+    assert sorted(world.metadata.topics) == ["t", "u"]
+
+
+async def test_offsets_asked_for_before_a_queue_restarted_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may be those of the deleted topic, and would hide the first messages of the new one."""
+    world = World(monkeypatch)
+    world.topics, world.groups = {"t": TopicConfig("t", 4, 4)}, {"g": GroupConfig("g")}
+    world.offsets = {"g": offsets("t", 50, 6)}
+    groups_of = world.groups
+
+    class Restarting(dict[str, GroupConfig]):
+        def values(self) -> Any:
+            world.sync.queue_restarted("t", 0)
+            return groups_of.values()
+
+    world.groups = Restarting()
+    await world.copied()
+    assert world.offsets_here("g") == {("t", 1): 6}
+    world.groups = groups_of
+    await world.copied()
+    assert world.offsets_here("g") == {("t", 0): 50, ("t", 1): 6}
+
+
+async def test_an_entry_that_is_not_allowed_here_keeps_no_other_from_being_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.topics = {
+        name: TopicConfig(name, queues, queues) for name, queues in (("a", 1), ("b", 0), ("z", 1))
+    }
+    world.groups = {"g": GroupConfig("g", retry_max_times=3)}
+    await world.copied()
+    assert {"a", "z"} <= set(world.metadata.topics) and "b" not in world.metadata.topics
+    assert world.metadata.group("g") is not None
+    assert world.sync._snapshot is not None, "the copy is complete"
+
+
+@pytest.mark.parametrize("level", [99999999999, 1025])
+async def test_a_level_that_no_image_can_hold_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    world = World(monkeypatch)
+    world.delays = {level: 5, 3: 9}
+    world.offsets = {TRANSACTION_GROUP: [QueueOffset(HALF_TOPIC, 1 << 40, 4)]}
+    await world.copied()
+    assert world.delivery.system_offsets() == {(SCHEDULE_TOPIC, 2): 9}
+    assert image.save(world.delivery)
+
+
+async def test_an_unexpected_error_is_logged_and_ends_no_copying(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch)
+    world.topics = {"new": TopicConfig("new", 1, 1)}
+    looked, sync = asyncio.Event(), world.sync._sync
+
+    async def fail_once(address: str) -> None:
+        if not looked.is_set():
+            looked.set()
+            raise RuntimeError("a mistake of the program")
+        await sync(address)
+
+    monkeypatch.setattr(slave_sync, "_RETRY_S", 0.001)
+    monkeypatch.setattr(world.sync, "_sync", fail_once)
+    task = asyncio.create_task(world.sync._keep_synced())
+    await until(lambda: "new" in world.metadata.topics or task.done())
+    assert not task.done()
+    task.cancel()
+    assert "a mistake of the program" in caplog.text

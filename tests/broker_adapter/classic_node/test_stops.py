@@ -13,20 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.classic_node import node as node_module
 from broker_adapter.errors import BrokerError, Status
+from broker_adapter.log.classic.commit_log_files import CommitLogOptions
+from broker_adapter.log.classic.node import node as node_module
+from broker_adapter.log.classic.recovery import open_commit_log
 from broker_adapter.server import classic_tables
+from broker_adapter.server.program import BrokerProgram
+from dledger.infra.files.disk import Buffer, OsDisk
 from dledger.node.run import EXIT_FAILED
-from dledger.platform import OsDisk
-from dledger.store.disk import Buffer
 from tests.broker_adapter.classic_node.classic_pair import ClassicPair
 from tests.broker_adapter.classic_node.test_classic_node import messages
 from tests.broker_adapter.classic_node.test_role_changes import ASYNC
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 from tests.process.cluster import toml_of
 from tests.process.forked import environment
 
 _SHORT_S = 0.2
+FILE_SIZE = 1 << 16
 
 
 class StuckDisk(OsDisk):
@@ -61,13 +65,19 @@ class StuckDisk(OsDisk):
 
 @asynccontextmanager
 async def on_disk(folder: Path, disk: OsDisk, fatal: list[Exception]) -> AsyncIterator[ClassicPair]:
-    pair = ClassicPair(folder, {"file_size": 1 << 16})
+    pair = ClassicPair(folder, {"file_size": FILE_SIZE})
     program = pair.programs["n1"] = pair.program("n1", **ASYNC)
     await program.make_node(disk=disk, on_fatal=fatal.append).start()
     await program.start()
     master = await pair.writable("n1")
-    await master.broker.send("t", messages("makes the topic"), queue_id=0)
+    await send_to(master, "t", messages("makes the topic"), queue_id=0)
     yield pair
+
+
+async def send_a_file(program: BrokerProgram) -> None:
+    """The log goes on in its second file, and a third one is allocated."""
+    for _ in range(4):
+        await send_to(program, "t", messages("a" * 20_000), queue_id=0)
 
 
 @pytest.mark.parametrize("name", ["fdatasync", "allocate"])
@@ -78,10 +88,11 @@ async def test_a_node_stops_without_a_disk_that_does_not_answer(
     monkeypatch.setattr(node_module, "_DISK_STOP_S", _SHORT_S)
     disk = StuckDisk(name)
     async with on_disk(tmp_path, disk, []) as pair:
+        await until((tmp_path / f"n1/commitlog/{FILE_SIZE:020d}").exists)
         disk.may_go.clear()
         try:
             program = pair.programs["n1"]
-            sent = asyncio.ensure_future(program.broker.send("t", messages("a" * 20_000), queue_id=0))
+            sent = asyncio.ensure_future(send_a_file(program))
             await asyncio.to_thread(disk.is_stuck.wait)
             await program.stop()
             await program.node.stop()
@@ -98,13 +109,13 @@ async def test_a_broker_stops_without_tables_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classic_tables, "_STOP_S", _SHORT_S)
-    disk = StuckDisk("topics.json.tmp")
+    disk = StuckDisk("tables_base.json.tmp")
     monkeypatch.setattr(classic_tables, "OsDisk", lambda: disk)
     async with on_disk(tmp_path, OsDisk(), []) as pair:
         disk.may_go.clear()
         try:
             program = pair.programs["n1"]
-            await program.broker.send("u", messages("makes another topic"), queue_id=0)
+            await send_to(program, "u", messages("makes another topic"), queue_id=0)
             await asyncio.to_thread(disk.is_stuck.wait)
             await program.stop()
         finally:
@@ -129,6 +140,24 @@ async def test_a_start_that_is_given_up_leaves_a_disk_that_does_not_answer(
         assert not node.is_released
     finally:
         disk.may_go.set()
+
+
+async def test_a_start_that_is_given_up_closes_the_log_that_it_was_opening(tmp_path: Path) -> None:
+    disk = StuckDisk("fdatasync")
+    disk.may_go.clear()
+    try:
+        node = ClassicPair(tmp_path, {}).program("n1", **ASYNC).make_node(disk=disk)
+        starting = asyncio.ensure_future(node.start())
+        await asyncio.to_thread(disk.is_stuck.wait)
+        starting.cancel()
+    finally:
+        disk.may_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert node.is_released
+    assert (node.config.directory / "abort").exists(), "derived files were not checked"
+    options = CommitLogOptions(node.settings.file_size)
+    open_commit_log(node.config.directory, OsDisk(), options).close()
 
 
 class FailingDisk(OsDisk):
@@ -168,7 +197,7 @@ async def test_a_role_that_cannot_be_written_at_the_start_has_a_number(tmp_path:
     disk = FailingDisk()
     disk.part = "role.json"
     node = ClassicPair(tmp_path, {}).program("n1", **ASYNC).make_node(disk=disk)
-    with pytest.raises(BrokerError, match=r"role cannot be written.*no such sector") as caught:
+    with pytest.raises(BrokerError, match=r"cannot write the role file.*no such sector") as caught:
         await node.start()
     assert caught.value.status is Status.LOG_FAILED and node.is_released
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,23 @@ import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.delivery_state.handles import half_handle, parse_half
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status, error_for
-from broker_adapter.format.delay_levels import SCHEDULE_TOPIC
-from broker_adapter.format.message import Message, decode
-from broker_adapter.format.properties import split_properties
-from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
-from broker_adapter.format.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
-from broker_adapter.pop.api import OrphanedHalf, Resolution
-from broker_adapter.pop.committer import Request
-from broker_adapter.pop.handles import half_handle, parse_half
+from broker_adapter.put.committer import PutRequest
+from broker_adapter.scheduled import transactions
+from broker_adapter.scheduled.deferring import OrphanedHalf, Resolution
 from broker_adapter.server.program import BrokerProgram
-from broker_adapter.system_queues import transactions
+from broker_adapter.wire.delay_levels import SCHEDULE_TOPIC
+from broker_adapter.wire.message import MessageRecord, decode
+from broker_adapter.wire.properties import split_properties
+from broker_adapter.wire.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from broker_adapter.wire.topic_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+from tests.broker_adapter.sending import send_to
 from tests.node.local import until
 
 from .classic_pair import ClassicPair, classic_pair
 
+OFTEN = {"check_first_ms": 50, "check_again_ms": 50, "max_checks": 1_000}
 ALONE = {"broker_role": "ASYNC_MASTER", "waits_for_slaves": False}
 
 
@@ -34,7 +38,7 @@ def outgoing(text: str, **properties: str) -> OutgoingMessage:
     return OutgoingMessage(text.encode(), properties)
 
 
-def read(program: BrokerProgram, topic: str, queue_id: int = 0) -> list[Message]:
+def read(program: BrokerProgram, topic: str, queue_id: int = 0) -> list[MessageRecord]:
     """All messages of a queue, whoever it belongs to."""
     least, end = program.files.bounds(topic, queue_id)
     units = program.files.units(topic, queue_id, least, end - least)
@@ -75,7 +79,7 @@ async def test_a_delayed_message_waits_in_the_queue_of_its_level(tmp_path: Path)
         program = await started(pair)
         await delayed(program, "soon", 1, TAGS="a")
         await delayed(program, "late", 18)
-        await delayed(program, "soon", 1)
+        await delayed(program, "soon", 1, TAGS="a")
         await program.files.wait_applied()
         (late,) = read(program, SCHEDULE_TOPIC, 17)
         properties = split_properties(late.properties)
@@ -94,6 +98,7 @@ async def test_a_delayed_message_waits_in_the_queue_of_its_level(tmp_path: Path)
         assert table["offsetTable"] == {"1": 1}
 
 
+@pytest.mark.slow
 async def test_what_waits_outlives_a_restart_and_comes_once(tmp_path: Path) -> None:
     async with classic_pair(tmp_path) as pair:
         program = await started(pair)
@@ -174,6 +179,7 @@ async def test_a_commit_stores_the_message_and_an_op_message(tmp_path: Path) -> 
         await program.files.wait_applied()
         halves, ops = read(program, HALF_TOPIC), read(program, OP_TOPIC)
         properties = split_properties(halves[0].properties)
+        assert properties.pop("__HALF_SINCE").isdecimal()
         assert properties.pop("REAL_QID") in "01" and properties == {
             "TAGS": "a",
             "UNIQ_KEY": "first",
@@ -247,7 +253,7 @@ async def test_an_end_that_failed_has_not_happened(tmp_path: Path, monkeypatch: 
         program = await started(pair)
         transaction = await half(program, "still there")
 
-        def fail(request: Request) -> None:
+        def fail(request: PutRequest) -> None:
             request.done.set_exception(error_for(Status.TOO_MANY_PENDING_BYTES, "no place"))
             asyncio.get_running_loop().call_soon(request.release)
 
@@ -300,7 +306,8 @@ async def test_what_a_lost_tail_of_the_log_had_is_no_reason_to_pass_over_what_co
 
 
 async def with_checks(pair: ClassicPair, asked: list[OrphanedHalf], **delivery: int) -> BrokerProgram:
-    pair.more = {"delivery": {"check_first_ms": 50, "check_again_ms": 50, **delivery}}
+    """Halves are checked every 50 ms, and as good as never given up: a test may stand still for a second."""
+    pair.more = {"delivery": {**OFTEN, **delivery}}
     program = await started(pair)
     program.delivery.on_orphan(asked.append)
     return program
@@ -315,6 +322,7 @@ async def test_a_producer_that_says_nothing_is_asked_and_its_answer_counts(tmp_p
         assert [one.checks for one in asked[:2]] == [1, 2]
         shown = decode(asked[1].record)
         assert (shown.topic, shown.body) == ("t", b"open")
+        await program.files.wait_applied()
         found = read(program, HALF_TOPIC)[shown.queue_offset]
         assert found.physical_offset == shown.physical_offset, "it is asked about where it is now"
         assert split_properties(found.properties)["TRANSACTION_CHECK_TIMES"] == "2"
@@ -324,6 +332,133 @@ async def test_a_producer_that_says_nothing_is_asked_and_its_answer_counts(tmp_p
         count = len(asked)
         await until(lambda: program.delivery_state.system_offset(OP_TOPIC, 0) == 1)
         assert len(asked) == count and bodies(program) == ["open"]
+
+
+@pytest.mark.parametrize("how", ["restart", "slave", "forgotten"])
+async def test_a_checked_half_is_committed_by_its_first_transaction_id(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check moves the half. The producer may not know the new place when it ends its transaction."""
+    asked: list[OrphanedHalf] = []
+    nodes = ("n1", "n2") if how == "slave" else ()
+    async with classic_pair(tmp_path, *nodes) as pair:
+        pair.more = {"delivery": OFTEN}
+        if how == "slave":
+            await pair.stop()
+            await pair.start("n1", "n2")
+            program = await pair.writable("n1")
+            await program.broker.put_topic(TopicConfig("t", 2, 2))
+        else:
+            program = await started(pair)
+        program.delivery.on_orphan(asked.append)
+        if how == "forgotten":
+            monkeypatch.setattr(transactions, "_REMEMBERED", 1)
+        texts = ["a", "b", "c"]
+        ids = {text: await half(program, text) for text in texts}
+        await until(lambda: len(asked) >= 3)
+        if how == "restart":
+            await pair.stop()
+            program = await started(pair)
+        elif how == "slave":
+            await pair.in_step()
+            await pair.stop("n1")
+            await pair.node("n2").change_role(True, force=True)
+            program = await pair.writable("n2")
+        await program.delivery.end_transaction("t", ids["a"], Resolution.COMMIT)
+        await program.delivery.end_transaction("t", ids["b"], Resolution.ROLLBACK)
+        await program.delivery.end_transaction("t", ids["c"], Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["a", "c"])
+        with pytest.raises(ReadFailed):
+            await program.delivery.end_transaction("t", ids["b"], Resolution.COMMIT)
+
+
+async def test_a_half_that_moves_while_its_newest_copy_is_searched_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[OrphanedHalf] = []
+    found_at: list[int] = []
+    has_moved = threading.Event()
+    search = transactions.TransactionQueues._newest_copy
+
+    def ask(orphan: OrphanedHalf) -> None:
+        asked.append(orphan)
+        if found_at and len(asked) >= found_at[0] + 6:  # all three were put behind others again
+            has_moved.set()
+
+    def slow_search(*given: Any) -> Any:
+        copy = search(*given)
+        if not found_at:
+            found_at.append(len(asked))
+            assert has_moved.wait(60)
+        return copy
+
+    monkeypatch.setattr(transactions, "_REMEMBERED", 1)
+    monkeypatch.setattr(transactions.TransactionQueues, "_newest_copy", slow_search)
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked)
+        program.delivery.on_orphan(ask)
+        first, *_ = [await half(program, text) for text in ("a", "b", "c")]
+        await until(lambda: len(asked) >= 3)
+        await program.delivery.end_transaction("t", first, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["a"])
+        assert found_at
+
+
+async def test_the_end_of_an_earlier_transaction_does_not_end_a_later_one_with_its_key(
+    tmp_path: Path,
+) -> None:
+    """A program begins a transaction again with the same message object, whose key stays."""
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked)
+        born_ms = time.time_ns() // 1_000_000
+        first = outgoing("again", UNIQ_KEY="k")._replace(born_timestamp=born_ms - 1)
+        then = first._replace(born_timestamp=born_ms)
+        send = partial(program.delivery.send_half, client_id="c", check_after_ms=0)
+        ended = (await send("t", first, message_id="")).transaction_id
+        await program.delivery.end_transaction("t", ended, Resolution.ROLLBACK)
+        await send("t", then, message_id="")
+        await until(lambda: len(asked) >= 2)
+        await pair.stop()
+        program = await started(pair)
+        with pytest.raises(ReadFailed):
+            await program.delivery.end_transaction("t", ended, Resolution.COMMIT)
+        await program.files.wait_applied()
+        assert bodies(program) == []
+
+
+async def test_a_half_is_not_taken_for_a_message_with_its_offset_in_another_queue(tmp_path: Path) -> None:
+    async with classic_pair(tmp_path) as pair:
+        program = await started(pair)
+        born_ms = time.time_ns() // 1_000_000
+        first = outgoing("half", UNIQ_KEY="k")._replace(born_timestamp=born_ms)
+        other = outgoing("plain", UNIQ_KEY="k")._replace(born_timestamp=born_ms)
+        begun = await program.delivery.send_half("t", first, message_id="k", client_id="c")
+        sent = await send_to(program, "t", other, message_id="k", queue_id=0)
+        assert sent.queue_offset == begun.queue_offset == 0
+        again = await program.delivery.send_half("t", other, message_id="k", client_id="c")
+        assert (again.transaction_id, again.is_repeated) == ("", True), "the plain message, no transaction"
+        again = await program.delivery.send_half("t", first, message_id="k", client_id="c")
+        assert (again.transaction_id, again.is_repeated) == (begun.transaction_id, True)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_a_rollback_forgets_the_id_of_its_own_half_alone(tmp_path: Path, is_moved: bool) -> None:
+    """Two halves of one message object that was filled twice in a millisecond. A check moves both."""
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked) if is_moved else await started(pair)
+        born_ms = time.time_ns() // 1_000_000
+        first, second = (
+            outgoing(text, UNIQ_KEY="k")._replace(born_timestamp=born_ms) for text in ("first", "second")
+        )
+        send = partial(program.delivery.send_half, message_id="k", client_id="c", check_after_ms=0)
+        ids = [(await send("t", one)).transaction_id for one in (first, second)]
+        if is_moved:
+            await until(lambda: {"first", "second"} <= {decode(one.record).body.decode() for one in asked})
+        await program.delivery.end_transaction("t", ids[0], Resolution.ROLLBACK)
+        assert (await send("t", second)).is_repeated
+        assert not (await send("t", first)).is_repeated
 
 
 async def test_an_end_may_be_repeated_after_its_op_message_was_read(tmp_path: Path) -> None:
@@ -344,7 +479,7 @@ async def test_a_half_whose_end_is_under_way_is_not_checked(
 ) -> None:
     """Put behind the others, it would be open there, whatever its end was."""
     asked: list[OrphanedHalf] = []
-    waiting: list[Request] = []
+    waiting: list[PutRequest] = []
     looks = 0
     read_records = transactions.read_records
 
@@ -353,7 +488,7 @@ async def test_a_half_whose_end_is_under_way_is_not_checked(
         looks += 1
         return read_records(*given)
 
-    def wait(request: Request) -> Any:
+    def wait(request: PutRequest) -> Any:
         waiting.append(request)
         return request.done
 
@@ -389,16 +524,20 @@ async def test_a_half_that_nobody_answers_for_goes_where_users_find_it(tmp_path:
         assert program.delivery_state.system_offset(HALF_TOPIC, 0) == end
 
 
-async def test_a_half_that_is_older_than_messages_become_is_asked_about_no_more(tmp_path: Path) -> None:
+async def test_a_half_of_a_producer_whose_clock_is_behind_is_asked_about(tmp_path: Path) -> None:
+    """It is not older than messages become."""
     asked: list[OrphanedHalf] = []
     async with classic_pair(tmp_path, file_reserved_hours=1) as pair:
         program = await with_checks(pair, asked)
         born_ms = time.time_ns() // 1_000_000 - 3_700_000
-        old = outgoing("old")._replace(born_timestamp=born_ms)
-        await program.delivery.send_half("t", old, message_id="old", client_id="c", check_after_ms=0)
-        await until(lambda: CHECK_MAX_TOPIC in program.metadata.topics)
-        await until(lambda: bodies(program, CHECK_MAX_TOPIC) == ["old"])
-        assert asked == []
+        message = outgoing("young")._replace(born_timestamp=born_ms)
+        half = await program.delivery.send_half(
+            "t", message, message_id="young", client_id="c", check_after_ms=0
+        )
+        await until(lambda: len(asked) >= 2)
+        assert CHECK_MAX_TOPIC not in program.metadata.topics
+        await program.delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
+        await until(lambda: bodies(program) == ["young"])
 
 
 async def test_a_half_with_time_of_its_own_holds_up_no_other(tmp_path: Path) -> None:
@@ -413,12 +552,28 @@ async def test_a_half_with_time_of_its_own_holds_up_no_other(tmp_path: Path) -> 
         await until(lambda: bodies(program) == ["patient"])
 
 
+async def test_a_rollback_forgets_the_id_of_a_half_that_was_put_behind_others(tmp_path: Path) -> None:
+    asked: list[OrphanedHalf] = []
+    async with classic_pair(tmp_path) as pair:
+        program = await with_checks(pair, asked, check_again_ms=60_000)
+        message = outgoing("patient", UNIQ_KEY="k")._replace(born_timestamp=time.time_ns() // 1_000_000)
+        send = partial(
+            program.delivery.send_half, "t", message, message_id="k", client_id="c", check_after_ms=600_000
+        )
+        transaction = (await send()).transaction_id
+        await half(program, "hurried")
+        await until(lambda: len(asked) == 1)
+        assert (await send()).is_repeated
+        await program.delivery.end_transaction("t", transaction, Resolution.ROLLBACK)
+        assert not (await send()).is_repeated
+
+
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC])
 async def test_nobody_else_writes_the_brokers_own_topics(tmp_path: Path, topic: str) -> None:
     async with classic_pair(tmp_path) as pair:
         program = await started(pair)
         with pytest.raises(BrokerError) as caught:
-            await program.broker.send(topic, [outgoing("forged")])
+            await send_to(program, topic, [outgoing("forged")])
         assert caught.value.status is Status.TOPIC_RESERVED
         with pytest.raises(BrokerError):
             await program.broker.put_topic(TopicConfig(topic, 1, 1))

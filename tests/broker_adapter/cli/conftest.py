@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE, is_writable_master
+from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
+from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
 from broker_adapter.cli.main import cli
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.cli.conftest import Command

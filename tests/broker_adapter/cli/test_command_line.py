@@ -12,7 +12,7 @@ from broker_adapter.cli.broker_group import broker
 from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.connect.options import parse_moment, shown_time
 from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
-from dledger.platform import Exit
+from dledger.cli.exits import Exit
 from tests.cli.test_command_line import all_commands
 
 from .conftest import BrokerCommand
@@ -31,26 +31,28 @@ def test_every_command_has_help_with_an_example(command: BrokerCommand, path: tu
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("topic", "list"), "where is the broker?"),
-        (("topic", "list", *HERE, "--servers", "127.0.0.1:2"), "exclude each other"),
-        (("topic", "list", "--namesrv", "nowhere"), "'nowhere' is not host:port"),
-        (("topic", "list", *HERE, "--timeout", "nan"), "no number of seconds"),
-        (("status", *HERE, "--watch", "--interval", "inf"), "no number of seconds"),
+        (("topic", "list"), "no broker given"),
+        (("topic", "list", *HERE, "--servers", "127.0.0.1:2"), "mutually exclusive"),
+        (("topic", "list", "--namesrv", "nowhere"), "'nowhere' is not an address of the form host:port"),
+        (("topic", "list", *HERE, "--timeout", "nan"), "not a number of seconds"),
+        (("status", *HERE, "--watch", "--interval", "inf"), "not a number of seconds"),
         (("topic", "create", "x", *HERE, "--queues", "0"), "0 is not in the range"),
-        (("produce", "--topic", "x", *HERE, "--batch", "2", "--key-field", "1"), "leave out --key-field"),
-        (("produce", "--topic", "x", *HERE, "--ordered"), "--ordered needs"),
-        (("produce", "--topic", "x", *HERE, "--ordered", "--key", "k", "--queue", "1"), "exclude"),
-        (("consume", "--topic", "x", *HERE, "--group", "g", "--queue", "1"), "a group has its own"),
-        (("consume", "--topic", "x", *HERE, "--offset", "1"), "give --queue too"),
-        (("consume", "--topic", "x", "--topic", "y", *HERE, "--queue", "1"), "give one --topic"),
-        (("consume", "--topic", "x", *HERE, "--from", "soon"), "'soon' is no time"),
-        (("offsets", "reset", "g", *HERE), "give one of --to-earliest"),
-        (("offsets", "reset", "g", *HERE, "--to", "1", "--to-latest"), "give one of --to-earliest"),
-        (("offsets", "reset", "g", *HERE, "--to", "1", "--queue", "1"), "give one --topic"),
-        (("query", *HERE), "give one of --key, --id and --offset"),
-        (("query", *HERE, "--key", "k"), "give --topic too"),
-        (("query", *HERE, "--topic", "t", "--offset", "1"), "go together"),
-        (("query", *HERE, "--topic", "t", "--key", "k", "--begin", "x"), "'x' is no time"),
+        (("produce", "--topic", "x", *HERE, "--batch", "2", "--key-field", "1"), "omit --key-field"),
+        (("produce", "--topic", "x", *HERE, "--ordered"), "--ordered requires"),
+        (("produce", "--topic", "x", *HERE, "--ordered", "--key", "k", "--queue", "1"), "mutually exclusive"),
+        (("produce", "--topic", "x", *HERE, "--key", "a b"), "must not be empty or contain blanks"),
+        (("produce", "--topic", "x", *HERE, "--tag", "a || b"), "consumers cannot select this tag"),
+        (("consume", "--topic", "x", *HERE, "--group", "g", "--queue", "1"), "determines its own queues"),
+        (("consume", "--topic", "x", *HERE, "--offset", "1"), "--offset requires --queue"),
+        (("consume", "--topic", "x", "--topic", "y", *HERE, "--queue", "1"), "requires exactly one --topic"),
+        (("consume", "--topic", "x", *HERE, "--from", "soon"), "'soon' is not a valid time"),
+        (("offsets", "reset", "g", *HERE), "exactly one of --to-earliest"),
+        (("offsets", "reset", "g", *HERE, "--to", "1", "--to-latest"), "exactly one of --to-earliest"),
+        (("offsets", "reset", "g", *HERE, "--to", "1", "--queue", "1"), "requires exactly one --topic"),
+        (("query", *HERE), "exactly one of --key, --id and --offset"),
+        (("query", *HERE, "--key", "k"), "--topic is required"),
+        (("query", *HERE, "--topic", "t", "--offset", "1"), "must be passed together"),
+        (("query", *HERE, "--topic", "t", "--key", "k", "--begin", "x"), "'x' is not a valid time"),
     ],
 )
 def test_wrong_options_are_refused_before_anybody_is_asked(
@@ -61,13 +63,13 @@ def test_wrong_options_are_refused_before_anybody_is_asked(
 
 def test_without_anybody_there_the_error_says_what_to_check(command: BrokerCommand) -> None:
     shown = command("broker", "topic", "list", *HERE, "--timeout", "0.2", code=1).stderr
-    assert shown.startswith("error 705 NOT_CONNECTED: no NameServer answers")
+    assert shown.startswith("error 705 NOT_CONNECTED: no NameServer responded")
     assert "check --servers or --namesrv" in shown and shown.count("\n") == 1
 
 
 def test_errors_are_one_line_with_the_fix_and_an_exit_code() -> None:
     unknown = PutIndeterminate(Status.OUTCOME_UNKNOWN, "no answer")
-    assert error_line(unknown).startswith("error 710 OUTCOME_UNKNOWN: no answer; look at ")
+    assert error_line(unknown).startswith("error 710 OUTCOME_UNKNOWN: no answer; check ")
     assert exit_code_of(unknown) is Exit.INDETERMINATE
     assert exit_code_of(NotMaster("not here")) is Exit.FAILED
     assert error_line(error_for(Status.BODY_TOO_LARGE, "much")) == "error 734 BODY_TOO_LARGE: much"

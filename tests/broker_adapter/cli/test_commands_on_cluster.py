@@ -33,6 +33,11 @@ def test_topics_are_created_changed_listed_and_deleted(on_broker: BrokerCommand)
     )
     assert "NameServer" not in created.stderr  # it knows the type, too
     assert ["plans", "3", "3", "r", "FIFO"] in table(on_broker("broker", "topic", "list").stdout)
+    kept = on_broker("broker", "topic", "create", "plans", "--perm", "rw")
+    assert "plans: 3 queues, rw" in kept.stdout
+    assert ["plans", "3", "3", "rw", "FIFO"] in table(on_broker("broker", "topic", "list").stdout)
+    on_broker("broker", "topic", "create", "plans", "--type", "unspecified", "--perm", "r")
+    assert ["plans", "3", "3", "r", "all"] in table(on_broker("broker", "topic", "list").stdout)
     on_broker("broker", "topic", "create", "urgent", "--type", "priority")
     assert ["urgent", "4", "4", "rw", "PRIORITY"] in table(on_broker("broker", "topic", "list").stdout)
     refused = on_broker("broker", "produce", "--topic", "plans", stdin=b"x\n", code=1)
@@ -44,6 +49,17 @@ def test_topics_are_created_changed_listed_and_deleted(on_broker: BrokerCommand)
     assert "dledger broker topic list" in missing.stderr and missing.stderr.count("\n") == 1
 
 
+def test_queues_with_messages_are_removed_by_force_only(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "shrinking", "--queues", "8")
+    on_broker("broker", "produce", "--topic", "shrinking", "--queue", "7", stdin=b"x\n")
+    fewer = ("broker", "topic", "create", "shrinking", "--queues", "4")
+    refused = on_broker(*fewer, code=1)
+    assert "724 QUEUES_NOT_EMPTY" in refused.stderr and "--force" in refused.stderr
+    assert ["shrinking", "8", "8", "rw", "all"] in table(on_broker("broker", "topic", "list").stdout)
+    assert "shrinking: 4 queues, rw" in on_broker(*fewer, "--force").stdout
+
+
+@pytest.mark.smoke
 def test_what_is_produced_is_consumed_by_a_group_once(on_broker: BrokerCommand) -> None:
     on_broker("broker", "topic", "create", "orders")
     sent = on_broker("broker", "produce", "--topic", "orders", stdin=b"a\n\nb\xff\nlast")
@@ -81,6 +97,32 @@ def test_a_count_ends_a_consumer_and_the_next_one_goes_on(on_broker: BrokerComma
     assert on_broker(*args).stdout_bytes == lines
     beyond = on_broker("broker", "offsets", "reset", "counters", "--to", "1000", code=1)
     assert "766 OFFSET_OUT_OF_RANGE" in beyond.stderr
+
+
+def test_a_reset_beyond_one_of_several_queues_changes_none(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "uneven", "--queues", "2")
+    on_broker("broker", "produce", "--topic", "uneven", "--queue", "0", stdin=b"a\nb\nc\n")
+    on_broker("broker", "produce", "--topic", "uneven", "--queue", "1", stdin=b"d\n")
+    on_broker("broker", "consume", "--topic", "uneven", "--group", "even")
+    on_broker("broker", "offsets", "reset", "even", "--to-earliest")
+    refused = on_broker("broker", "offsets", "reset", "even", "--to", "2", code=1)
+    assert "766 OFFSET_OUT_OF_RANGE" in refused.stderr and "nothing was reset" in refused.stderr
+    offsets = json.loads(on_broker("broker", "offsets", "show", "even", "--json").stdout)
+    assert [queue["offset"] for queue in offsets["queues"]] == [0, 0]
+
+
+@pytest.mark.parametrize("start", ["latest", "2099-01-01T00:00"])
+def test_messages_that_arrive_between_two_runs_of_a_group_are_consumed(
+    on_broker: BrokerCommand, start: str
+) -> None:
+    """The first run is given nothing: the group must know all the same where it has started."""
+    topic = f"between-{start[:4]}"
+    on_broker("broker", "topic", "create", topic, "--queues", "1")
+    on_broker("broker", "produce", "--topic", topic, stdin=b"before\n")
+    args = ("broker", "consume", "--topic", topic, "--group", topic, "--from", start)
+    assert on_broker(*args).stdout_bytes == b""
+    on_broker("broker", "produce", "--topic", topic, stdin=b"after\n")
+    assert on_broker(*args).stdout_bytes == b"after\n"
 
 
 def test_queues_are_read_without_a_group(on_broker: BrokerCommand) -> None:
@@ -141,7 +183,7 @@ def test_a_line_too_long_is_an_error_of_that_line(on_broker: BrokerCommand) -> N
     )
     assert "1 lines acknowledged, 1 failed" in run.stderr
     assert "line 2 is longer than 10 bytes" in run.stderr
-    assert "the first line concerned is line 2" in run.stderr
+    assert "the first affected line is line 2" in run.stderr
 
 
 def test_groups_are_created_listed_and_deleted(on_broker: BrokerCommand) -> None:
@@ -149,6 +191,10 @@ def test_groups_are_created_listed_and_deleted(on_broker: BrokerCommand) -> None
     assert ["auditors"] in [row[:1] for row in table(on_broker("broker", "group", "list").stdout)]
     on_broker("broker", "group", "create", "auditors", "--orderly", "--retries", "-1")
     assert ["auditors", "yes", "-1", "yes"] in table(on_broker("broker", "group", "list").stdout)
+    on_broker("broker", "group", "create", "auditors", "--retries", "3")
+    assert ["auditors", "yes", "3", "yes"] in table(on_broker("broker", "group", "list").stdout)
+    on_broker("broker", "group", "create", "auditors", "--not-orderly")
+    assert ["auditors", "yes", "3", "no"] in table(on_broker("broker", "group", "list").stdout)
     on_broker("broker", "group", "delete", "auditors")
     assert "auditors" not in on_broker("broker", "group", "list").stdout
     unknown = on_broker("broker", "offsets", "show", "auditors", code=1)
@@ -198,20 +244,71 @@ def test_another_port_than_the_one_that_was_asked_for_is_named_with_the_fix(
     cluster: LocalCluster, on_broker: BrokerCommand
 ) -> None:
     names, node = cluster.plan.companions[0], next(iter(cluster.plan.nodes))
-    of_namesrv = (
-        f"{names.remoting_address} is a NameServer's port for clients of RocketMQ: give --namesrv its"
+    of_broker = (
+        f"{node.remoting_address} is a broker's port for RocketMQ clients: pass its `listen` address to"
     )
-    of_broker = f"{node.remoting_address} is a broker's port for clients of RocketMQ: give --servers its"
     for option, address, text in (
-        ("--servers", names.remoting_address, of_namesrv),
-        ("--namesrv", names.remoting_address, of_namesrv),
         ("--servers", node.remoting_address, of_broker),
         ("--namesrv", node.remoting_address, of_broker),
-        ("--servers", names.address, f"{names.address} is a NameServer: give it as --namesrv"),
-        ("--namesrv", node.address, f"{node.address} is a node: give it as --servers"),
+        ("--servers", names.address, f"{names.address} is a NameServer: pass it to --namesrv"),
+        ("--namesrv", node.address, f"{node.address} is a node: pass it to --servers"),
     ):
         shown = on_broker("broker", "topic", "list", option, address, "--timeout", "1", code=1).stderr
         assert shown.startswith(f"error 705 NOT_CONNECTED: {text}"), (option, address, shown)
+
+
+def test_what_does_not_exist_cannot_be_deleted(on_broker: BrokerCommand) -> None:
+    topic = on_broker("broker", "topic", "delete", "nothing", code=1).stderr
+    assert topic.startswith("error 720 TOPIC_UNKNOWN: topic 'nothing' does not exist on any broker")
+    group = on_broker("broker", "group", "delete", "nothing", code=1).stderr
+    assert group.startswith("error 760 GROUP_UNKNOWN: group 'nothing' does not exist on any broker")
+
+
+def test_a_group_with_members_is_deleted_by_force_only(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "manned", "--queues", "1")
+    on_broker("broker", "produce", "--topic", "manned", stdin=b"one\n")
+    with on_broker.spawn("broker", "consume", "--topic", "manned", "--group", "crew", "--follow") as process:
+        assert process.stdout is not None and process.stdout.readline() == b"one\n"
+        refused = on_broker("broker", "group", "delete", "crew", code=1).stderr
+        assert "error 725 GROUP_IN_USE: crew has 1 connected members: " in refused and "--force" in refused
+        assert "crew" in on_broker("broker", "group", "list").stdout
+        on_broker("broker", "group", "delete", "crew", "--force")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def test_a_topic_of_the_broker_itself_is_not_created(on_broker: BrokerCommand) -> None:
+    refused = on_broker("broker", "topic", "create", "SCHEDULE_TOPIC_XXXX", code=1)
+    assert "error 769 TOPIC_RESERVED" in refused.stderr
+    assert "SCHEDULE_TOPIC_XXXX" not in on_broker("broker", "topic", "list").stdout
+
+
+def test_queues_that_cannot_be_read_are_named(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "writable", "--perm", "w")
+    on_broker("broker", "topic", "create", "narrow", "--queues", "2")
+    for group in ((), ("--group", "readers"), ("--group", "readers", "--follow")):
+        refused = on_broker("broker", "consume", "--topic", "writable", *group, code=1)
+        assert refused.stderr.startswith("error 722 TOPIC_NOT_READABLE: writable has no readable queue")
+    unknown = "error 765 QUEUE_UNKNOWN: narrow has no queue 7: its queues are 0 to 1"
+    for command in (("consume",), ("query", "--offset", "0")):
+        refused = on_broker("broker", *command, "--topic", "narrow", "--queue", "7", code=1)
+        assert refused.stderr.startswith(unknown)
+    reset = ("broker", "offsets", "reset", "readers", "--topic", "narrow", "--queue", "7", "--to-latest")
+    assert on_broker(*reset, code=1).stderr.startswith(unknown)
+
+
+def test_an_id_of_a_producer_needs_a_topic(on_broker: BrokerCommand) -> None:
+    for message_id in ("7F0000010000A1B2C3D4000102030405", "7F00000100000001000000000000000A"):
+        refused = on_broker("broker", "query", "--id", message_id, code=1).stderr
+        assert f"if {message_id} is the message id of a producer, pass --topic" in refused
+
+
+def test_the_role_of_a_replicated_broker_is_not_changed_by_hand(
+    cluster: LocalCluster, on_broker: BrokerCommand
+) -> None:
+    address = cluster.plan.nodes[0].remoting_address
+    refused = on_broker("broker", "role", "master", "--server", address, code=1).stderr
+    assert "error 802 CODE_UNKNOWN" in refused and "`dledger transfer --to NODE`" in refused
 
 
 # The last ones: they hurt the cluster.
@@ -225,9 +322,12 @@ def test_a_dead_name_server_is_said_so_and_comes_back_by_its_name(
     shown = on_broker("cluster", "status", *where).stdout
     assert "namesrv is down: killed by SIGKILL" in shown
     down = on_broker("broker", "topic", "list", "--timeout", "0.2", code=1)
-    assert "705 NOT_CONNECTED: no NameServer answers" in down.stderr and "--namesrv" in down.stderr
+    assert "705 NOT_CONNECTED: no NameServer responded" in down.stderr and "--namesrv" in down.stderr
+    status = on_broker("broker", "status", "--timeout", "0.2", code=1)
+    assert status.stderr.startswith("error 705 NOT_CONNECTED: no NameServer responded") and not status.stdout
     on_broker("cluster", "restart-node", *where, "namesrv")
-    while on_broker("broker", "topic", "list", code=None).exit_code:
+    # Slaves may register first: then the NameServer knows topics, and nobody who could make a new one.
+    while on_broker("broker", "topic", "create", "back", code=None).exit_code:
         assert "namesrv" in cluster.running()
     on_broker("broker", "produce", "--topic", "back", stdin=b"again\n")
     assert on_broker("broker", "consume", "--topic", "back").stdout_bytes == b"again\n"
@@ -238,10 +338,14 @@ def test_messages_and_offsets_survive_the_master(cluster: LocalCluster, on_broke
     on_broker("broker", "produce", "--topic", "kept", stdin=b"1\n2\n3\n")
     args = ("broker", "consume", "--topic", "kept", "--group", "keepers")
     assert on_broker(*args, "--count", "2").stdout_bytes == b"1\n2\n"
+    (stored,) = objects(on_broker("broker", "consume", "--topic", "kept", "--count", "1", "--json").stdout)
     old = wait_for_master(cluster)
     cluster.kill(old.node_id)
     on_broker("broker", "produce", "--topic", "kept", "--timeout", "60", stdin=b"4\n")
     assert on_broker(*args).stdout_bytes == b"3\n4\n"
+    # The id contains the address of the dead node. The others have the same record.
+    (found,) = objects(on_broker("broker", "query", "--id", stored["offset_id"], "--json").stdout)
+    assert found["body"] == "1"
     rows = on_broker("broker", "status").stdout
     assert "down" in rows and rows.count("SYNC_MASTER") == 1
     cluster.start_node(old.node_id)

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_adapter.cli.messages.produce_command import MessageRule
-from broker_adapter.cli.messages.produce_run import MAX_SENDS, ProduceRun, Stored, Tally
+from broker_adapter.cli.messages.produce_command import (
+    MAX_SENDS,
+    MessageRule,
+    ProduceRun,
+    ProduceTally,
+    StoredLines,
+)
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from dledger.cli.line_source import LineBatch, LineBatches
 
@@ -31,7 +36,7 @@ class FakeTopic:
         self._fail_at = fail_at
         self._error = error
 
-    async def send(self, bodies: Sequence[bytes]) -> Stored:
+    async def send(self, bodies: Sequence[bytes]) -> StoredLines:
         call = len(self.calls)
         self.calls.append(len(bodies))
         if self._error is not None and call >= self._fail_at:
@@ -43,7 +48,7 @@ class FakeTopic:
         await self.held.wait()
         await asyncio.sleep(0)
         self.under_way -= 1
-        return Stored(0, first + len(bodies) - 1)
+        return StoredLines(0, first + len(bodies) - 1)
 
 
 async def test_every_line_is_one_message_in_order() -> None:
@@ -115,7 +120,7 @@ async def test_what_was_under_way_at_an_interruption_is_in_doubt() -> None:
 
 
 def test_the_first_failure_by_line_is_the_one_that_is_shown() -> None:
-    tally = Tally()
+    tally = ProduceTally()
     tally.fail(LineBatch(7, [b"x"]), Busy(Status.TOO_MANY_CALLS, "later"), is_indeterminate=False)
     tally.fail(
         LineBatch(3, [b"x", b"y"]), PutIndeterminate(Status.OUTCOME_UNKNOWN, "?"), is_indeterminate=True

@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
+from broker_adapter.client.core.values import MessageExt, Steps, first_messages
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
@@ -38,6 +40,25 @@ class ScriptedServer:
         if connection not in self.connections:
             self.connections.append(connection)
         return self.script(request)
+
+
+T = TypeVar("T")
+
+
+def finish(work: Steps[T]) -> T:
+    """Run all steps without a pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def decode_messages(records: bytes, broker_name: str) -> list[MessageExt]:
+    messages, is_all = finish(first_messages(records, broker_name, len(records)))
+    assert is_all
+    return messages
 
 
 @asynccontextmanager

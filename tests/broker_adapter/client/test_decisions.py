@@ -18,20 +18,23 @@ from broker_adapter.client.core.admin_bodies import (
 from broker_adapter.client.core.outcomes import error_of, retries_elsewhere, send_error
 from broker_adapter.client.core.queue_choice import QueueChoice, select_by_hash
 from broker_adapter.client.core.route_data import TopicRoute, parse_clusters, parse_route
-from broker_adapter.client.core.values import Message, MessageQueue, decode_messages
+from broker_adapter.client.core.send_attempts import SendAttempts
+from broker_adapter.client.core.values import Message, MessageQueue
 from broker_adapter.client.group_requests import parse_locked
 from broker_adapter.errors import (
     BrokerError,
     FrameRefused,
     IllegalMessage,
+    PutIndeterminate,
     Status,
     StoredDataDamaged,
     TopicRefused,
 )
-from broker_adapter.format import message as record
-from broker_adapter.format.properties import join_properties
-from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire import message as record
+from broker_adapter.wire.properties import join_properties
+from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_ZLIB, COMPRESSION_ZSTD
+from tests.broker_adapter.client.scripted import decode_messages
 
 ROUTE = {
     "brokerDatas": [
@@ -52,6 +55,31 @@ def route(**more: object) -> TopicRoute:
 
 def queue(broker: str, number: int = 0) -> MessageQueue:
     return MessageQueue("t", broker, number)
+
+
+def attempts(filters: dict[str, str], deadline: float = 30.0) -> SendAttempts:
+    return SendAttempts("t", filters, deadline, None, is_ordered=False)
+
+
+UNKNOWN = PutIndeterminate(Status.OUTCOME_UNKNOWN, "no response")
+
+
+def test_an_unknown_outcome_does_not_extend_the_time_of_a_send() -> None:
+    short, long = attempts({}, deadline=3.0), attempts({}, deadline=1_000.0)
+    for one in (short, long):
+        one.failed(queue("a"), UNKNOWN, 0.0)
+        first = one.deadline
+        one.failed(queue("a"), UNKNOWN, 2.0)
+        assert one.deadline == first, "brokers forget the id from the first attempt on"
+    assert short.deadline == 3.0 and long.deadline < 60.0
+
+
+def test_no_attempt_is_safe_after_unknown_outcomes_in_several_logs() -> None:
+    sending = attempts({"a": "log 1", "b": "log 2", "c": "log 1"})
+    sending.failed(queue("a"), UNKNOWN, 0.0)
+    assert sending.is_safe(queue("c")) and not sending.is_safe(queue("b"))
+    sending.failed(queue("b"), UNKNOWN, 0.0)
+    assert not any(sending.is_safe(queue(name)) for name in "abc")
 
 
 def test_only_masters_take_messages_and_slaves_are_read() -> None:
@@ -223,12 +251,19 @@ def test_the_text_of_an_error_names_the_server_and_its_reason_once() -> None:
     [
         Message("t", b"x", delay_level=19),
         Message("t", b"x", delay_level=-1),
+        Message("t", b"x", keys=["two words"]),
+        Message("t", b"x", keys=[""]),
         Message("t", b"x", properties={"UNIQ_KEY": "mine"}),
     ],
 )
 def test_what_a_message_may_not_say(message: Message) -> None:
     with pytest.raises(IllegalMessage):
         message.wire_properties("K")
+
+
+def test_a_text_of_keys_is_not_split_into_letters() -> None:
+    assert Message("t", b"x", keys="k1").wire_properties("K")["KEYS"] == "k1"
+    assert Message("t", b"x", keys="k1  k2").keys == ("k1", "k2")
 
 
 def test_properties_of_a_message() -> None:
@@ -251,7 +286,7 @@ def test_the_bytes_of_a_batch() -> None:
 def stored(body: bytes, sys_flag: int) -> bytes:
     text = join_properties({"UNIQ_KEY": "K", "TAGS": "a"})
     return bytes(
-        record.encode(record.Message("t", body, text, queue_id=3, queue_offset=9, sys_flag=sys_flag))
+        record.encode(record.MessageRecord("t", body, text, queue_id=3, queue_offset=9, sys_flag=sys_flag))
     )
 
 

@@ -15,12 +15,13 @@ from broker_adapter.client.core.rebalance import (
     allocate_averagely,
     allocate_averagely_by_circle,
 )
-from broker_adapter.client.core.subscription import Subscription
+from broker_adapter.client.core.subscription import SqlFilter, Subscription
 from broker_adapter.client.core.values import MessageExt, MessageQueue
 from broker_adapter.errors import FrameRefused, IllegalMessage, RemotingFailed, TopicRefused
-from broker_adapter.format import message as record
-from broker_adapter.format.properties import join_properties
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire import message as record
+from broker_adapter.wire.properties import join_properties
+from tests.broker_adapter.client.scripted import finish
 
 QUEUES = [MessageQueue("t", broker, number) for broker in "ab" for number in range(4)]
 STRATEGIES = [allocate_averagely, allocate_averagely_by_circle]
@@ -85,7 +86,7 @@ def filled(*offsets: int, begin: int = 0) -> ProcessQueue:
 
 def test_only_what_is_done_without_a_gap_is_committed() -> None:
     queue = filled(0, 1, 2)
-    first, second, third = queue.take(3)
+    first, second, third = queue.take_messages(3)
     queue.done([second])
     assert queue.to_commit() is None
     queue.done([first])
@@ -110,23 +111,23 @@ def test_what_waits_is_not_committed() -> None:
 
 def test_nothing_of_a_dropped_queue_is_committed() -> None:
     queue = filled(0)
-    queue.done(queue.take(1))
+    queue.done(queue.take_messages(1))
     queue.is_dropped = True
     assert queue.to_commit() is None
 
 
 def test_messages_put_back_come_again_in_their_order() -> None:
     queue = filled(0, 1, 2)
-    taken = queue.take(2)
+    taken = queue.take_messages(2)
     queue.put_back(taken)
-    assert [one.queue_offset for one in queue.take(9)] == [0, 1, 2]
+    assert [one.queue_offset for one in queue.take_messages(9)] == [0, 1, 2]
     assert queue.to_commit() is None
 
 
 def test_a_message_that_comes_twice_is_taken_once() -> None:
     queue = filled(0, 1)
     queue.add([message(0), message(1), message(2)], 3)
-    assert [one.queue_offset for one in queue.take(9)] == [0, 1, 2]
+    assert [one.queue_offset for one in queue.take_messages(9)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_a_message_that_comes_twice_is_taken_once() -> None:
 def test_a_full_queue_is_not_pulled(limits: FlowLimits, full: bool) -> None:
     queue = filled(0, 1, 9)
     assert queue.is_full(limits) is full
-    queue.done(queue.take(3))
+    queue.done(queue.take_messages(3))
     assert not queue.is_full(limits)
 
 
@@ -179,32 +180,51 @@ def answer(code: int, body: bytes = b"", **fields: str) -> RemotingCommand:
     return RemotingCommand(code, {**offsets, **fields}, body)
 
 
+def test_a_condition_is_left_to_the_broker() -> None:
+    one = Subscription("t", SqlFilter("price > 10"), 5)
+    assert one.to_json() == {
+        "classFilterMode": False,
+        "codeSet": [],
+        "expressionType": "SQL92",
+        "subString": "price > 10",
+        "subVersion": 5,
+        "tagsSet": [],
+        "topic": "t",
+    }
+    fields = pull_request("g", QUEUES[1], 5, one, max_messages=32, wait_s=0.0).fields
+    assert (fields["expressionType"], fields["subscription"]) == ("SQL92", "price > 10")
+    with pytest.raises(IllegalMessage):
+        Subscription("t", SqlFilter(" "))
+
+
 def test_a_pull_filters_tags_of_the_same_hash() -> None:
     texts = [join_properties({"TAGS": tag}) for tag in ("Aa", "BB")]
-    body = b"".join(bytes(record.encode(record.Message("t", b"x", text))) for text in texts)
-    result = pull_result(answer(0, body, suggestWhichBrokerId="1"), QUEUES[0], Subscription("t", "BB"))
+    body = b"".join(bytes(record.encode(record.MessageRecord("t", b"x", text))) for text in texts)
+    result = finish(
+        pull_result(answer(0, body, suggestWhichBrokerId="1"), QUEUES[0], Subscription("t", "BB"), 32)
+    )
     assert [one.tags for one in result.messages] == ["BB"]
     assert (result.next_offset, result.min_offset, result.max_offset, result.suggested_broker) == (7, 1, 9, 1)
 
 
 @pytest.mark.parametrize("status", [19, 20, 21])
 def test_a_pull_without_messages(status: int) -> None:
-    result = pull_result(answer(status), QUEUES[0], Subscription("t"))
+    result = finish(pull_result(answer(status), QUEUES[0], Subscription("t"), 32))
     assert result.status == status and not result.messages and result.next_offset == 7
 
 
 def test_an_answer_that_is_none_to_a_pull() -> None:
     with pytest.raises(TopicRefused):
-        pull_result(answer(17), QUEUES[0], Subscription("t"))
+        finish(pull_result(answer(17), QUEUES[0], Subscription("t"), 32))
     with pytest.raises(RemotingFailed, match="804 REQUEST_FAILED"):
-        pull_result(answer(1), QUEUES[0], Subscription("t"))
+        finish(pull_result(answer(1), QUEUES[0], Subscription("t"), 32))
     with pytest.raises(FrameRefused):
-        pull_result(answer(19, nextBeginOffset="x"), QUEUES[0], Subscription("t"))
+        finish(pull_result(answer(19, nextBeginOffset="x"), QUEUES[0], Subscription("t"), 32))
 
 
 @pytest.mark.parametrize(("wait_s", "flags", "millis"), [(0.0, "4", "0"), (15.0, "6", "15000")])
 def test_a_long_poll_is_asked_for_by_a_flag(wait_s: float, flags: str, millis: str) -> None:
-    fields = pull_request("g", QUEUES[1], 5, Subscription("t"), most=32, wait_s=wait_s).fields
+    fields = pull_request("g", QUEUES[1], 5, Subscription("t"), max_messages=32, wait_s=wait_s).fields
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"], fields["queueOffset"]) == (flags, millis, "5")
 
 
@@ -220,7 +240,7 @@ def test_a_heartbeat_names_groups_and_subscriptions() -> None:
 
 def test_a_message_goes_back_under_the_topic_to_which_it_was_sent() -> None:
     again = MessageExt("%RETRY%g", b"x", QUEUES[0], 0, 77, "ID", {"RETRY_TOPIC": "t"}, 0, 0)
-    fields = group_requests.send_back("g", again, delay_level=0, most=16).fields
+    fields = group_requests.send_back("g", again, delay_level=0, max_attempts=16).fields
     assert (fields["originTopic"], fields["offset"], fields["maxReconsumeTimes"]) == ("t", "77", "16")
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from broker_adapter.client import (
     MessageExt,
     MessageQueue,
     Producer,
+    PullConsumer,
     PushConsumer,
 )
+from broker_adapter.client.group_requests import MessageModel
 from broker_adapter.remoting.codes import RequestCode
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.namesrv.helpers import name_server
-from tests.broker_adapter.processor.asker import asking
+from tests.broker_adapter.v4.asker import asking
 from tests.node.local import until
 
 QUEUES, TOPIC = 6, "orders"
@@ -45,10 +48,10 @@ CONSUMING = ConsumeSettings(
 @pytest.fixture
 async def names(tmp_path: Path) -> AsyncIterator[str]:
     """Address of a NameServer that knows a broker, which keeps locks of members for three seconds."""
-    async with name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0") as server:
+    async with name_server(tmp_path / "namesrv") as server:
         door = {"listen": "127.0.0.1:0", "lock_live_ms": 3_000}
         async with brokers(tmp_path, 1, {"remoting": door, "namesrv": [server.address]}):
-            yield server.remoting_address
+            yield server.address
 
 
 class Group:
@@ -77,7 +80,7 @@ class Group:
             self.seen[message.queue].append(message.queue_offset)
 
     async def produce(self, of_each_queue: int) -> None:
-        """At the node's own name, under which nobody reads."""
+        """Under the member's write-only name, under which nobody reads."""
         batch = [Message(TOPIC, b"x") for _ in range(of_each_queue)]
         for queue in range(QUEUES):
             await self._producer.send_batch(batch, queue=MessageQueue(TOPIC, "broker-a-n1", queue))
@@ -122,6 +125,100 @@ async def test_members_share_the_queues_and_nothing_is_lost_when_they_come_die_a
             await group.produce(10)
             await group.all_is_committed(admin)
         group.check()
+
+
+@pytest.mark.parametrize("model", list(MessageModel))
+async def test_messages_of_queues_that_are_added_to_a_running_group_are_consumed(
+    names: str, model: MessageModel
+) -> None:
+    """With default settings: the end of such a queue may be behind its first messages."""
+    seen: set[bytes] = set()
+    is_late = False
+
+    def allocate(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:
+        return list(queues) if is_late else list(queues[:1])
+
+    consumer = PushConsumer(
+        "g",
+        names,
+        lambda messages: seen.update(one.body for one in messages),
+        model=model,
+        allocate=allocate,
+        settings=CONSUMING,
+        options=OPTIONS,
+    )
+    consumer.subscribe(TOPIC)
+    async with Admin(names, options=OPTIONS) as admin, Producer("p", names, options=OPTIONS) as producer:
+        await admin.create_topic(TOPIC, queues=1)
+        async with consumer:
+            await until(lambda: consumer.is_balanced)
+            await admin.create_topic(TOPIC, queues=4)
+            for queue in range(4):
+                await producer.send(
+                    Message(TOPIC, b"%d" % queue), queue=MessageQueue(TOPIC, "broker-a-n1", queue)
+                )
+            is_late = True
+            await admin.create_topic(TOPIC, queues=5)  # members look again
+            await until(lambda: seen == {b"0", b"1", b"2", b"3"})
+
+
+@pytest.mark.parametrize("kind", ["push", "pull"])
+async def test_consumers_with_default_settings_start_at_the_first_message_of_a_recreated_topic(
+    names: str, kind: str
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        AsyncExitStack() as stack,
+        Admin(names, options=OPTIONS) as admin,
+        Producer("p", names, options=OPTIONS) as producer,
+    ):
+        for body in (b"old", b"new"):
+            await admin.create_topic(TOPIC, queues=1)
+            await producer.send(Message(TOPIC, body))
+            if body == b"old":
+                await admin.delete_topic(TOPIC)
+        if kind == "push":
+            consumer = PushConsumer(
+                "g",
+                names,
+                lambda messages: seen.extend(one.body for one in messages),
+                settings=CONSUMING,
+                options=OPTIONS,
+            )
+            consumer.subscribe(TOPIC)
+            await stack.enter_async_context(consumer)
+            await until(lambda: seen == [b"new"])
+        else:
+            pulling = await stack.enter_async_context(PullConsumer("g", names, options=OPTIONS))
+            pulling.assign(await pulling.queues(TOPIC))
+            assert [one.body for one in await pulling.poll(60)] == [b"new"]
+
+
+async def test_a_member_that_was_given_nothing_has_stored_where_it_started(names: str) -> None:
+    """Or the next one would start behind the messages that arrived between them."""
+    seen: list[bytes] = []
+
+    def member() -> PushConsumer:
+        made = PushConsumer(
+            "g",
+            names,
+            lambda messages: seen.extend(one.body for one in messages),
+            consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+            consume_timestamp_ms=1 << 42,
+            settings=CONSUMING,
+            options=OPTIONS,
+        )
+        made.subscribe(TOPIC)
+        return made
+
+    async with Admin(names, options=OPTIONS) as admin, Producer("p", names, options=OPTIONS) as producer:
+        await admin.create_topic(TOPIC, queues=1)
+        await producer.send(Message(TOPIC, b"before"))
+        async with member() as first:
+            await until(lambda: first.is_balanced)
+        await producer.send(Message(TOPIC, b"after"))
+        async with member():
+            await until(lambda: seen == [b"after"])
 
 
 @pytest.mark.parametrize("ends", ["well", "later", "raises"])

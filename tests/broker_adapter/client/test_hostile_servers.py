@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -25,23 +25,36 @@ from broker_adapter.client import (
     PushConsumer,
     QueueListener,
 )
+from broker_adapter.client.core.admin_bodies import parse_offset_table
 from broker_adapter.client.core.pulling import PullResult, PullStatus, pull_result
+from broker_adapter.client.core.route_data import parse_route, parse_topic_list
 from broker_adapter.client.core.subscription import ALL, Subscription
-from broker_adapter.client.core.values import decode_messages
+from broker_adapter.client.core.values import Steps, first_messages
+from broker_adapter.client.group_requests import parse_locked, parse_members
 from broker_adapter.client.instance import ClientInstance
 from broker_adapter.client.queue_worker import QueueWorker
 from broker_adapter.client.request_reply import CORRELATION_ID
-from broker_adapter.errors import Busy, PutRefused, StoredDataDamaged
-from broker_adapter.format import message as record
-from broker_adapter.format.host import Host
-from broker_adapter.format.message_id import format_offset_id
-from broker_adapter.format.properties import join_properties, split_properties
-from broker_adapter.format.sys_flag import COMPRESSED
+from broker_adapter.client.steps import run_in_steps
+from broker_adapter.errors import Busy, FrameRefused, PutRefused, StoredDataDamaged
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
+from broker_adapter.wire import message as record
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message_id import format_offset_id
+from broker_adapter.wire.properties import join_properties, split_properties
+from broker_adapter.wire.sys_flag import COMPRESSED
 from tests.node.local import until
 
-from .scripted import Script, ScriptedServer, route_body, route_body_of, serving, stored
+from .scripted import (
+    Script,
+    ScriptedServer,
+    decode_messages,
+    finish,
+    route_body,
+    route_body_of,
+    serving,
+    stored,
+)
 
 HOST = Host(b"\x7f\0\0\1", 10911)
 QUEUE = MessageQueue("t", "a", 0)
@@ -61,7 +74,7 @@ async def a_broker(script: Script) -> AsyncIterator[ScriptedServer]:
 
 
 def stored_message(offset: int, body: bytes = b"x", sys_flag: int = 0) -> bytes:
-    message = record.Message("t", body, sys_flag=sys_flag, queue_offset=offset, store_host=HOST)
+    message = record.MessageRecord("t", body, sys_flag=sys_flag, queue_offset=offset, store_host=HOST)
     return bytes(record.encode(message))
 
 
@@ -175,8 +188,86 @@ async def test_bodies_that_inflate_beyond_measure_come_in_several_pulls() -> Non
     body = zlib.compress(bytes(MAX_FRAME))
     records = b"".join(stored_message(offset, body, COMPRESSED) for offset in range(200))
     fields = {"nextBeginOffset": "200", "minOffset": "0", "maxOffset": "200"}
-    result = pull_result(RemotingCommand(0, fields, records), QUEUE, Subscription("t", ALL, 0))
+    result = finish(pull_result(RemotingCommand(0, fields, records), QUEUE, Subscription("t", ALL, 0), 1024))
     assert [message.queue_offset for message in result.messages] == [0, 1, 2, 3] and result.next_offset == 4
+
+
+FRAME = MAX_FRAME - (1 << 20)
+
+
+def test_an_answer_with_more_messages_than_requested_ends_after_those() -> None:
+    """A frame has room for 170,000 messages, which took seconds of the program's event loop."""
+    records = b"".join(stored_message(offset) for offset in range(1000))
+    records += stored_message(0) * ((FRAME - len(records)) // len(stored_message(0)))
+    fields = {"nextBeginOffset": "200000", "minOffset": "0", "maxOffset": "200000"}
+    result = finish(pull_result(RemotingCommand(0, fields, records), QUEUE, Subscription("t", ALL, 0), 32))
+    assert [message.queue_offset for message in result.messages] == list(range(32))
+    assert result.next_offset == 32
+
+
+@pytest.mark.parametrize("size", [1, 30_000])
+def test_large_answers_are_decoded_in_steps(size: int) -> None:
+    """A step has 64 KiB of bodies and properties at most, and 64 messages, plus one message."""
+    text = join_properties({f"{number:x}": "v" for number in range(size // 6)})
+    one = record.MessageRecord("t", b"x", text, queue_offset=7, store_host=HOST)
+    encoded = bytes(record.encode(one))
+    count = min(1024, FRAME // len(encoded))
+    steps = first_messages(encoded * count, "a", 1024)
+    assert sum(1 for _ in steps) >= count // (1 + min(64, (64 << 10) // size))
+
+
+async def test_other_tasks_run_between_the_steps_of_a_decoding() -> None:
+    turns, seen = [0], list[int]()
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    def work() -> Steps[str]:
+        for _ in range(10):
+            seen.append(turns[0])
+            yield
+        return "done"
+
+    beside = asyncio.ensure_future(others())
+    assert await run_in_steps(work()) == "done"
+    beside.cancel()
+    assert len(set(seen)) >= 9
+
+
+def test_long_json_with_keys_without_quotes_is_refused() -> None:
+    """Quotes are added to its keys, which takes 0.2 s for each MiB."""
+    body = b'{"a":"' + b"x" * (1 << 20) + b'",0:{}}'
+    with pytest.raises(FrameRefused, match="the limit is"):
+        parse_route(body)
+    assert parse_route(b'{"a":"' + b"x" * (1 << 19) + b'",0:{}}').queues == ()
+
+
+_LISTS = b"[]," * (FRAME // 3) + b"[]"
+_STRING = b'"' + b"x" * FRAME + b'"'
+
+
+@pytest.mark.parametrize("value", [b"[" + _LISTS + b"]", _STRING])
+@pytest.mark.parametrize(
+    ("decode", "name"),
+    [
+        (parse_route, "queueDatas"),
+        (parse_topic_list, "topicList"),
+        (parse_members, "consumerIdList"),
+        (parse_locked, "lockOKMQSet"),
+    ],
+)
+def test_json_that_takes_seconds_to_parse_is_refused(
+    decode: Callable[[bytes], object], name: str, value: bytes
+) -> None:
+    with pytest.raises(FrameRefused, match="the limit is"):
+        decode(f'{{"{name}":'.encode() + value + b"}")
+
+
+def test_a_reset_of_too_many_queues_is_refused() -> None:
+    with pytest.raises(FrameRefused, match="the limit is"):
+        parse_offset_table(b'{"offsetTable":{' + _LISTS + b"}}", 65_536)
 
 
 @asynccontextmanager
@@ -269,7 +360,7 @@ async def test_a_route_without_brokers_is_none_to_consume_from() -> None:
         consumer.subscribe("t")
         async with consumer:
             assert not consumer.is_balanced
-            with pytest.raises(PutRefused, match="names no broker"):
+            with pytest.raises(PutRefused, match="has no broker"):
                 await consumer._members("t")
 
 

@@ -6,31 +6,35 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from concurrent import futures
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
 
 from broker_adapter.client import (
+    ConsumeFromWhere,
     ConsumeSettings,
     ConsumeStatus,
     LocalTransactionState,
     Message,
     MessageExt,
     MessageQueue,
+    PullConsumer,
     PushConsumer,
     QueueListener,
     TransactionProducer,
 )
 from broker_adapter.client.group_requests import MessageModel
 from broker_adapter.client.queue_worker import NOT_LOCKED
-from broker_adapter.errors import IllegalMessage
-from broker_adapter.format import message as record
-from broker_adapter.format.host import Host
-from broker_adapter.format.message_id import format_offset_id
-from broker_adapter.format.properties import join_properties
+from broker_adapter.errors import BrokerError, IllegalMessage
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire import message as record
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message_id import format_offset_id
+from broker_adapter.wire.properties import join_properties
 from tests.node.local import until
 
 from .scripted import ScriptedServer, route_body, serving
@@ -65,7 +69,7 @@ class Broker:
                 return request.answer(0, body=json.dumps({"consumerIdList": members}).encode())
             case RequestCode.QUERY_CONSUMER_OFFSET:
                 return request.answer(22)
-            case RequestCode.GET_MAX_OFFSET:
+            case RequestCode.GET_MAX_OFFSET | RequestCode.GET_MIN_OFFSET:
                 return request.answer(0, fields={"offset": "0"})
             case RequestCode.UPDATE_CONSUMER_OFFSET:
                 self.committed[request.fields["queueId"]] = int(request.fields["commitOffset"])
@@ -82,7 +86,7 @@ class Broker:
         body = b"".join(
             bytes(
                 record.encode(
-                    record.Message(
+                    record.MessageRecord(
                         "t", b"%d" % offset, queue_id=queue_id, queue_offset=offset, store_host=HOST
                     )
                 )
@@ -119,12 +123,14 @@ def consumer(
     listener: Callable[[Sequence[MessageExt]], object],
     *,
     noted: QueueListener | None = None,
+    consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     **settings: object,
 ) -> PushConsumer:
     made = PushConsumer(
         "g",
         world.server.server.address,
         listener,
+        consume_from=consume_from,
         settings=replace(ConsumeSettings(local_retry_s=0.0, suspend_s=0.0), **settings),  # type: ignore[arg-type]
         queue_listener=noted,
     )
@@ -170,11 +176,157 @@ async def test_a_listener_hears_of_queues_and_commits(code: int) -> None:
     async with broker() as world:
         world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(code)
         member = consumer(world, lambda messages: seen.extend(one.body for one in messages), noted=noted)
-        async with member:
-            await until(lambda: len(seen) == MESSAGES)
-            await until(lambda: member.positions == {MessageQueue("t", "a", 0): MESSAGES})
+        with pytest.raises(BrokerError) if code else nullcontext():
+            async with member:
+                await until(lambda: len(seen) == MESSAGES)
+                await until(lambda: member.positions == {MessageQueue("t", "a", 0): MESSAGES})
     ended = "failed" if code else "committed"
     assert noted.told == [("assigned", 0), ("committing", MESSAGES), (ended, MESSAGES), ("revoked",)]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize(
+    ("error", "is_coroutine"),
+    [
+        (futures.CancelledError, False),
+        (futures.CancelledError, True),
+        (asyncio.CancelledError, False),
+        (asyncio.CancelledError, True),
+        # On the event loop these are meant to end the program.
+        (SystemExit, False),
+        (KeyboardInterrupt, False),
+    ],
+)
+async def test_no_exception_of_a_listener_stops_its_queue(
+    is_ordered: bool, error: type[BaseException], is_coroutine: bool
+) -> None:
+    """Such as that of a future which the listener waits for and another thread has cancelled."""
+    seen: list[int] = []
+    failures = [error()]
+
+    def listen(messages: Sequence[MessageExt]) -> None:
+        if failures:
+            raise failures.pop()
+        seen.extend(one.queue_offset for one in messages)
+
+    async def listen_on_loop(messages: Sequence[MessageExt]) -> None:
+        listen(messages)
+
+    async with broker() as world:
+        listener = listen_on_loop if is_coroutine else listen
+        async with consumer(world, listener, is_ordered=is_ordered) as member:
+            await until(lambda: set(member.positions.values()) == {MESSAGES})
+        back = len(world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK))
+        assert (len(seen), back) == ((MESSAGES, 0) if is_ordered else (MESSAGES - 1, 1))
+
+
+async def test_a_listener_that_is_cancelled_at_close_has_not_failed() -> None:
+    """Its messages stay uncommitted, and are not redelivered as failed ones."""
+    started = asyncio.Event()
+
+    async def listen(messages: Sequence[MessageExt]) -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with broker() as world:
+        member = consumer(world, listen)
+        await member.start()
+        await started.wait()
+        await member.close(grace_s=0.0)
+        assert not world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert not world.committed
+
+
+class Failing(QueueListener):
+    """Raises at each notification of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        def fail(*_: object) -> None:
+            raise ValueError(kind)
+
+        setattr(self, kind, fail)
+
+
+@pytest.mark.parametrize("kind", ["assigned", "revoked", "committing", "committed"])
+async def test_a_listener_of_queues_that_raises_stops_nothing(kind: str) -> None:
+    seen: list[bytes] = []
+
+    def listen(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.body for one in messages)
+
+    async with broker() as world:
+        async with consumer(world, listen, noted=Failing(kind), commit_interval_s=0.01) as member:
+            await until(lambda: len(seen) == MESSAGES)
+            await until(lambda: world.committed == {"0": MESSAGES})
+            assert not any(task.done() for task in member._client._tasks)
+        assert world.server.seen[-1].code == RequestCode.UNREGISTER_CLIENT
+
+
+async def test_a_commit_that_failed_is_reported_by_close_after_it_has_left() -> None:
+    seen: list[bytes] = []
+    async with broker() as world:
+        world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(2)
+        member = consumer(world, lambda messages: seen.extend(one.body for one in messages))
+        await member.start()
+        await until(lambda: len(seen) == MESSAGES)
+        with pytest.raises(BrokerError):
+            await member.close()
+        assert world.server.seen[-1].code == RequestCode.UNREGISTER_CLIENT
+        await member.close()  # reported once
+
+
+async def test_a_commit_that_a_reset_has_replaced_is_no_success_and_no_fault_of_the_member() -> None:
+    """RocketMQ answers such a commit with SUCCESS as well, and says in words that it does not count."""
+    seen: list[bytes] = []
+    noted = Noted()
+    async with broker() as world:
+        answer = "Offset has been previously reset"
+        world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(0, answer)
+        member = consumer(world, lambda messages: seen.extend(one.body for one in messages), noted=noted)
+        await member.start()
+        await until(lambda: len(seen) == MESSAGES)
+        await member.close()
+        assert ("failed", MESSAGES) in noted.told and ("committed", MESSAGES) not in noted.told
+        async with PullConsumer("g", world.server.server.address) as puller:
+            with pytest.raises(BrokerError, match="761 GENERATION_STALE"):
+                await puller.commit(MessageQueue("t", "a", 0), 1)
+
+
+async def test_a_commit_that_failed_when_a_queue_was_left_is_reported_by_close() -> None:
+    """The member that takes the queue gets these messages again."""
+    seen: list[bytes] = []
+    async with broker() as world:
+        world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(2)
+        member = consumer(world, lambda messages: seen.extend(one.body for one in messages))
+        await member.start()
+        await until(lambda: len(seen) == MESSAGES)
+        world.members = ["0", member.client_id]  # the first of two has the only queue
+        notice = RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        world.server.connections[0].notify(notice)
+        await until(lambda: not member.assigned)
+        del world.answers[RequestCode.UPDATE_CONSUMER_OFFSET]
+        with pytest.raises(BrokerError):
+            await member.close()
+
+
+async def test_an_error_of_the_program_is_not_replaced_by_one_of_a_commit() -> None:
+    seen: list[bytes] = []
+    async with broker() as world:
+        world.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda request: request.answer(2)
+        with pytest.raises(ZeroDivisionError):
+            async with consumer(world, lambda messages: seen.extend(one.body for one in messages)):
+                await until(lambda: len(seen) == MESSAGES)
+                raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("name", ["", "a b", "g" * 249, "g\n", "ä"])
+def test_a_client_with_an_invalid_name_is_not_made(name: str) -> None:
+    with pytest.raises(IllegalMessage):
+        PushConsumer(name, "127.0.0.1:1", print)
+    with pytest.raises(IllegalMessage):
+        PullConsumer(name, "127.0.0.1:1")
+    with pytest.raises(IllegalMessage):
+        PushConsumer("g", "127.0.0.1:1", print).subscribe(name)
 
 
 async def test_a_member_that_dies_commits_nothing_and_tells_nobody() -> None:
@@ -443,7 +595,8 @@ async def test_a_group_begins_with_the_first_message_that_came_back() -> None:
         world.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: request.answer(
             0, body=route_body([world.server])
         )
-        async with consumer(world, lambda messages: None) as member:
+        last = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        async with consumer(world, lambda messages: None, consume_from=last) as member:
             assert [queue.topic for queue in member.assigned] == ["%RETRY%g", "t"]
     assert set(asked) == {(RequestCode.GET_MAX_OFFSET, "t"), (RequestCode.GET_MIN_OFFSET, "%RETRY%g")}
 
@@ -723,6 +876,23 @@ async def test_a_half_message_is_ended(state: LocalTransactionState, type_of_end
         assert codes.index(RequestCode.HEART_BEAT) < codes.index(RequestCode.SEND_MESSAGE_V2)
 
 
+async def test_a_local_transaction_on_a_thread_has_the_context_of_its_caller() -> None:
+    """Such as the request that a tracing library stores there."""
+    traced: ContextVar[str] = ContextVar("traced", default="")
+    seen: list[str] = []
+
+    def execute(message: Message) -> LocalTransactionState:
+        seen.append(traced.get())
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = half_stored
+        async with TransactionProducer("p", world.server.server.address, never) as producer:
+            traced.set("a request")
+            await producer.send_in_transaction(Message("t", b"x"), execute)
+    assert seen == ["a request"]
+
+
 async def test_a_local_transaction_that_raises_is_unknown() -> None:
     def execute(message: Message) -> LocalTransactionState:
         raise ValueError("no")
@@ -769,7 +939,7 @@ async def test_a_broker_that_asks_is_told() -> None:
             )
             text = join_properties({"UNIQ_KEY": "K"})
             for body in (b"unknown", b"x"):
-                half = bytes(record.encode(record.Message("t", body, text)))
+                half = bytes(record.encode(record.MessageRecord("t", body, text)))
                 fields = {"tranStateTableOffset": "7", "commitLogOffset": "1000", "transactionId": "T"}
                 asked = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, half)
                 world.server.connections[0].notify(asked)
@@ -779,9 +949,12 @@ async def test_a_broker_that_asks_is_told() -> None:
         assert (end.fields["msgId"], end.fields["transactionId"]) == ("K", "T")
 
 
-async def test_a_message_of_a_transaction_has_no_delay() -> None:
+@pytest.mark.parametrize(
+    "delayed",
+    [Message("t", b"x", delay_level=1), Message("t", b"x", properties={"TIMER_DELAY_MS": "5000"})],
+    ids=["level", "timer"],
+)
+async def test_a_message_of_a_transaction_has_no_delay(delayed: Message) -> None:
     async with broker() as world, TransactionProducer("p", world.server.server.address, never) as producer:
         with pytest.raises(IllegalMessage):
-            await producer.send_in_transaction(
-                Message("t", b"x", delay_level=1), lambda message: LocalTransactionState.UNKNOWN
-            )
+            await producer.send_in_transaction(delayed, lambda message: LocalTransactionState.UNKNOWN)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,9 @@ from broker_adapter.client import (
     SendStatus,
     TransactionProducer,
 )
-from broker_adapter.client.connections import Connections
+from broker_adapter.client import producer as producer_module
+from broker_adapter.client.core import send_attempts
+from broker_adapter.client.instance import Connections
 from broker_adapter.errors import (
     AnswerMissing,
     IllegalMessage,
@@ -29,9 +32,10 @@ from broker_adapter.errors import (
     Status,
     TopicRefused,
 )
-from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.codes import DUPLICATE_FILTER, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.wire.properties import split_properties
 from tests.node.local import until
 
 from .scripted import Script, ScriptedServer, route_body, serving, stored
@@ -155,10 +159,10 @@ async def test_a_question_that_is_answered_is_not_waited_for() -> None:
     at once never gave the event loop back."""
     async with world(stored) as (producer, brokers, names):
         routes, was_waiting = producer._client.routes, list[bool]()
-        await routes.ask("t")
+        await routes.refresh("t")
 
         def come() -> None:
-            asked = routes.ask("t")
+            asked = routes.refresh("t")
             with suppress(StopIteration):
                 asked.send(None)
             was_waiting.append(asked.cr_running or asked.cr_frame is not None)
@@ -167,7 +171,7 @@ async def test_a_question_that_is_answered_is_not_waited_for() -> None:
         # Called at the end of the task, before all that waits for it.
         routes.on_change = lambda topic: asyncio.get_running_loop().call_soon(come)  # type: ignore[assignment]
         names.script = lambda request: request.answer(0, body=route_body(brokers, queues=7))
-        await routes.ask("t")
+        await routes.refresh("t")
         assert was_waiting == [True]
         await until(lambda: len(names.seen) == 3)
 
@@ -214,6 +218,61 @@ async def test_no_answer_and_no_reason_are_indeterminate(script: Script) -> None
             await producer.send(Message("t", b"x"))
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_all_attempts_of_a_send_have_one_id_and_one_born_timestamp(
+    is_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = count(1_000)
+    monkeypatch.setattr(producer_module, "now_ms", lambda: next(times))
+    async with world(refuse(1), refuse(1), stored) as (producer, brokers, _):
+        for _ in range(3):
+            if is_batch:
+                await producer.send_batch([Message("t", b"1"), Message("t", b"2")])
+            else:
+                await producer.send(Message("t", b"x"))
+        requests = [one for broker in brokers for one in broker.seen]
+    tries: dict[str, set[str]] = {}
+    for request in requests:
+        message_id = split_properties(request.fields["i"])["UNIQ_KEY"]
+        tries.setdefault(message_id, set()).add(request.fields["g"])
+    assert len(requests) > len(tries) == 3
+    assert all(len(born) == 1 for born in tries.values()), tries
+
+
+async def test_an_attempt_that_an_earlier_one_stored_is_no_duplicate_and_says_so() -> None:
+    def known(request: RemotingCommand) -> RemotingCommand:
+        answer = stored(request)
+        return replace(answer, fields={**answer.fields, "duplicate": "true"})
+
+    async with world(refuse(1), known) as (producer, _, _):
+        results = [await producer.send(Message("t", b"x")) for _ in range(2)]
+    assert all(result.is_duplicate and not result.may_be_duplicate for result in results)
+
+
+async def test_a_message_that_may_be_stored_is_not_repeated_when_brokers_may_have_forgotten_its_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(send_attempts, "_REPEAT_S", 0.0)
+    async with world(refuse(1), refuse(1)) as (producer, brokers, _):
+        with pytest.raises(PutIndeterminate):
+            await producer.send(Message("t", b"x"), timeout_s=1e6)
+        assert sum(len(broker.seen) for broker in brokers) == 1
+
+
+async def test_a_message_that_may_be_stored_stays_so_when_its_topic_has_no_route_any_more() -> None:
+    """As after a crash of the only broker, which the NameServer then leaves out."""
+    async with world(refuse(1)) as (producer, brokers, names):
+        await producer.queues("t")
+        producer._client.routes.min_age_s = 0
+        names.script = lambda request: request.answer(17, "No topic route info")
+        with pytest.raises(PutIndeterminate):
+            await producer.send(Message("t", b"x"))
+        assert len(brokers[0].seen) == 1
+        with pytest.raises(TopicRefused):
+            await producer.send(Message("t", b"x"))
+        assert len(brokers[0].seen) == 1
+
+
 async def test_refusals_alone_are_definite() -> None:
     async with world(refuse(14), refuse(2)) as (producer, brokers, _):
         with pytest.raises(PutRefused):
@@ -233,6 +292,79 @@ async def test_an_ordered_message_is_not_repeated_when_it_may_be_stored() -> Non
         with pytest.raises(PutIndeterminate):
             await producer.send(Message("t", b"x"), selector=lambda queues, message, arg: queues[0])
     assert (len(first.seen), len(second.seen)) == (1, 0)
+
+
+def in_log(name: str) -> Script:
+    """Store every send, at a broker whose log stores repeated sends once."""
+
+    def script(request: RemotingCommand) -> RemotingCommand:
+        answer = stored(request)
+        return replace(answer, fields={**answer.fields, DUPLICATE_FILTER: name})
+
+    return script
+
+
+async def learn_filters(producer: Producer, brokers: Sequence[ScriptedServer]) -> None:
+    for number in range(len(brokers)):
+        await producer.send(Message("t", b"x"), queue=MessageQueue("t", "abc"[number], 0))
+        brokers[number].seen.clear()
+
+
+@pytest.mark.parametrize("names_queue", [False, True])
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_an_ordered_send_is_repeated_in_its_queue_where_the_log_stores_it_once(
+    names_queue: bool, is_batch: bool
+) -> None:
+    async with world(in_log("1"), in_log("2"), in_log("1")) as (producer, brokers, _):
+        await learn_filters(producer, brokers)
+        first, other, second = brokers
+        first.script = refuse(1, "UNKNOWN_ERROR")
+        wanted = MessageQueue("t", "a", 0)
+        messages = [Message("t", b"1"), Message("t", b"2")][: 1 + is_batch]
+        queue = wanted if names_queue else None
+        selector = None if names_queue else lambda queues, message, arg: wanted
+        if is_batch:
+            result = await producer.send_batch(messages, queue=queue, selector=selector)
+        else:
+            result = await producer.send(messages[0], queue=queue, selector=selector)
+    assert (len(first.seen), len(other.seen), len(second.seen)) == (1, 0, 1)
+    ids = {split_properties(one.fields["i"])["UNIQ_KEY"] for one in (*first.seen, *second.seen)}
+    assert len(ids) == 1
+    assert not result.may_be_duplicate
+    if names_queue:
+        assert result.queue == wanted
+
+
+async def test_an_ordered_send_that_may_be_stored_is_repeated_until_the_broker_responds() -> None:
+    answers = [refuse(1), refuse(14), refuse(1), refuse(1)]
+    async with world(in_log("1")) as (producer, brokers, _):
+        await learn_filters(producer, brokers)
+        brokers[0].script = lambda request: (answers.pop(0) if answers else in_log("1"))(request)
+        result = await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 0))
+    assert len(brokers[0].seen) == 5 > send_attempts.MAX_ATTEMPTS
+    assert not result.may_be_duplicate
+
+
+async def test_a_send_that_may_be_stored_goes_to_the_log_that_recognizes_it() -> None:
+    async with world(in_log("1"), in_log("2"), in_log("2")) as (producer, brokers, _):
+        await learn_filters(producer, brokers)
+        for broker in brokers[1:]:
+            answers = [refuse(1)]
+            broker.script = lambda request, own=answers: (own.pop() if own else in_log("2"))(request)
+        results = [await producer.send(Message("t", b"x")) for _ in range(3)]
+    assert not any(result.may_be_duplicate for result in results)
+    attempts = [split_properties(one.fields["i"])["UNIQ_KEY"] for one in brokers[0].seen]
+    assert len(attempts) == sum(result.queue.broker_name == "a" for result in results)
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g"])
+async def test_messages_without_an_id_at_the_broker_are_not_repeated(topic: str) -> None:
+    async with world(in_log("1")) as (producer, brokers, _):
+        await learn_filters(producer, brokers)
+        brokers[0].script = refuse(1)
+        with pytest.raises(PutIndeterminate):
+            await producer.send(Message(topic, b"x"), queue=MessageQueue("t", "a", 0))
+        assert len(brokers[0].seen) == 1
 
 
 async def test_an_ordered_message_stays_at_its_queue_when_it_is_refused() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from broker_adapter.client.core.values import MessageExt, MessageQueue
 from broker_adapter.client.request_reply import PendingRequests, reply_to
-from broker_adapter.format.properties import join_properties
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.wire.properties import join_properties
 
 CONNECTION: Any = None
 
@@ -22,7 +22,7 @@ def push(correlation_id: str, body: bytes) -> RemotingCommand:
 async def test_the_first_answer_counts_and_each_is_taken() -> None:
     """Of one that is not taken the broker tells its sender that nobody waits."""
     pending = PendingRequests()
-    with pending.one() as (first_id, first), pending.one() as (second_id, second):
+    with pending.new_request() as (first_id, first), pending.new_request() as (second_id, second):
         for body in (b"a", b"b"):
             assert (await pending.answered(CONNECTION, push(first_id, body))).code == 0
         assert not second.done()
@@ -34,7 +34,7 @@ async def test_the_first_answer_counts_and_each_is_taken() -> None:
 async def test_nothing_is_kept_for_those_who_wait_no_more() -> None:
     pending = PendingRequests()
     for _ in range(3):
-        with pending.one() as (_, answer):
+        with pending.new_request() as (_, answer):
             assert len(pending._pending) == 1
             answer.cancel()
     assert not pending._pending

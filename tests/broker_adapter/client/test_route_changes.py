@@ -35,10 +35,10 @@ def master(instance: ClientInstance) -> str | None:
 
 
 async def test_the_route_follows_each_change_of_the_master(tmp_path: Path) -> None:
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process:
+    async with name_server(tmp_path) as process:
         server = process.name_server
         server.register(registration("n1"))
-        async with client(process.remoting_address) as instance:
+        async with client(process.address) as instance:
             await instance.routes.get("orders")
             for term, node in enumerate(("n2", "n1", "n2"), 2):
                 server.register(registration(node, term=term))
@@ -47,15 +47,15 @@ async def test_the_route_follows_each_change_of_the_master(tmp_path: Path) -> No
 
 async def test_a_master_that_dies_leaves_the_route_and_the_next_one_comes_into_it(tmp_path: Path) -> None:
     """Brokers, a NameServer, and a client that sends nothing meanwhile."""
-    async with name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0") as server:
+    async with name_server(tmp_path / "namesrv") as server:
         settings = {"remoting": {"listen": "127.0.0.1:0"}, "namesrv": [server.address]}
         async with (
             brokers(tmp_path, 3, settings) as cluster,
-            Producer("p", server.remoting_address) as sender,
+            Producer("p", server.address) as sender,
         ):
             await until(lambda: bool(server.name_server.tables.topics()))  # the master has registered
             await sender.send(Message("orders", b"x"))
-            async with client(server.remoting_address) as instance:
+            async with client(server.address) as instance:
                 await instance.routes.get("orders")
                 first = await cluster.master()
                 await until(lambda: master(instance) == first.remoting.address)
@@ -65,12 +65,12 @@ async def test_a_master_that_dies_leaves_the_route_and_the_next_one_comes_into_i
 
 
 async def test_a_push_consumer_takes_new_queues_when_it_is_told_of_them(tmp_path: Path) -> None:
-    async with name_server(tmp_path / "namesrv", remoting_listen="127.0.0.1:0") as server:
+    async with name_server(tmp_path / "namesrv") as server:
         settings = {"remoting": {"listen": "127.0.0.1:0"}, "namesrv": [server.address]}
-        async with brokers(tmp_path, 1, settings), Admin(server.remoting_address) as admin:
+        async with brokers(tmp_path, 1, settings), Admin(server.address) as admin:
             await until(lambda: bool(server.name_server.tables.topics()))
             await admin.create_topic("orders", queues=2)
-            consumer = PushConsumer("g", server.remoting_address, lambda messages: None, options=NEVER)
+            consumer = PushConsumer("g", server.address, lambda messages: None, options=NEVER)
             consumer.subscribe("orders")
             async with consumer:
                 await until(lambda: len(_of_orders(consumer)) == 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +28,12 @@ from broker_adapter.client import (
     reply_to,
     select_by_hash,
 )
-from broker_adapter.errors import AnswerMissing, GroupRefused, IllegalMessage, TopicRefused
+from broker_adapter.client.instance import Connections
+from broker_adapter.errors import AnswerMissing, GroupRefused, IllegalMessage, Status, TopicRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from tests.broker_adapter.cluster import BrokerCluster, brokers
-from tests.broker_adapter.processor.asker import LISTEN
+from tests.broker_adapter.v4.asker import LISTEN
 from tests.node.local import until
 
 from .scripted import route_body_of, serving
@@ -91,6 +94,36 @@ async def test_messages_batches_and_keys(names: str) -> None:
             await producer.send(Message("keys", b"x"), selector=select_by_hash, arg="k") for _ in range(3)
         ]
         assert [result.queue_offset for result in ordered] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_send_to_a_named_queue_whose_answer_is_lost_is_stored_once(
+    names: str, is_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Producer("p", names) as producer, Admin(names) as admin:
+        queue = MessageQueue("lost", "a", 1)
+        await producer.send(Message("lost", b"0"), queue=queue)
+        invoke, lost = Connections.invoke, 3
+
+        async def lose_answers(*args: Any) -> RemotingCommand:
+            nonlocal lost
+            answer = await invoke(*args)
+            if answer.fields.get("queueOffset") and lost:
+                lost -= 1
+                raise AnswerMissing(Status.ANSWER_MISSING, "the answer is lost")
+            return answer
+
+        monkeypatch.setattr(Connections, "invoke", lose_answers)
+        messages = [Message("lost", b"1"), Message("lost", b"2")][: 1 + is_batch]
+        if is_batch:
+            result = await producer.send_batch(messages, queue=queue)
+        else:
+            result = await producer.send(messages[0], queue=queue)
+        assert lost == 0
+        assert (result.queue, result.queue_offset) == (queue, 1)
+        assert result.is_duplicate and not result.may_be_duplicate
+        stats = await admin.topic_stats("lost")
+        assert sum(one.max_offset for one in stats.values()) == 1 + len(messages)
 
 
 async def test_polled(names: str) -> None:
@@ -161,13 +194,17 @@ async def test_administered(names: str) -> None:
         (found,) = await admin.query("kept", ids[3])
         assert (found.message_id, found.body) == (ids[3], b"3")
         assert await admin.query("kept", "no such key") == []
+        end = await admin.max_offset(queue)
+        later_ms = time.time_ns() // 1_000_000 + 3_600_000
+        assert await admin.search_offset(queue, later_ms) == end
+        assert await admin.search_offset(queue, later_ms, is_upper=True) == end - 1
         await consumer.commit(queue, 3)
         assert await admin.committed("g", queue) == 3
         await admin.reset_offset("g", queue, 1)
         offsets = await admin.group_offsets("g")
         assert {one.queue_id: offset for one, offset in offsets.items()} == {0: 1, 1: 0}
         group = GroupConfig("made", retry_max_times=3, consume_orderly=True)
-        await admin.put_group(group)
+        await admin.create_group("made", retry_max_times=3, consume_orderly=True)
         assert group in await admin.groups()
         await admin.delete_group("made")
         with pytest.raises(GroupRefused):

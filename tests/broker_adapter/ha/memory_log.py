@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from broker_adapter.errors import Status, error_for
-from broker_adapter.format.message import BLANK_MAGIC, Message, encode
+from broker_adapter.wire.message import BLANK_MAGIC, MessageRecord, encode
 
 FILE_SIZE = 4_096
 _RESERVED = 8
@@ -28,6 +28,10 @@ class MemoryLog:
     @property
     def end_offset(self) -> int:
         return self.begin_offset + len(self.data)
+
+    @property
+    def complete_end_offset(self) -> int:
+        return self.end_offset
 
     @property
     def last_file_offset(self) -> int:
@@ -57,6 +61,9 @@ class MemoryLog:
         self.data += data
         self.appends.append((offset, len(data)))
 
+    def cut_incomplete(self) -> int:
+        return 0
+
     def flush(self) -> int:
         self.flushed_offset = self.end_offset
         return self.flushed_offset
@@ -71,7 +78,7 @@ class MemoryLog:
 
     def put(self, body: bytes, **fields: Any) -> int:
         """A record, and a blank before it where a file ends. Returns its end."""
-        message = Message("t", body, queue_offset=self.count, store_timestamp=1, **fields)
+        message = MessageRecord("t", body, queue_offset=self.count, store_timestamp=1, **fields)
         left = self.file_size - self.end_offset % self.file_size
         if len(encode(message)) + _RESERVED > left:
             self.data += blank(left)

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from broker_adapter.ha.client import HaClient
-from broker_adapter.ha.handshake import HaIdentity
-from broker_adapter.ha.log import CopiedLog, ShippedLog
-from broker_adapter.ha.options import HaClientOptions, Handshake, HaOptions
-from broker_adapter.ha.service import HaService
-from dledger.platform import ClusterSecret
+from broker_adapter.log.classic.ha.client import HaClient
+from broker_adapter.log.classic.ha.handshake import HaIdentity
+from broker_adapter.log.classic.ha.log import CopiedLog, ShippedLog
+from broker_adapter.log.classic.ha.options import HaClientOptions, Handshake, HaOptions
+from broker_adapter.log.classic.ha.service import HaService
+from dledger.rpc.cluster_secret import ClusterSecret
 
 MASTER = HaIdentity("main", "a", 0)
 SECRET = ClusterSecret([b"s" * 32])

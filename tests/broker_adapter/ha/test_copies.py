@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from broker_adapter.ha.client import HaClient, HaClientState
-from broker_adapter.ha.group_transfer import SlaveAck
-from broker_adapter.ha.options import Handshake, HaOptions
+from broker_adapter.log.classic.ha.client import HaClient, HaClientState
+from broker_adapter.log.classic.ha.group_transfer import SlaveAck
+from broker_adapter.log.classic.ha.options import Handshake, HaOptions
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog
 from tests.broker_adapter.ha.pair import QUICK, SECRET, following, master, plain, scripted, slave, wire
 from tests.node.local import until
@@ -399,7 +399,7 @@ async def test_a_master_that_says_nothing_loses_its_slave(handshake: Handshake) 
         scripted(silent) as address,
         following(MemoryLog(), address, handshake=handshake, options=options) as client,
     ):
-        word = "says nothing" if handshake is Handshake.OFF else "does not answer"
+        word = "has sent nothing" if handshake is Handshake.OFF else "does not answer"
         await until(lambda: word in client.status().problem)
 
 

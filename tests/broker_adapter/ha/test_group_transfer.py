@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_adapter.ha.group_transfer import GroupTransfer, SlaveAck
+from broker_adapter.log.classic.ha.group_transfer import GroupTransfer, SlaveAck
 
 GAP = 1000
 LONG_MS = 600_000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.errors import Status
-from broker_adapter.ha.group_transfer import SlaveAck
-from broker_adapter.ha.handshake import (
+from broker_adapter.log.classic.ha.group_transfer import SlaveAck
+from broker_adapter.log.classic.ha.handshake import (
     NONCE_BYTES,
     PROBE,
     VERSION,
@@ -28,8 +28,8 @@ from broker_adapter.ha.handshake import (
     to_prove_introduction,
     to_prove_welcome,
 )
-from broker_adapter.ha.options import Handshake, HaOptions
-from broker_adapter.ha.transfers import encode_report
+from broker_adapter.log.classic.ha.options import Handshake, HaOptions
+from broker_adapter.log.classic.ha.transfers import encode_report
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog
 from tests.broker_adapter.ha.pair import MASTER, QUICK, SECRET, following, master, plain, scripted, slave
 from tests.node.local import until

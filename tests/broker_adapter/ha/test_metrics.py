@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from broker_adapter.ha.client import HaClientState, HaClientStatus
-from broker_adapter.ha.metrics import client_metrics, service_metrics
-from broker_adapter.ha.service import HaServiceStatus, SlaveStatus
+from broker_adapter.log.classic.ha.client import HaClientState, HaClientStatus
+from broker_adapter.log.classic.ha.service import HaServiceStatus, SlaveStatus
+from broker_adapter.log.classic.node.replication import client_metrics, service_metrics
 
 
 def lines(metrics: Iterable[Metric]) -> dict[str, float]:

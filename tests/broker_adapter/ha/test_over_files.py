@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles, CommitLogOptions
-from broker_adapter.classic.recovery import open_commit_log
-from broker_adapter.format.message import Message, encode
-from broker_adapter.ha.log import read_all
-from broker_adapter.ha.options import Handshake, HaOptions
-from dledger.platform import OsDisk
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles, CommitLogOptions
+from broker_adapter.log.classic.ha.log import read_all
+from broker_adapter.log.classic.ha.options import Handshake, HaOptions
+from broker_adapter.log.classic.recovery import open_commit_log
+from broker_adapter.wire.message import MessageRecord, encode
+from dledger.infra.files.disk import OsDisk
 from tests.broker_adapter.ha.pair import QUICK, following, master, wire
 from tests.node.local import until
 
@@ -34,7 +34,7 @@ def opened(root: Path) -> Iterator[CommitLogFiles]:
 
 def fill(log: CommitLogFiles, count: int, rng: Random) -> None:
     for _ in range(count):
-        message = Message("t", rng.randbytes(rng.randrange(600)), store_timestamp=1_700_000_000_000)
+        message = MessageRecord("t", rng.randbytes(rng.randrange(600)), store_timestamp=1_700_000_000_000)
         (place,) = log.place([len(encode(message))])
         log.append([encode(message._replace(physical_offset=place))])
 

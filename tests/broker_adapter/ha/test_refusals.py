@@ -11,11 +11,11 @@ from itertools import pairwise
 import pytest
 
 from broker_adapter.errors import Status
-from broker_adapter.format.message import Message, encode
-from broker_adapter.ha.group_transfer import SlaveAck
-from broker_adapter.ha.handshake import HaIdentity
-from broker_adapter.ha.options import HaClientOptions, Handshake, HaOptions
-from dledger.platform import ClusterSecret
+from broker_adapter.log.classic.ha.group_transfer import SlaveAck
+from broker_adapter.log.classic.ha.handshake import HaIdentity
+from broker_adapter.log.classic.ha.options import HaClientOptions, Handshake, HaOptions
+from broker_adapter.wire.message import MessageRecord, encode
+from dledger.rpc.cluster_secret import ClusterSecret
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog, blank
 from tests.broker_adapter.ha.pair import (
     MASTER,
@@ -77,7 +77,7 @@ async def test_logs_that_differ_and_end_with_the_same_bytes(ends_with_blank: boo
     logs = MemoryLog(file_size=size), MemoryLog(file_size=size)
     for stamp, log in enumerate(logs, 1):
         for number in range(4):
-            message = Message(
+            message = MessageRecord(
                 "t", bytes(100_000), queue_offset=number, store_timestamp=stamp if number else 1
             )
             log.data += encode(message._replace(physical_offset=log.end_offset))

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from broker_adapter.classic.commit_log_files import CommitLogFiles
 from broker_adapter.errors import BrokerError, Status
-from broker_adapter.ha.client import HaClientState
-from broker_adapter.ha.group_transfer import SlaveAck
-from broker_adapter.ha.options import Handshake
+from broker_adapter.log.classic.commit_log_files import CommitLogFiles
+from broker_adapter.log.classic.ha.client import HaClientState
+from broker_adapter.log.classic.ha.group_transfer import SlaveAck
+from broker_adapter.log.classic.ha.options import Handshake
 from dledger import ConfigError
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.classic.log_helpers import opened, put

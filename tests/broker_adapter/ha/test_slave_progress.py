@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.errors import HaRefused, Status
-from broker_adapter.ha.handshake import (
+from broker_adapter.log.classic.ha.connection import SlaveProgress, compare_tail, start_for
+from broker_adapter.log.classic.ha.handshake import (
     MOST_TAIL_BYTES,
     TAIL_BYTES,
     HaIdentity,
@@ -14,7 +15,6 @@ from broker_adapter.ha.handshake import (
     tail_begin,
     tail_digest,
 )
-from broker_adapter.ha.slave_progress import SlaveProgress, compare_tail, start_for
 
 LOG = LogRange(4096, 10_000, 4096)
 LAST_FILE = 8192

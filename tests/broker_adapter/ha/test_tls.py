@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from broker_adapter.ha.options import Handshake
-from dledger.platform import ClientTls, ServerTls, TlsMode
+from broker_adapter.log.classic.ha.options import Handshake
+from dledger.infra.transport.listener import TlsMode
+from dledger.infra.transport.tls import ClientTls, ServerTls
 from tests.broker_adapter.ha.memory_log import MemoryLog
 from tests.broker_adapter.ha.pair import QUICK, SECRET, following, master
 from tests.node.local import until

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import HaRefused, Status, StoredDataDamaged
-from broker_adapter.format.message import Message, encode
-from broker_adapter.ha.records import RecordReader
-from broker_adapter.ha.transfers import (
+from broker_adapter.log.classic.ha.records import RecordReader
+from broker_adapter.log.classic.ha.transfers import (
     ReportReader,
     Transfer,
     TransferReader,
@@ -22,6 +21,7 @@ from broker_adapter.ha.transfers import (
     first_report,
     supplied,
 )
+from broker_adapter.wire.message import MessageRecord, encode
 
 
 def frame(offset: int, data: bytes) -> bytes:
@@ -95,7 +95,7 @@ def test_the_first_frame_with_data_says_where_a_log_begins() -> None:
 
 
 def record(number: int, position: int, body: bytes = b"body") -> bytes:
-    return bytes(encode(Message("t", body, queue_offset=number, physical_offset=position)))
+    return bytes(encode(MessageRecord("t", body, queue_offset=number, physical_offset=position)))
 
 
 def blank(size: int) -> bytes:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.format.host import Host
-from broker_adapter.format.message import Message, Version, encode
-from broker_adapter.ha.records import WholeRecords
+from broker_adapter.log.classic.ha.records import WholeRecords
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord, Version, encode
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog, blank
 from tests.broker_adapter.ha.test_transfers import pieces, record
 
@@ -32,11 +32,11 @@ def test_every_byte_is_given_on_once_and_what_was_taken_ends_with_a_record(
     ends = {begin, *(begin + at for at in unit_ends(log))}
     for piece in pieces(log, cuts):
         records.feed(piece)
-        offset, taken = records.take()
+        offset, taken = records.take_complete()
         assert offset == begin + len(stored)
         stored += taken
         assert begin + len(stored) == records.position and records.position in ends
-        assert records.take() == (records.position, b"")
+        assert records.take_complete() == (records.position, b"")
     assert stored == log and not records.incomplete_bytes
 
 
@@ -52,7 +52,7 @@ def damaged(data: bytes, at: int = 0) -> Status:
     records = WholeRecords(at, FILE_SIZE)
     with pytest.raises(StoredDataDamaged) as caught:
         records.feed(data)
-    assert records.take() == (at, b"")
+    assert records.take_complete() == (at, b"")
     return caught.value.status
 
 
@@ -61,7 +61,7 @@ def taken(data: bytes, at: int = 0) -> bytes:
     records = WholeRecords(at, FILE_SIZE)
     with suppress(StoredDataDamaged):
         records.feed(data)
-    return records.take()[1]
+    return records.take_complete()[1]
 
 
 def test_what_is_no_record_of_its_place() -> None:
@@ -92,7 +92,7 @@ def test_what_was_complete_before_the_damage_may_be_taken() -> None:
     broken = log[:-1] + bytes((log[-1] ^ 1,)) + b"\0" * 8
     with pytest.raises(StoredDataDamaged):
         records.feed(broken)
-    offset, taken = records.take()
+    offset, taken = records.take_complete()
     assert offset == 0 and taken == log[: len(taken)] and len(taken) in unit_ends(log)
 
 
@@ -102,16 +102,18 @@ def test_a_blank_comes_whole_whatever_is_in_it(size: int) -> None:
     records = WholeRecords(at, FILE_SIZE)
     data = blank(size) + record(0, FILE_SIZE)
     records.feed(data[: size - 1])
-    assert records.take() == (at, b"")
+    assert records.take_complete() == (at, b"")
     records.feed(data[size - 1 :])
-    assert records.take() == (at, data)
+    assert records.take_complete() == (at, data)
 
 
 @pytest.mark.parametrize("version", list(Version))
 @pytest.mark.parametrize("born", [Host(bytes(4), 1), Host(bytes(16), 1)])
 @pytest.mark.parametrize("store", [Host(bytes(4), 1), Host(bytes(16), 1)])
 def test_no_cut_and_no_flipped_bit_of_sizes_or_body_passes(version: Version, born: Host, store: Host) -> None:
-    message = Message("topic", b"some body", "a\x01b\x02", version=version, born_host=born, store_host=store)
+    message = MessageRecord(
+        "topic", b"some body", "a\x01b\x02", version=version, born_host=born, store_host=store
+    )
     whole = bytes(encode(message._replace(physical_offset=77)))
     assert taken(whole, 77) == whole
     body = whole.index(b"some body")
@@ -128,5 +130,5 @@ def test_no_cut_and_no_flipped_bit_of_sizes_or_body_passes(version: Version, bor
 
 def test_texts_are_not_looked_at() -> None:
     """Whoever copies bytes does not ask whether RocketMQ has written good UTF-8."""
-    whole = bytes(encode(Message("topic", b"", "a\x01b\x02"))).replace(b"topic", b"to\xff\xfec")
+    whole = bytes(encode(MessageRecord("topic", b"", "a\x01b\x02"))).replace(b"topic", b"to\xff\xfec")
     assert taken(whole) == whole

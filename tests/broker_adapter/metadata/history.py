@@ -12,8 +12,8 @@ from broker_adapter.metadata.commands import (
     NewGeneration,
     PutGroup,
     PutTopic,
-    Queues,
     ResetOffsets,
+    SetRulesVersion,
 )
 
 
@@ -24,12 +24,15 @@ class History:
     def put(self, index: int, command: Command) -> Status | None:
         """Why the command is refused; if it is not, it belongs to the history from here on."""
         status = self.why_not(command)
-        if status is None:
+        is_skipped = isinstance(command, NewGeneration) and self.rules_version >= 3
+        if status is None and not is_skipped:
             self.done.append((index, command))
         return status
 
     def why_not(self, command: Command) -> Status | None:
-        if isinstance(command, PutTopic | PutGroup):
+        if isinstance(command, PutTopic | PutGroup | SetRulesVersion):
+            return None
+        if isinstance(command, NewGeneration) and self.rules_version >= 3:
             return None
         if isinstance(command, DeleteTopic):
             return None if self.topic(command.topic) else Status.TOPIC_UNKNOWN
@@ -37,12 +40,9 @@ class History:
             return Status.GROUP_UNKNOWN
         if isinstance(command, CommitOffsets):
             newest = self.generation(command.group)
-            if command.generation == -1:
-                if self.members(command.group):
-                    return Status.GROUP_HAS_MEMBERS
-            elif command.generation != newest:
-                stale = command.generation < newest
-                return Status.GENERATION_STALE if stale else Status.GENERATION_UNKNOWN
+            allowed = {newest} if self.members(command.group) else {newest, -1}
+            if command.generation not in allowed:
+                return Status.GENERATION_STALE
         if isinstance(command, CommitOffsets | ResetOffsets):
             for name, queue_id, _ in command.offsets:
                 topic = self.topic(name)
@@ -69,16 +69,20 @@ class History:
         return found
 
     def generation(self, group: str) -> int:
-        """The newest entry that began one: creation, assignment, reset."""
+        """The newest entry that began one: creation, members, reset."""
         life = self.of_life(group)
         begun = [index for index, command in life if isinstance(command, NewGeneration | ResetOffsets)]
         return max([life[0][0], *begun])
 
-    def members(self, group: str) -> dict[str, Queues]:
-        given = [
-            dict(command.members) for _, command in self.of_life(group) if isinstance(command, NewGeneration)
-        ]
-        return given[-1] if given else {}
+    @property
+    def rules_version(self) -> int:
+        return max(
+            (command.version for _, command in self.done if isinstance(command, SetRulesVersion)), default=1
+        )
+
+    def members(self, group: str) -> frozenset[str]:
+        given = [command.members for _, command in self.of_life(group) if isinstance(command, NewGeneration)]
+        return given[-1] if given and self.rules_version < 3 else frozenset()
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The greatest of what the newest reset set and what was committed since, while the topic exists."""

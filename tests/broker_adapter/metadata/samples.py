@@ -11,15 +11,18 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    EndBarriers,
     ExpireGroup,
+    GrantLocks,
     NewGeneration,
     PutGroup,
     PutTopic,
+    ReleaseLocks,
     ResetOffsets,
 )
 from broker_adapter.metadata.records import NO_REQUEST, encode
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.values import Outcome
+from broker_adapter.metadata.values import CommandOutcome
 
 ID = bytes(range(16))
 
@@ -48,12 +51,12 @@ class Replica(MetadataState):
     """A state that numbers what it applies, and gives each result at once."""
 
     def __init__(self) -> None:
-        self.results: list[Outcome] = []
+        self.results: list[CommandOutcome] = []
         self.ids: list[bytes] = []
         self.cuts: list[tuple[int, str]] = []
         super().__init__(on_result=self._keep, on_topic_cut=self._keep_cut)
 
-    def do(self, *commands: Command) -> Outcome:
+    def do(self, *commands: Command) -> CommandOutcome:
         for command in commands:
             self.apply(self.applied_index + 1, encode(command, ID))
         return self.results[-1]
@@ -71,7 +74,7 @@ class Replica(MetadataState):
         assert found is not None
         return found.generation
 
-    def _keep(self, request_id: bytes, outcome: Outcome) -> None:
+    def _keep(self, request_id: bytes, outcome: CommandOutcome) -> None:
         self.ids.append(request_id)
         self.results.append(outcome)
 
@@ -82,6 +85,7 @@ class Replica(MetadataState):
 names = st.text("abcXYZ019-_%|", min_size=1, max_size=40)
 member_ids = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=255)
 queue_offsets = st.builds(QueueOffset, names, st.integers(0, 1_023), st.integers(0, (1 << 63) - 1))
+attributes = st.dictionaries(names, names, max_size=3).map(lambda found: tuple(sorted(found.items())))
 topic_configs = st.builds(
     TopicConfig,
     names,
@@ -91,6 +95,7 @@ topic_configs = st.builds(
     st.integers(0, (1 << 31) - 1),
     st.booleans(),
     st.sampled_from(MESSAGE_TYPES),
+    attributes=attributes,
 )
 group_configs = st.builds(
     GroupConfig,
@@ -102,30 +107,32 @@ group_configs = st.builds(
     st.integers(-1, (1 << 31) - 1),
     st.booleans(),
     st.booleans(),
+    attributes=attributes,
 )
 
 
-@st.composite
-def assignments(draw: st.DrawFn) -> NewGeneration:
-    queues = draw(st.lists(st.tuples(names, st.integers(0, 1_023)), unique=True, max_size=20))
-    members = draw(st.lists(member_ids, unique=True, max_size=5))
-    owners = [draw(st.sampled_from(members)) for _ in queues] if members else []
-    owned: dict[str, list[tuple[str, int]]] = {member: [] for member in members}
-    for owner, queue in zip(owners, sorted(queues), strict=False):
-        owned[owner].append(queue)
-    return NewGeneration(draw(names), {member: tuple(mine) for member, mine in owned.items()})
-
-
+locked_queues = st.lists(st.tuples(names, st.integers(0, (1 << 31) - 1)), unique=True, max_size=20).map(
+    lambda queues: tuple(sorted(queues))
+)
+lock_clients = st.text(min_size=1, max_size=255)
 any_command: st.SearchStrategy[Command] = st.one_of(
-    st.builds(PutTopic, topic_configs, st.booleans()),
+    st.builds(PutTopic, topic_configs, st.booleans(), st.booleans()),
     st.builds(DeleteTopic, names),
     st.builds(BeginQueue, names, st.integers(0, 1023), st.integers(0, 1 << 50)),
     st.builds(PutGroup, group_configs, st.booleans()),
-    st.builds(DeleteGroup, names),
+    st.builds(DeleteGroup, names, st.booleans()),
     st.builds(ExpireGroup, names, st.integers(0, (1 << 63) - 1), st.integers(0, 1 << 96)),
     st.builds(
-        CommitOffsets, names, st.integers(-1, (1 << 63) - 1), st.lists(queue_offsets, max_size=20).map(tuple)
+        CommitOffsets,
+        names,
+        st.integers(-1, (1 << 63) - 1),
+        st.lists(queue_offsets, max_size=20).map(tuple),
+        st.just("") | member_ids,
+        st.integers(-1, (1 << 63) - 1),
     ),
-    st.builds(ResetOffsets, names, st.lists(queue_offsets, max_size=20).map(tuple)),
-    assignments(),
+    st.builds(EndBarriers, names, st.integers(0, (1 << 63) - 1)),
+    st.builds(ResetOffsets, names, st.lists(queue_offsets, max_size=20).map(tuple), st.booleans()),
+    st.builds(NewGeneration, names, st.frozensets(member_ids, max_size=5)),
+    st.builds(GrantLocks, names, lock_clients, locked_queues),
+    st.builds(ReleaseLocks, names, lock_clients, locked_queues),
 )

@@ -5,13 +5,17 @@ Bugs of the kind that this is for are planted, and must be found.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.metadata.commands import (
@@ -24,10 +28,11 @@ from broker_adapter.metadata.commands import (
     PutGroup,
     PutTopic,
     ResetOffsets,
+    SetRulesVersion,
 )
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.values import Group, Outcome
+from broker_adapter.metadata.values import CommandOutcome, Group
 from tests.broker_adapter.metadata.history import History
 from tests.broker_adapter.metadata.samples import ID, put_group, put_topic
 
@@ -40,7 +45,7 @@ queue_counts = st.integers(1, 3)
 offset_lists = st.lists(
     st.builds(QueueOffset, topics, st.sampled_from(QUEUES), st.integers(0, 5)), min_size=1, max_size=3
 ).map(tuple)
-members = st.sampled_from([{}, {"m": (("t", 0),)}, {"m": (("t", 0),), "n": (("t", 1), ("u", 0))}])
+members = st.frozensets(st.sampled_from("mn"))
 
 
 class Metadata(RuleBasedStateMachine):
@@ -50,7 +55,7 @@ class Metadata(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.results: list[Outcome] = []
+        self.results: list[CommandOutcome] = []
         self.state, self.twin = self.new_state(), self.new_state()
         self.history = History()
         self.index = -1
@@ -89,7 +94,7 @@ class Metadata(RuleBasedStateMachine):
         self.do(command)
 
     @rule(group=groups, queue_id=st.integers(0, 1), offset=st.integers(0, 5))
-    def commit_as_a_member(self, group: str, queue_id: int, offset: int) -> None:
+    def commit_with_its_generation(self, group: str, queue_id: int, offset: int) -> None:
         found = self.state.group(group)
         if found is not None:
             self.do(CommitOffsets(group, found.generation, (QueueOffset("t", queue_id, offset),)))
@@ -106,9 +111,14 @@ class Metadata(RuleBasedStateMachine):
     def reset(self, group: str, offsets: tuple[QueueOffset, ...]) -> None:
         self.do(ResetOffsets(group, offsets))
 
-    @rule(group=groups, assignment=members, gap=st.integers(1, 3))
-    def new_generation(self, group: str, assignment: dict[str, Any], gap: int) -> None:
-        self.do(NewGeneration(group, assignment), gap)
+    @rule(group=groups, members=members, gap=st.integers(1, 3))
+    def set_members(self, group: str, members: frozenset[str], gap: int) -> None:
+        self.do(NewGeneration(group, members), gap)
+
+    @precondition(lambda self: self.index > 15)
+    @rule(version=st.sampled_from([2, 3]))
+    def raise_rules(self, version: int) -> None:
+        self.do(SetRulesVersion(version))
 
     @rule(body=st.binary(max_size=30))
     def damage(self, body: bytes) -> None:
@@ -206,27 +216,36 @@ class NewestOffsetWins(MetadataState):
 class GenerationsAreCountedByGroup(MetadataState):
     """They begin anew when the group does."""
 
-    def _put_group(self, index: int, command: PutGroup) -> int:
+    def _put_group(self, index: int, command: PutGroup) -> None:
         existed = command.config.name in self._groups
-        generation = super()._put_group(index, command)
+        super()._put_group(index, command)
         if not existed:
-            generation = 0
             self._groups[command.config.name] = self._groups[command.config.name]._replace(generation=0)
-        return generation
 
 
 class ResetKeepsTheGeneration(MetadataState):
-    def _reset(self, index: int, command: ResetOffsets) -> int:
+    def _reset(self, index: int, command: ResetOffsets) -> None:
         generation = self._groups[command.group].generation if command.group in self._groups else index
-        return super()._reset(generation, command)
+        super()._reset(generation, command)
 
 
 class ImageWithoutMembers(MetadataState):
     def load(self, image: bytes) -> None:
         super().load(image)
-        self._groups = {
-            name: group._replace(members=MappingProxyType({})) for name, group in self._groups.items()
-        }
+        self._groups = {name: group._replace(members=frozenset()) for name, group in self._groups.items()}
+
+
+class MembersOutliveTheRaise(MetadataState):
+    """Their groups refuse all commits for ever."""
+
+    def _raise_rules(self, version: int) -> None:
+        self._rules_version = max(self._rules_version, version)
+
+
+class MembersAreTakenAfterTheRaise(MetadataState):
+    def _set_members(self, index: int, command: NewGeneration) -> None:
+        group = self._known_group(command.group)
+        self._groups[group.name] = group._replace(generation=index, members=command.members)
 
 
 class ImageWithoutItsIndex(MetadataState):
@@ -258,12 +277,15 @@ PLANTED: list[type[MetadataState]] = [
     GenerationsAreCountedByGroup,
     ResetKeepsTheGeneration,
     ImageWithoutMembers,
+    MembersOutliveTheRaise,
+    MembersAreTakenAfterTheRaise,
     ImageWithoutItsIndex,
     OffsetsOutliveTheirTopic,
     HalfACommit,
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_found(bug: type[MetadataState]) -> None:
     class WithBug(Metadata):

@@ -11,7 +11,7 @@ import pytest
 from broker_adapter.errors import Busy, IllegalMessage, NotMaster, PutIndeterminate, Status
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.values import Outcome
+from broker_adapter.metadata.values import CommandOutcome
 from tests.broker_adapter.metadata.samples import commit, put_group, put_topic
 
 FOREVER_MS = 60_000
@@ -59,10 +59,10 @@ def raising(error: Exception) -> Callable[[], None]:
 
 async def test_a_proposal_is_answered_with_what_came_of_it() -> None:
     node = Node()
-    assert await node.proposals.propose(put_topic("t")) == Outcome(0)
-    assert await node.proposals.propose(put_group("g")) == Outcome(1, generation=1)
+    assert await node.proposals.propose(put_topic("t")) == CommandOutcome(0)
+    assert await node.proposals.propose(put_group("g")) == CommandOutcome(1)
     refused = await node.proposals.propose(commit("g", 0))
-    assert (refused.index, refused.generation, refused.status) == (2, 1, Status.GENERATION_STALE)
+    assert (refused.index, refused.status) == (2, Status.GENERATION_STALE)
     assert len(node.proposals) == 0
 
 
@@ -106,7 +106,7 @@ async def test_nobody_knows_what_the_log_does_not_know() -> None:
 async def test_what_was_applied_is_known_even_if_the_log_did_not_say_so() -> None:
     node = Node()
     node.after = raising(PutIndeterminate(Status.OUTCOME_UNKNOWN, "the term changed"))
-    assert await node.proposals.propose(put_topic("t")) == Outcome(0)
+    assert await node.proposals.propose(put_topic("t")) == CommandOutcome(0)
 
 
 async def test_who_waits_is_told_when_this_node_is_not_the_master_any_more() -> None:
@@ -156,5 +156,5 @@ def test_results_that_come_after_the_loop_has_ended_stop_no_node() -> None:
         node.proposals._waiting[bytes(16)] = asyncio.get_running_loop().create_future()
 
     asyncio.run(begin())
-    node.proposals.on_result(bytes(16), Outcome(0))
+    node.proposals.on_result(bytes(16), CommandOutcome(0))
     assert len(node.proposals) == 1

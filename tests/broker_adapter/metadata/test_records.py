@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
 from broker_adapter.metadata.commands import (
-    MAX_GROUP_LENGTH,
-    MAX_MEMBERS_PER_GROUP,
     MAX_OFFSETS_PER_COMMAND,
     MAX_QUEUES_PER_TOPIC,
-    MAX_TOPICS_PER_GROUP,
     METADATA_TOPIC,
     BeginQueue,
     Command,
@@ -24,12 +21,22 @@ from broker_adapter.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
     ExpireGroup,
+    GrantLocks,
     NewGeneration,
     PutGroup,
     PutTopic,
+    ReleaseLocks,
     ResetOffsets,
 )
-from broker_adapter.metadata.records import MAX_COMMAND_BYTES, NO_REQUEST, Record, Unknown, decode, encode
+from broker_adapter.metadata.records import (
+    MAX_COMMAND_BYTES,
+    NO_REQUEST,
+    Record,
+    UnknownCommand,
+    decode,
+    encode,
+)
+from broker_adapter.wire.topic_names import MAX_GROUP_LENGTH
 from tests.broker_adapter.metadata.samples import (
     ID,
     any_command,
@@ -69,9 +76,9 @@ TABLE: list[tuple[Command, bytes]] = [
     (
         commit("g", 7, ("t", 1, 256), ("u", 0, 5), ("t", 2, 1)),
         bytes.fromhex(
-            "444d0501"
+            "444d0502"
             + ID_HEX
-            + "000167 0000000000000007"
+            + "000167 0000000000000007 7fffffffffffffff 0000"
             + "0002 000174 000175"
             + "0003"
             + "0000 00000001 0000000000000100"
@@ -81,16 +88,23 @@ TABLE: list[tuple[Command, bytes]] = [
     ),
     (
         reset("g", ("t", 0, 3)),
-        bytes.fromhex("444d0601" + ID_HEX + "000167 0001 000174 0001 0000 00000000 0000000000000003"),
+        bytes.fromhex("444d0602" + ID_HEX + "000167 01 0001 000174 0001 0000 00000000 0000000000000003"),
     ),
     (
-        NewGeneration("g", {"m1": (("t", 0), ("t", 1), ("u", 0)), "m2": ()}),
-        json_record(
-            "07", '{"groupName":"g","topics":["t","u"],"members":{"m1":[[0,[0,1]],[1,[0]]],"m2":[]}}'
-        ),
+        NewGeneration("g", frozenset({"m1", "m2"})),
+        json_record("07", '{"groupName":"g","topics":[],"members":{"m1":[],"m2":[]}}'),
     ),
     (BeginQueue("t", 3, 1 << 40), json_record("09", '{"topicName":"t","queueId":3,"offset":1099511627776}')),
     (ExpireGroup("g", 7, 9), json_record("08", '{"groupName":"g","generation":7,"progress":9}')),
+    (
+        GrantLocks("g", "c@1", (("t", 0), ("t", 1), ("u", 0))),
+        json_record("10", '{"groupName":"g","clientId":"c@1","queues":{"t":[0,1],"u":[0]}}'),
+    ),
+    (
+        ReleaseLocks("g", "c@1", (("t", 1),)),
+        json_record("11", '{"groupName":"g","clientId":"c@1","queues":{"t":[1]}}'),
+    ),
+    (DeleteGroup("g", keeps_offsets=True), json_record("04", '{"groupName":"g","keepsOffsets":true}')),
 ]
 
 
@@ -110,7 +124,7 @@ def test_every_command_comes_back(command: Command) -> None:
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_damage_or_of_a_newer_node(data: bytes) -> None:
     try:
-        assert isinstance(decode(data).command, Unknown)
+        assert isinstance(decode(data).command, UnknownCommand)
     except StoredDataDamaged as error:
         assert error.status is Status.COMMAND_DAMAGED
 
@@ -129,10 +143,10 @@ def test_a_flipped_or_cut_command_is_another_command_or_damage(command: Command,
         assert error.status is Status.COMMAND_DAMAGED
 
 
-@pytest.mark.parametrize(("kind", "version"), [(10, 1), (9, 2), (0, 1), (255, 1), (5, 2), (1, 0), (1, 9)])
+@pytest.mark.parametrize(("kind", "version"), [(99, 1), (9, 2), (0, 1), (255, 1), (5, 3), (1, 0), (1, 9)])
 def test_kinds_and_versions_of_newer_nodes_are_known_as_such(kind: int, version: int) -> None:
     raw = struct.pack(">2sBB16s", b"DM", kind, version, ID) + b"whatever"
-    assert decode(raw) == Record(ID, Unknown(kind, version))
+    assert decode(raw) == Record(ID, UnknownCommand(kind, version))
 
 
 def test_what_a_newer_node_adds_to_an_object_is_ignored() -> None:
@@ -159,9 +173,8 @@ def test_what_a_newer_node_adds_to_an_object_is_ignored() -> None:
         TABLE[0][1].replace(b'"order":true', b'"order":1'),
         TABLE[4][1] + b"\0",
         TABLE[4][1][:-1],
-        TABLE[6][1].replace(b"[[0,[0,1]]", b"[[2,[0,1]]"),
-        TABLE[6][1].replace(b"[[0,[0,1]]", b"[[-1,[0,1]]"),
-        TABLE[6][1].replace(b'"m2":[]', b'"m2":[[0,[1]]]'),
+        TABLE[6][1].replace(b'"m2"', b'"m 2"'),
+        TABLE[6][1].replace(b'{"m1":[],"m2":[]}', b'["m1","m2"]'),
         # the table of topics has one that no offset uses
         bytes.fromhex("444d0601" + ID_HEX + "000167 0002 000174 000175 0001 0000 00000000 0000000000000003"),
     ],
@@ -201,21 +214,14 @@ def test_damage(raw: bytes) -> None:
         (commit("g", 0, ("t", 0, 1 << 63)), Status.OFFSET_OUT_OF_RANGE),
         (commit("g", 0, *[("t", 0, 0)] * (MAX_OFFSETS_PER_COMMAND + 1)), Status.TOO_MANY_OFFSETS),
         (reset("g", ("t u", 0, 0)), Status.TOPIC_NAME_INVALID),
-        (NewGeneration("g", {"": ()}), Status.MEMBER_ID_INVALID),
+        (NewGeneration("g", frozenset({""})), Status.MEMBER_ID_INVALID),
         (BeginQueue("t", -1, 0), Status.FIELD_OUT_OF_RANGE),
         (BeginQueue("t", 1024, 0), Status.FIELD_OUT_OF_RANGE),
         (BeginQueue("t", 0, -1), Status.FIELD_OUT_OF_RANGE),
         (BeginQueue("t", 0, (1 << 50) + 1), Status.FIELD_OUT_OF_RANGE),
         (BeginQueue(METADATA_TOPIC, 0, 1), Status.TOPIC_RESERVED),
-        (NewGeneration("g", {"a b": ()}), Status.MEMBER_ID_INVALID),
-        (NewGeneration("g", {"m" * 256: ()}), Status.MEMBER_ID_INVALID),
-        (NewGeneration("g", {"a": (("t", 0),), "b": (("t", 0),)}), Status.FIELD_OUT_OF_RANGE),
-        (NewGeneration("g", {"a": (("t", 1_024),)}), Status.FIELD_OUT_OF_RANGE),
-        (
-            NewGeneration("g", {"a": tuple((f"t{n}", 0) for n in range(MAX_TOPICS_PER_GROUP + 1))}),
-            Status.TOO_MANY_SUBSCRIPTIONS,
-        ),
-        (NewGeneration("g", {f"m{n}": () for n in range(513)}), Status.TOO_MANY_MEMBERS),
+        (NewGeneration("g", frozenset({"a b"})), Status.MEMBER_ID_INVALID),
+        (NewGeneration("g", frozenset({"m" * 256})), Status.MEMBER_ID_INVALID),
     ],
 )
 def test_what_may_not_be_in_the_log_is_refused_before_it_is_proposed(
@@ -231,22 +237,15 @@ def test_a_request_id_has_16_bytes() -> None:
         encode(DeleteTopic("t"), b"short")
 
 
-def test_the_largest_commands_that_the_limits_allow_fit() -> None:
-    topics = [f"%RETRY%{n:0248d}" for n in range(MAX_TOPICS_PER_GROUP)]
-    members = [f"{n:0255d}" for n in range(MAX_MEMBERS_PER_GROUP)]
-    # Every member has queues of every topic, one by one: nothing is shorter for being together.
-    queues = {
-        member: tuple(
-            (topic, queue_id)
-            for topic in topics
-            for queue_id in range(at, MAX_QUEUES_PER_TOPIC, MAX_MEMBERS_PER_GROUP)
-        )
-        for at, member in enumerate(members)
-    }
-    assert sum(map(len, queues.values())) == MAX_TOPICS_PER_GROUP * MAX_QUEUES_PER_TOPIC
-    assert decode(encode(NewGeneration("g" * MAX_GROUP_LENGTH, queues))).command == NewGeneration(
-        "g" * MAX_GROUP_LENGTH, queues
+def test_the_members_that_0_1_0_recorded_are_read_without_their_queues() -> None:
+    body = json_record(
+        "07", '{"groupName":"g","topics":["t","u"],"members":{"m1":[[0,[0,1]],[1,[0]]],"m2":[]}}'
     )
+    assert decode(body).command == NewGeneration("g", frozenset({"m1", "m2"}))
+
+
+def test_the_largest_commit_that_the_limits_allow_fits() -> None:
+    topics = [f"%RETRY%{n:0248d}" for n in range(64)]
     most = tuple(QueueOffset(topics[n % 64], n % 1_024, n) for n in range(MAX_OFFSETS_PER_COMMAND))
     assert len(encode(CommitOffsets("g", 1, most))) < MAX_COMMAND_BYTES // 4
 

@@ -1,4 +1,4 @@
-"""The rules of topics, groups, generations and offsets, one by one."""
+"""The rules of topics, groups and offsets, one by one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from broker_adapter.metadata.commands import (
     Command,
     DeleteGroup,
     DeleteTopic,
+    GrantLocks,
     NewGeneration,
     PutGroup,
     PutTopic,
+    ReleaseLocks,
 )
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.values import Outcome
+from broker_adapter.metadata.values import CommandOutcome
 from tests.broker_adapter.metadata.samples import (
     ID,
     Replica,
@@ -33,7 +35,7 @@ from tests.broker_adapter.metadata.samples import (
     reset,
 )
 
-MEMBERS = NewGeneration("g", {"m": (("t", 0),)})
+MEMBERS = NewGeneration("g", frozenset({"m"}))
 
 
 def with_group(*commands: Command) -> Replica:
@@ -87,7 +89,7 @@ def test_what_goes_wrong_where_queues_are_cut_is_no_refusal() -> None:
     def fail(topic: str) -> None:
         raise StoredDataDamaged(Status.UNIT_DAMAGED, topic)
 
-    results: list[Outcome] = []
+    results: list[CommandOutcome] = []
     state = MetadataState(on_topic_cut=fail, on_result=lambda _, outcome: results.append(outcome))
     with pytest.raises(StoredDataDamaged):
         state.apply(0, encode(put_topic("t"), ID))
@@ -108,10 +110,12 @@ def test_a_group_keeps_everything_when_its_config_changes() -> None:
     replica.do(commit("g", generation, ("t", 0, 3)), PutGroup(GroupConfig("g", retry_queues=2)))
     group = replica.group("g")
     assert group is not None and group.config.retry_queues == 2
-    assert (group.generation, dict(group.members), replica.offset("g")) == (generation, MEMBERS.members, 3)
+    assert (group.generation, group.members, replica.offset("g")) == (generation, MEMBERS.members, 3)
 
 
-@pytest.mark.parametrize("command", [DeleteGroup("x"), NewGeneration("x", {}), commit("x", -1), reset("x")])
+@pytest.mark.parametrize(
+    "command", [DeleteGroup("x"), NewGeneration("x", frozenset()), commit("x", -1), reset("x")]
+)
 def test_a_group_has_to_exist(command: Command) -> None:
     assert refusal(with_group(), command) is Status.GROUP_UNKNOWN
 
@@ -132,7 +136,7 @@ def test_there_are_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(replica, reset("h", ("t", 1, 1))) is None
 
 
-# -- generations -----------------------------------------------------------------------------------------
+# -- generations, and the members that 0.1.0 recorded ----------------------------------------------------
 
 
 def test_a_generation_is_the_index_of_the_entry_that_began_it() -> None:
@@ -140,7 +144,7 @@ def test_a_generation_is_the_index_of_the_entry_that_began_it() -> None:
     replica.apply(40, encode(put_topic("t")))
     for index, command in [(41, put_group("g")), (50, MEMBERS), (57, reset("g")), (60, MEMBERS)]:
         replica.apply(index, encode(command, ID))
-        assert replica.generation("g") == replica.results[-1].generation == index
+        assert replica.generation("g") == replica.results[-1].index == index
 
 
 def test_a_generation_never_falls_over_deletion_and_creation_of_its_group() -> None:
@@ -152,6 +156,41 @@ def test_a_generation_never_falls_over_deletion_and_creation_of_its_group() -> N
     assert replica.offset("g") is None
 
 
+def test_offsets_that_a_deletion_keeps_are_those_of_the_next_group_of_the_name() -> None:
+    """Also through an image; not those in a topic that was deleted meanwhile."""
+    replica = with_group(put_topic("u"))
+    replica.do(commit("g", NO_GENERATION, ("t", 0, 7), ("u", 0, 8)))
+    replica.do(DeleteGroup("g", keeps_offsets=True))
+    assert replica.group("g") is None and replica.groups() == []
+    replica.do(DeleteTopic("u"))
+    replica.load(replica.save())
+    replica.do(put_topic("u"), put_group("g"))
+    assert replica.group("g").offsets == {("t", 0): 7}
+    assert replica.deleted_groups == {}
+
+
+def test_a_deletion_that_cleans_also_cleans_what_an_earlier_one_kept() -> None:
+    replica = with_group()
+    replica.do(commit("g", NO_GENERATION, ("t", 0, 7)))
+    replica.do(DeleteGroup("g", keeps_offsets=True), DeleteGroup("g"))
+    assert refusal(replica, DeleteGroup("g")) is Status.GROUP_UNKNOWN
+    replica.do(put_group("g"))
+    assert replica.offset("g") is None
+
+
+def test_of_too_many_kept_offsets_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_DELETED_GROUPS", 2)
+    monkeypatch.setattr(state_module, "MAX_DELETED_OFFSETS", 3)
+    replica = with_group(put_group("h"), put_group("i"))
+    for name, queues in (("g", (0,)), ("h", (0,)), ("i", (0,))):
+        replica.do(commit(name, NO_GENERATION, *(("t", queue_id, 1) for queue_id in queues)))
+        replica.do(DeleteGroup(name, keeps_offsets=True))
+    assert list(replica.deleted_groups) == ["h", "i"]
+    replica.do(put_group("j"), commit("j", NO_GENERATION, *(("t", queue_id, 1) for queue_id in range(3))))
+    replica.do(DeleteGroup("j", keeps_offsets=True))
+    assert list(replica.deleted_groups) == ["j"]
+
+
 def test_only_the_newest_generation_commits() -> None:
     replica = with_group(MEMBERS)
     old = replica.generation("g")
@@ -159,8 +198,7 @@ def test_only_the_newest_generation_commits() -> None:
     new = replica.generation("g")
     assert new > old
     assert refusal(replica, commit("g", old, ("t", 0, 9))) is Status.GENERATION_STALE
-    assert replica.results[-1].generation == new
-    assert refusal(replica, commit("g", new + 1, ("t", 0, 9))) is Status.GENERATION_UNKNOWN
+    assert refusal(replica, commit("g", new + 1, ("t", 0, 9))) is Status.GENERATION_STALE
     assert refusal(replica, commit("g", new, ("t", 0, 9))) is None
 
 
@@ -168,8 +206,8 @@ def test_without_a_generation_commits_count_while_the_group_has_no_members() -> 
     replica = with_group()
     assert refusal(replica, commit("g", NO_GENERATION, ("t", 0, 5))) is None
     replica.do(MEMBERS)
-    assert refusal(replica, commit("g", NO_GENERATION, ("t", 0, 6))) is Status.GROUP_HAS_MEMBERS
-    replica.do(NewGeneration("g", {}))
+    assert refusal(replica, commit("g", NO_GENERATION, ("t", 0, 6))) is Status.GENERATION_STALE
+    replica.do(NewGeneration("g", frozenset()))
     assert refusal(replica, commit("g", NO_GENERATION, ("t", 0, 7))) is None
     assert replica.offset("g") == 7
 
@@ -203,7 +241,7 @@ def test_a_reset_sets_offsets_backwards_and_keeps_the_members() -> None:
     replica.do(commit("g", replica.generation("g"), ("t", 0, 5), ("t", 1, 5)))
     outcome = replica.do(reset("g", ("t", 0, 2)))
     group = replica.group("g")
-    assert group is not None and outcome.generation == group.generation == replica.applied_index
+    assert group is not None and outcome.index == group.generation == replica.applied_index
     assert group.queue_offsets() == [QueueOffset("t", 0, 2), QueueOffset("t", 1, 5)]
     assert group.members == MEMBERS.members
 
@@ -238,7 +276,7 @@ def test_a_refused_outcome_raises_its_error() -> None:
     replica = with_group()
     with pytest.raises(BrokerError) as caught:
         replica.do(commit("g", 99)).check()
-    assert caught.value.status is Status.GENERATION_UNKNOWN
+    assert caught.value.status is Status.GENERATION_STALE
     assert replica.do(put_topic("u")).check().index == replica.applied_index
 
 
@@ -253,7 +291,7 @@ def test_what_was_read_is_of_one_moment() -> None:
     replica = with_group(MEMBERS)
     group, topics = replica.group("g"), replica.topics
     assert group is not None
-    replica.do(commit("g", group.generation, ("t", 0, 5)), put_topic("u"), NewGeneration("g", {}))
+    replica.do(commit("g", group.generation, ("t", 0, 5)), put_topic("u"), NewGeneration("g", frozenset()))
     assert not group.offsets and group.members and list(topics) == ["t"]
     assert replica.topics is replica.topics is not topics
 
@@ -305,3 +343,28 @@ def test_what_a_node_does_not_understand_is_counted_and_changes_nothing() -> Non
     assert (replica.unknown, replica.damaged, replica.refused) == (1, 1, 1)
     assert (replica.topics, replica.groups()) == before
     assert replica.applied_index == 12
+
+
+# -- locks of queues -------------------------------------------------------------------------------------
+
+
+def test_a_grant_replaces_the_holder_and_only_the_holder_releases() -> None:
+    replica = with_group(GrantLocks("g", "a", (("t", 0), ("t", 1))), GrantLocks("g", "b", (("t", 1),)))
+    assert replica.lock_holders == {"g": {("t", 0): "a", ("t", 1): "b"}}
+    replica.do(ReleaseLocks("g", "a", (("t", 0), ("t", 1), ("t", 9))))
+    assert replica.lock_holders == {"g": {("t", 1): "b"}}
+    replica.do(ReleaseLocks("g", "b", (("t", 1),)), ReleaseLocks("none", "b", (("t", 1),)))
+    assert replica.lock_holders == {}
+
+
+def test_holders_of_locks_have_a_limit_and_can_change_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MAX_LOCKS", 2)
+    replica = with_group(GrantLocks("g", "a", (("t", 0),)), GrantLocks("h", "a", (("t", 0),)))
+    assert refusal(replica, GrantLocks("g", "a", (("t", 1),))) is Status.TOO_MANY_MEMBERS
+    assert refusal(replica, GrantLocks("g", "b", (("t", 0),))) is None
+    replica.do(ReleaseLocks("h", "a", (("t", 0),)))
+    assert refusal(replica, GrantLocks("g", "a", (("t", 1),))) is None
+    assert replica.lock_holders == {"g": {("t", 0): "b", ("t", 1): "a"}}
+    loaded = Replica()
+    loaded.load(replica.save())
+    assert refusal(loaded, GrantLocks("h", "a", (("t", 0),))) is Status.TOO_MANY_MEMBERS

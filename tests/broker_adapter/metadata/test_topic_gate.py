@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog import message_writer
-from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
-from broker_adapter.errors import BrokerError, Busy, Status
-from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.api import OutgoingMessage, QueueStats, TopicConfig
+from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status
 from broker_adapter.log.replicated import ReplicatedAppends
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, DeleteTopic, PutTopic
+from broker_adapter.metadata.config_changes import ConfigChanges
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_gate import TopicGate
+from broker_adapter.metadata.values import CommandOutcome
+from broker_adapter.metadata.writable_topics import TopicGate
+from broker_adapter.put import message_writer
+from broker_adapter.put.message_writer import MessageWriter, PutLimits
+from broker_adapter.wire.host import NO_HOST, Host
 from dledger import AppendOutcome, Assigned
 
 
@@ -35,13 +37,15 @@ class World:
                 max_body_bytes=1000,
                 max_command_bytes=1000,
                 timeout_ms=500,
-                max_append_bytes=1 << 20,
-                max_append_messages=100,
             ),
             master=lambda: None,
             topics=self.gate,
         )
         self.writer.open_for(3, 7)
+
+    @property
+    def steps_ms(self) -> int:
+        return 0
 
     def cluster_time_ms(self) -> int:
         return 1
@@ -74,7 +78,8 @@ class World:
         self.apply()
 
     async def send(self, queue_id: int = 0) -> None:
-        await self.writer.put("T", queue_id, [OutgoingMessage(b"x")], born_host=NO_HOST)
+        records = self.writer.records("T", queue_id, [OutgoingMessage(b"x")], born_host=NO_HOST)
+        await self.writer.put_stored([records])
 
 
 def put(queues: int, *, create_only: bool = False) -> PutTopic:
@@ -145,6 +150,55 @@ async def test_a_send_to_a_queue_that_the_topic_is_about_to_lose_is_refused() ->
     assert world.gate.fitting_queue("T", 3) == 1
 
 
+async def test_queues_that_only_readers_see_take_messages_of_producers_with_an_old_route() -> None:
+    """An administrator shrinks a topic by its write queues first, and waits until the others are read."""
+    world = World()
+    await world.propose(PutTopic(TopicConfig("T", read_queues=4, write_queues=2)))
+    world.apply()
+    config = world.metadata.topic("T")
+    assert config is not None
+    assert [world.writer.queue_of(config, -1) for _ in range(4)] == [0, 1, 0, 1]
+    assert world.writer.queue_of(config, 3) == 3
+    await world.send(3)
+    assert world.gate.fitting_queue("T", 3) == 3, "a delayed message or a half stays in its queue"
+    assert world.gate.fitting_queue("T", 4) == 0
+    with pytest.raises(IllegalMessage, match="has 4 queues; queue 4 does not exist"):
+        world.writer.queue_of(config, 4)
+    await refused(world, 4)
+
+
+async def test_no_message_enters_a_queue_that_an_administrator_removes() -> None:
+    """Not even between the last look at the queue and its removal, and whichever number of queues falls."""
+    world = World()
+    await world.propose(PutTopic(TopicConfig("T", read_queues=4, write_queues=2)))
+    world.apply()
+    proposed: list[Command] = []
+
+    async def propose(command: Command) -> CommandOutcome:
+        await refused(world, 3)
+        assert world.gate.fitting_queue("T", 3) == 1
+        await world.send(2)
+        proposed.append(command)
+        await world.propose(command)
+        world.apply()
+        return CommandOutcome(0)
+
+    async def stats(topic: str) -> list[QueueStats]:
+        return []
+
+    changes = ConfigChanges(world.metadata, propose, stats, world.gate.closing)
+    await changes.change_topic(
+        "T", lambda _: TopicConfig("T", read_queues=3, write_queues=2), is_forced=False
+    )
+    first, last = proposed
+    assert first == PutTopic(TopicConfig("T", read_queues=4, write_queues=2)), "behind all that was taken"
+    assert last == PutTopic(TopicConfig("T", read_queues=3, write_queues=2))
+    await refused(world, 3)
+    await world.propose(PutTopic(TopicConfig("T", read_queues=4, write_queues=2)))
+    world.apply()
+    await world.send(3)
+
+
 async def test_a_deletion_of_the_leadership_before_that_the_log_has_lost_is_forgotten() -> None:
     world = World()
     await world.made()
@@ -195,11 +249,11 @@ def test_deletions_that_are_applied_are_forgotten_though_nobody_sends_to_the_top
 
 
 def test_turns_of_so_many_topics_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_writer, "_MOST_TURNS", 3)
+    monkeypatch.setattr(message_writer, "_MAX_ROUND_ROBIN_TOPICS", 3)
     world = World()
     for number in range(10):
         assert world.writer.queue_of(TopicConfig(f"T{number}"), -1) == 0
-        assert len(world.writer._turns) <= 3
+        assert len(world.writer._round_robin) <= 3
     assert world.writer.queue_of(TopicConfig("T9"), -1) == 1, "known ones go on"
 
 
@@ -211,3 +265,36 @@ def test_topics_of_the_brokers_own_take_messages_and_nobody_changes_them() -> No
         with pytest.raises(BrokerError) as caught:
             gate.appending(encode(command, b"r" * 16))
         assert caught.value.status is Status.TOPIC_RESERVED
+
+
+async def test_a_queue_that_got_a_message_after_the_first_look_at_it_is_not_removed() -> None:
+    """The message is acknowledged, and no consumer reads a removed queue."""
+    world = World()
+    await world.made(4)
+    looks, sent_at = list[int](), list[int]()
+
+    async def propose(command: Command) -> CommandOutcome:
+        await world.propose(command)
+        world.apply()
+        return CommandOutcome(0)
+
+    async def stats(topic: str) -> list[QueueStats]:
+        found = [
+            QueueStats(topic, queue_id, 0, len(sent_at) if queue_id == 3 else 0, 0) for queue_id in range(4)
+        ]
+        looks.append(world.index)
+        if not sent_at:
+            sent_at.append(world.index)
+            await world.send(3)  # after the queues were looked at
+        return found
+
+    changes = ConfigChanges(world.metadata, propose, stats, world.gate.closing)
+    with pytest.raises(BrokerError) as caught:
+        await changes.change_topic("T", lambda _: put(2).config, is_forced=False)
+    assert caught.value.status is Status.QUEUES_NOT_EMPTY
+    config = world.metadata.topic("T")
+    assert config is not None and config.read_queues == 4, "consumers still read it"
+    assert looks[-1] > looks[0] + 1, "the last look came behind the command that closed the queues"
+    await world.propose(PutTopic(TopicConfig("T", read_queues=4, write_queues=4)))
+    world.apply()
+    await world.send(3)  # the failed change leaves the queue open

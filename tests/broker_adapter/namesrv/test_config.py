@@ -47,10 +47,10 @@ def test_paths_of_the_file_are_relative_to_it_and_options_override_it(tmp_path: 
         ("directory = 'd'\nlimts = {}", "did you mean limits"),
         ("directory = 'd'\n[limits]\nmax_topic = 3", "did you mean max_topics"),
         ("directory = 'd'\n[limits]\nmax_topics = 0", "limits.max_topics"),
-        ("directory = 'd'\n[expiry]\ndefault_ms = 1", "within min_ms and max_ms"),
+        ("directory = 'd'\n[expiry]\ndefault_ms = 1", "between min_ms and max_ms"),
         ("directory = 'd'\n[tls]\nkey = 'k'", "tls.certificate is missing"),
         ("directory = 3", "directory"),
-        ("directory = ", "no TOML"),
+        ("directory = ", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status, StoredDataDamaged
 from broker_adapter.namesrv.kv_config import FILE_NAME, KvConfig, KvLimits
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 
 
 class Crash(BaseException):

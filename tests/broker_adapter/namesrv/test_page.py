@@ -82,7 +82,7 @@ def test_it_shows_brokers_topics_and_events_and_says_when_nobody_answers(world: 
     body = world.driver.find_element(By.TAG_NAME, "body")
     world.until(lambda: body.get_attribute("data-state") == "live", "that it is live")
     assert world.text("#masters") == "1 of 1" and "broker-a: n1" in world.text("#masters-text")
-    assert "sync_master" in world.text("#brokers tr:nth-child(1)")
+    assert "master" in world.text("#brokers tr:nth-child(1)")
     link = world.driver.find_element(By.CSS_SELECTOR, "#brokers tr:nth-child(1) a").get_attribute("href")
     assert link == "http://10.0.0.1:8080/"
     assert "orders" in world.text("#topics") and "read, write" in world.text("#topics")

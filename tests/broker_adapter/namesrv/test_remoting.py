@@ -22,6 +22,7 @@ from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
+from tests.broker_adapter.v4.asker import pipelining
 
 from .helpers import ORDERS, PAYMENTS, name_server, registration, until
 
@@ -82,8 +83,8 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(process: NameServerProcess) -> AsyncIterator[Asker]:
-    connection = await connect(process.remoting_address, timeout_s=10)
+async def asking(process: NameServerProcess, local_host: str = "") -> AsyncIterator[Asker]:
+    connection = await connect(process.address, timeout_s=10, local_host=local_host)
     try:
         yield Asker(connection)
     finally:
@@ -92,7 +93,7 @@ async def asking(process: NameServerProcess) -> AsyncIterator[Asker]:
 
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[NameServerProcess]:
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process:
+    async with name_server(tmp_path) as process:
         yield process
 
 
@@ -400,7 +401,7 @@ MANY_TOPICS = {
 
 @pytest.mark.parametrize("body", MANY_TOPICS.values(), ids=MANY_TOPICS)
 def test_no_more_topics_are_read_than_there_may_be(body: bytes) -> None:
-    with pytest.raises(NameServerBusy, match="topics; this NameServer takes 10"):
+    with pytest.raises(NameServerBusy, match="topics; the limit is 10"):
         bodies.register_body(body, compressed=False, crc32=0, max_topics=10)
 
 
@@ -416,7 +417,7 @@ POISON = {
 async def test_no_registration_takes_a_topics_route_away(
     process: NameServerProcess, asker: Asker, config: dict[str, Any]
 ) -> None:
-    """It would go into routes that the other protocol cannot write."""
+    """It would go into routes that nobody can read."""
     assert (await asker.register()).code == 0
     topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, **config}
     wrapper = {"dataVersion": FIRST.to_json(), "topicConfigTable": {ORDERS.name: topic}}
@@ -425,13 +426,13 @@ async def test_no_registration_takes_a_topics_route_away(
     answer = await asker.ask(RequestCode.REGISTER_BROKER, fields, body)
     assert answer.code == ResponseCode.SYSTEM_ERROR and "785" in (answer.remark or "")
     async with NameServerClient([process.address]) as client:
-        assert list((await client.route(ORDERS.name)).queues) == ["java-a"]
+        assert [one.broker_name for one in (await client.route(ORDERS.name)).queues] == ["java-a"]
 
 
 async def test_who_may_not_register_has_no_body_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NameServerProcess, "_callers", lambda _: Callers(["n1"], ["ops"]))
     async with (
-        name_server(tmp_path, remoting_listen="127.0.0.1:0") as process,
+        name_server(tmp_path) as process,
         asking(process) as asker,
     ):
         answer = await asker.ask(RequestCode.REGISTER_BROKER, JAVA, BODIES["a bomb"])
@@ -444,22 +445,18 @@ async def test_what_only_brokers_answer_is_not_supported(asker: Asker) -> None:
 
 
 async def test_one_address_does_not_take_all_names(tmp_path: Path) -> None:
-    """Over either protocol."""
     limits = {"max_names_per_address": 2}
     async with (
-        name_server(tmp_path, remoting_listen="127.0.0.1:0", limits=limits) as process,
+        name_server(tmp_path, limits=limits) as process,
         asking(process) as asker,
-        NameServerClient([process.address]) as client,
     ):
-        await client.register(registration("n1", name="first"))
+        process.name_server.register(registration("n1", name="first"), origin="127.0.0.1")
         assert (await asker.register(brokerName="second")).code == 0
         refused = await asker.register(brokerName="third")
         assert refused.code == ResponseCode.SYSTEM_BUSY and "781" in (refused.remark or "")
-        with pytest.raises(NameServerRefused, match="781"):
-            await client.register(registration("n1", name="third"))
 
 
-async def test_both_protocols_wait_in_one_queue(process: NameServerProcess, asker: Asker) -> None:
+async def test_a_full_queue_is_counted(process: NameServerProcess, asker: Asker) -> None:
     routes = process.name_server.routes
     while routes.admit() is None:
         pass
@@ -468,3 +465,16 @@ async def test_both_protocols_wait_in_one_queue(process: NameServerProcess, aske
     assert answer.code == ResponseCode.SYSTEM_BUSY
     assert process.info().limits_hit["route"] == before + 1
     assert (await asker.register()).code == 0  # a queue of its own
+
+
+async def test_a_connection_that_pipelines_leaves_routes_to_others(process: NameServerProcess) -> None:
+    """It stopped the routes for all clients until it ended."""
+    process.name_server.register(registration("n1"), origin="127.0.0.3")
+    query = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+    async with (
+        pipelining(process.address, 1, query) as sent,
+        asking(process, "127.0.0.2") as asker,
+    ):
+        await until(lambda: sent[0] >= 4)
+        for _ in range(20):
+            assert (await asker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})).code == 0

@@ -55,7 +55,7 @@ async def allowed(server: NameServerProcess, files: TlsFiles) -> set[str]:
     """Which changes succeed for who holds these files, with n1 registered before each."""
     context = ssl.create_default_context(cafile=str(files.ca))
     context.load_cert_chain(str(files.certificate), str(files.key))
-    connection = await connect(server.remoting_address, timeout_s=10, tls=context)
+    connection = await connect(server.address, timeout_s=10, tls=context)
     found = set()
     try:
         for name, (code, fields, body) in CHANGES.items():
@@ -86,5 +86,5 @@ async def test_a_certificate_may_change_what_it_may_by_grpc(
     files = world.files("namesrv")
     tls: dict[str, Any] = {"broker_names": ["n1", "n2"], "admin_names": ["ops"]}
     tls |= {"certificate": str(files.certificate), "key": str(files.key), "ca": str(files.ca)}
-    async with name_server(tmp_path / "data", tls=tls, remoting_listen="127.0.0.1:0") as server:
+    async with name_server(tmp_path / "data", tls=tls) as server:
         assert await allowed(server, world.files(who, hosts=(who,))) == changes

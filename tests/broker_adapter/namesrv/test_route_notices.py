@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from broker_adapter.api import TopicConfig
 from broker_adapter.errors import ResponseCode
 from broker_adapter.namesrv.server import NameServerProcess
+from broker_adapter.namesrv.watching import RouteNotices, Watchers
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -51,7 +53,7 @@ async def client(process: NameServerProcess) -> AsyncIterator[Client]:
 
     dispatch = Dispatch()
     dispatch.register([RequestCode.ROUTES_CHANGED], told, Executor("notices", 100, 100))
-    connection = await connect(process.remoting_address, timeout_s=30, dispatch=dispatch)
+    connection = await connect(process.address, timeout_s=30, dispatch=dispatch)
     try:
         yield Client(connection, notices)
     finally:
@@ -59,7 +61,7 @@ async def client(process: NameServerProcess) -> AsyncIterator[Client]:
 
 
 async def test_a_change_is_told_once_until_the_route_is_asked_for_again(tmp_path: Path) -> None:
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process, client(process) as asker:
+    async with name_server(tmp_path) as process, client(process) as asker:
         server = process.name_server
         server.register(registration("n1", topics=[ORDERS, PAYMENTS]))
         assert await asker.watches("orders")
@@ -75,7 +77,7 @@ async def test_a_change_is_told_once_until_the_route_is_asked_for_again(tmp_path
 
 async def test_changes_of_one_moment_are_one_notice(tmp_path: Path) -> None:
     topics = [TopicConfig(f"t{number}") for number in range(50)]
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process, client(process) as asker:
+    async with name_server(tmp_path) as process, client(process) as asker:
         server = process.name_server
         server.register(registration("n1", topics=topics))
         assert all([await asker.watches(topic.name) for topic in topics])
@@ -88,7 +90,7 @@ async def test_changes_of_one_moment_are_one_notice(tmp_path: Path) -> None:
 
 
 async def test_who_does_not_ask_for_it_is_told_nothing(tmp_path: Path) -> None:
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process, client(process) as asker:
+    async with name_server(tmp_path) as process, client(process) as asker:
         process.name_server.register(registration("n1"))
         answer = await asker.ask("orders", watch=False)
         assert answer.code == ResponseCode.SUCCESS and WATCH_ROUTE not in answer.fields
@@ -98,7 +100,7 @@ async def test_who_does_not_ask_for_it_is_told_nothing(tmp_path: Path) -> None:
 
 async def test_a_topic_without_a_route_is_not_watched(tmp_path: Path) -> None:
     """Else clients could make the server keep any number of names."""
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0") as process, client(process) as asker:
+    async with name_server(tmp_path) as process, client(process) as asker:
         assert (await asker.ask("orders")).code == ResponseCode.TOPIC_NOT_EXIST
         assert not len(process.name_server.watchers)
         process.name_server.register(registration("n1"))
@@ -108,7 +110,7 @@ async def test_a_topic_without_a_route_is_not_watched(tmp_path: Path) -> None:
 async def test_a_connection_watches_so_many_topics_and_is_answered_all_the_same(tmp_path: Path) -> None:
     settings = {"limits": {"max_watched_topics": 1}}
     async with (
-        name_server(tmp_path, remoting_listen="127.0.0.1:0", **settings) as process,
+        name_server(tmp_path, **settings) as process,
         client(process) as asker,
     ):
         process.name_server.register(registration("n1", topics=[ORDERS, PAYMENTS]))
@@ -123,7 +125,7 @@ async def test_a_connection_watches_so_many_topics_and_is_answered_all_the_same(
 
 async def test_so_many_connections_watch_and_give_their_place_back(tmp_path: Path) -> None:
     settings = {"limits": {"max_watchers": 1}}
-    async with name_server(tmp_path, remoting_listen="127.0.0.1:0", **settings) as process:
+    async with name_server(tmp_path, **settings) as process:
         process.name_server.register(registration("n1"))
         async with client(process) as first, client(process) as second:
             assert await first.watches("orders")
@@ -133,3 +135,15 @@ async def test_so_many_connections_watch_and_give_their_place_back(tmp_path: Pat
         await until(lambda: not len(process.name_server.watchers))
         async with client(process) as third:
             assert await third.watches("orders")
+
+
+async def test_what_changes_while_many_watchers_are_told_is_told_to_each_of_them() -> None:
+    watchers, told = Watchers(100), Counter[str]()
+    for _ in range(50):
+        one = RouteNotices(10, told.update)
+        for topic in "abc":
+            one.watch(topic)
+        assert watchers.add(one)
+    for topic in "abc":
+        watchers.mark([topic])
+    await until(lambda: told == Counter("abc" * 50))

@@ -1,28 +1,28 @@
-"""A NameServer over gRPC: registration, streams that break, routes, watchers, settings, limits."""
+"""A NameServer and its client: routes, errors, settings, limits."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.client.core.route_data import QueueData
 from broker_adapter.errors import BrokerError, NameServerBusy, NameServerUnavailable, Status, TopicRefused
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.kv_config import FILE_NAME
-from broker_adapter.namesrv.rpc_client import NameServerLink
-from broker_adapter.namesrv.rpc_convert import registration_request_of
-from broker_adapter.namesrv.rpc_service import SERVICE
+from broker_adapter.namesrv.registration import RemotingRegistrationSession
 from broker_adapter.namesrv.server import NameServerProcess
-from broker_adapter.v1 import namesrv_pb2 as pb
+from broker_adapter.namesrv.values import NO_TERM, RegistrationAnswer
 from dledger import DLedgerError
-from tests.broker_adapter.namesrv.helpers import ORDERS, address_of, name_server, registration, until
+from tests.broker_adapter.namesrv.helpers import (
+    OlderNameServer,
+    address_of,
+    name_server,
+    registration,
+    until,
+)
 from tests.rpc.other_address import seen_from
 
 
@@ -42,221 +42,86 @@ def ids(server: NameServerProcess) -> dict[str, int]:
     return {entry.node_id: entry.broker_id for entry in server.name_server.brokers()}
 
 
-async def test_a_registration_makes_a_route(client: NameServerClient) -> None:
-    [answer] = await client.register(registration("n1", 0, term=3))
-    assert (answer.master_address, answer.master_term) == (address_of("n1"), 3)
-    await client.register(registration("n2", 2))
+async def test_a_registration_makes_a_route(server: NameServerProcess, client: NameServerClient) -> None:
+    server.name_server.register(registration("n1", 0, term=3))
+    server.name_server.register(registration("n2", 2))
     route = await client.route("orders")
-    assert route.queues == {"broker-a": ORDERS}
-    assert route.brokers == {"broker-a": {0: address_of("n1"), 2: address_of("n2")}}
+    assert route.queues == (QueueData("broker-a", 4, 8, 6),)
+    assert route.brokers["broker-a"].addresses == {0: address_of("n1"), 2: address_of("n2")}
     assert route.master_terms == {"broker-a": 3}
     assert await client.list_topics() == ["orders"]
+    info = await client.cluster_info()
+    assert [(entry.node_id, entry.term, entry.role) for entry in info.brokers] == [
+        ("n1", 3, "MASTER"),
+        ("n2", 1, "SLAVE"),
+    ]
+
+
+async def test_an_older_name_server_names_brokers_and_addresses(tmp_path: Path) -> None:
+    """As RocketMQ's: what it does not know is shown as not known."""
+    async with (
+        name_server(tmp_path, OlderNameServer) as server,
+        NameServerClient([server.address]) as client,
+    ):
+        server.name_server.register(registration("n1", 0, term=3))
+        server.name_server.register(registration("n2", 2))
+        route, info = await client.route("orders"), await client.cluster_info()
+    assert route.master("broker-a") == address_of("n1") and not route.master_terms
+    assert [(entry.broker_name, entry.broker_id, entry.address, entry.term) for entry in info.brokers] == [
+        ("broker-a", 0, address_of("n1"), NO_TERM),
+        ("broker-a", 2, address_of("n2"), NO_TERM),
+    ]
 
 
 async def test_errors_come_over_with_their_number(client: NameServerClient) -> None:
-    await client.register(registration("n1", 0, term=3))
-    with pytest.raises(BrokerError) as caught:
-        await client.register(registration("n2", 0, term=2))
-    assert caught.value.status is Status.NAMESRV_STALE_TERM
     with pytest.raises(TopicRefused) as unknown:
         await client.route("nothing")
-    assert unknown.value.status is Status.TOPIC_UNKNOWN and unknown.value.response_code == 17
+    assert unknown.value.status is Status.TOPIC_UNKNOWN
     with pytest.raises(BrokerError) as caught:
         await client.route("a/b")
     assert caught.value.status is Status.TOPIC_NAME_INVALID
     with pytest.raises(BrokerError) as caught:
-        await client.unregister("broker-z", "n1")
+        await client.wipe_write_permission("broker-z")
     assert caught.value.status is Status.NAMESRV_BROKER_UNKNOWN
 
 
-async def test_bytes_that_are_no_message_are_answered_with_a_number(server: NameServerProcess) -> None:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/GetRoute")
-        assert b"\x08\x91\x06" in await call(b"\xff\xff\xff\xff")  # code 785, as a varint
+async def test_registrations_are_limited_and_shared_by_address(tmp_path: Path) -> None:
+    """One address has three quarters of them."""
+    async with (
+        name_server(tmp_path, limits={"max_sessions": 4}) as server,
+        seen_from("127.0.0.2", server.address) as address,
+        AsyncExitStack() as stack,
+    ):
+
+        async def register(number: int, at: str) -> RegistrationAnswer:
+            session = RemotingRegistrationSession(at, beat_s=1_000.0)
+            stack.push_async_callback(session.close)
+            return await session.register(registration(f"n{number}", number + 1))
+
+        for number in range(3):
+            await register(number, server.address)
+        with pytest.raises(NameServerBusy, match="3 of 4 nodes are registered") as caught:
+            await register(3, server.address)
+        assert caught.value.status is Status.NAMESRV_LIMIT
+        await register(3, address)
+        assert server.info().limits_hit == {"session": 1}
+        await stack.aclose()
+        await until(lambda: not server.name_server.sessions)
+        assert ids(server) == {}
 
 
-async def test_topics_beyond_the_limit_become_no_objects() -> None:
-    given = pb.RegisterBrokerRequest(
-        cluster="c", broker_name="b", node_id="n1", topics=[pb.TopicQueues()] * 9
-    )
-    cut = registration_request_of(given.SerializeToString() + b"\x5a\x00" * 500_000, max_topics=20)
-    assert cut is not None
-    assert (cut.cluster, cut.broker_name, cut.node_id, len(cut.topics)) == ("c", "b", "n1", 21)
-    assert registration_request_of(given.SerializeToString(), max_topics=9) == given
-    assert registration_request_of(b"\xff", max_topics=9) is None
-
-
-async def test_health_and_reflection_are_served(server: NameServerProcess) -> None:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_a_stream_that_breaks_takes_the_broker_out_at_once(
+async def test_a_full_queue_refuses_and_others_have_their_own(
     server: NameServerProcess, client: NameServerClient
 ) -> None:
-    await client.register(registration("n2", 2))
-    link = NameServerLink(server.address, None)
-    session = link.open_session()
-    await session.send(registration("n1", 0))
-    assert (await session.receive()).master_address == address_of("n1")
-    await session.send(registration("n1", 0, role_epoch=2))
-    await session.receive()
-    assert ids(server) == {"n1": 0, "n2": 2}
-    await session.close()
-    await link.close()
-    await until(lambda: ids(server) == {"n2": 2})
-    assert (await client.route("orders")).brokers == {"broker-a": {2: address_of("n2")}}
-    assert server.name_server.events[-1].what == "connection-lost"
-
-
-async def test_a_stream_that_breaks_after_its_successor_has_registered_changes_nothing(
-    server: NameServerProcess,
-) -> None:
-    link = NameServerLink(server.address, None)
-    old, new = link.open_session(), link.open_session()
-    for session in (old, new):
-        await session.send(registration("n1", 0))
-        await session.receive()
-    await old.close()
-    await until(lambda: len(server.name_server.sessions) == 1)
-    assert ids(server) == {"n1": 0}
-    await new.close()
-    await until(lambda: not server.name_server.sessions)
-    assert ids(server) == {}
-    await link.close()
-
-
-async def test_a_stream_is_of_one_node(server: NameServerProcess) -> None:
-    link = NameServerLink(server.address, None)
-    session = link.open_session()
-    await session.send(registration("n1", 0))
-    await session.receive()
-    await session.send(registration("n2", 2))
-    with pytest.raises(BrokerError) as caught:
-        await session.receive()
-    assert caught.value.status is Status.NAMESRV_INVALID
-    await session.send(registration("n1", 0, role_epoch=2))  # it goes on
-    await session.receive()
-    assert ids(server) == {"n1": 0}
-    await session.close()
-    await link.close()
-
-
-async def test_streams_of_brokers_are_limited(tmp_path: Path) -> None:
-    async with name_server(tmp_path, limits={"max_sessions": 1}) as server:
-        link = NameServerLink(server.address, None)
-        first = link.open_session()
-        await first.send(registration("n1", 0))
-        await first.receive()
-        second = link.open_session()
-        await second.send(registration("n2", 2))
-        with pytest.raises(NameServerBusy) as caught:
-            await second.receive()
-        assert caught.value.status is Status.NAMESRV_LIMIT
-        assert server.info().limits_hit == {"session": 1}
-        await first.close()
-        await second.close()
-        await link.close()
-
-
-async def test_a_watcher_hears_of_a_change_at_once(client: NameServerClient) -> None:
-    async with aclosing(client.watch(["orders"])) as routes:
-        assert (await anext(routes)).queues == {}
-        await client.register(registration("n1", 0, term=1))
-        assert (await anext(routes)).brokers == {"broker-a": {0: address_of("n1")}}
-        await client.register(registration("n2", 0, term=2))
-        changed = await anext(routes)
-        assert changed.brokers == {"broker-a": {0: address_of("n2")}}
-        assert changed.master_terms == {"broker-a": 2}
-        await client.unregister("broker-a", "n2")
-        assert (await anext(routes)).queues == {}
-
-
-async def test_a_watcher_of_all_gets_what_there_is_and_what_comes(client: NameServerClient) -> None:
-    many = tuple(TopicConfig(f"t{i}") for i in range(100))
-    await client.register(registration("n1", 0, topics=many))
-    async with aclosing(client.watch()) as routes:
-        assert {(await anext(routes)).topic for _ in many} == {topic.name for topic in many}
-        await client.register(registration("n1", 0, topics=(*many, ORDERS), data_version=1))
-        assert (await anext(routes)).topic == "orders"
-
-
-async def test_watchers_are_limited_and_leave_nothing_behind(tmp_path: Path) -> None:
-    async with name_server(tmp_path, limits={"max_watchers": 1, "max_watched_topics": 2}) as server:
-        link = NameServerLink(server.address, None)
-        first = link.watch(["orders"])
-        await anext(first)
-        for topics in (["orders"], ["a", "b", "c"]):
-            with pytest.raises(NameServerBusy) as caught:
-                await anext(link.watch(topics))
-            assert caught.value.status is Status.NAMESRV_LIMIT
-        await first.aclose()
-        await until(lambda: len(server.name_server.watchers) == 0)
-        again = link.watch(["orders"])
-        await anext(again)
-        await again.aclose()
-        await link.close()
-
-
-async def test_watchers_and_sessions_are_shared_by_address(tmp_path: Path) -> None:
-    async with (
-        name_server(tmp_path, limits={"max_watchers": 4, "max_sessions": 4}) as server,
-        seen_from("127.0.0.2", server.address) as address,
-    ):
-        link, other = NameServerLink(server.address, None), NameServerLink(address, None)
-        watching = [link.watch(["orders"]) for _ in range(3)]
-        for watcher in watching:
-            await anext(watcher)
-        with pytest.raises(NameServerBusy, match=r"3 of 4 watchers .* raise limits.max_watchers"):
-            await anext(link.watch(["orders"]))
-        await anext(elsewhere := other.watch(["orders"]))
-        for watcher in (elsewhere, watching.pop()):
-            await watcher.aclose()
-        await until(lambda: len(server.name_server.watchers) == 2)
-        await anext(again := link.watch(["orders"]))
-        for watcher in (again, *watching):
-            await watcher.aclose()
-
-        sessions = [link.open_session() for _ in range(4)]
-        for number, session in enumerate(sessions):
-            await session.send(registration(f"n{number}", number + 1))
-            if number < 3:
-                await session.receive()
-        with pytest.raises(NameServerBusy, match="3 of 4 streams of registrations"):
-            await sessions[3].receive()
-        sessions.append(other.open_session())
-        await sessions[4].send(registration("n4", 5))
-        await sessions[4].receive()
-        for session in sessions:
-            await session.close()
-        await until(lambda: not server.name_server.sessions)
-        for one in (link, other):
-            await one.close()
-
-
-async def test_a_burst_beyond_the_queue_is_told_busy_and_the_rest_is_answered(tmp_path: Path) -> None:
-    async with name_server(tmp_path, limits={"max_waiting_routes": 1}) as server:
-        link = NameServerLink(server.address, None)
-        await link.register(registration("n1", 0), 5.0)
-        # The places of calls under way are taken; so one more than may wait is too many.
-        routes = server.name_server.routes
-        held = [routes.admitted() for _ in range(9)]
-        entering = [asyncio.create_task(place.__aenter__()) for place in held]
-        await until(lambda: sum(task.done() for task in entering) == 8)
-        with pytest.raises(NameServerBusy) as caught:
-            await link.route("orders", 5.0)
-        assert caught.value.status is Status.NAMESRV_BUSY
-        # Registrations have a queue of their own.
-        await link.register(registration("n1", 0, role_epoch=2), 5.0)
-        for place in held[:8]:
-            await place.__aexit__(None, None, None)
-        await entering[8]
-        await held[8].__aexit__(None, None, None)
-        assert (await link.route("orders", 5.0)).queues
-        assert server.info().limits_hit == {"route": 1}
-        await link.close()
+    routes = server.name_server.routes
+    while routes.admit() is None:
+        pass
+    with pytest.raises(NameServerUnavailable, match="system busy"):
+        await client.route("orders")
+    await client.kv_put("ns", "k", "v")
+    routes.leave()
+    server.name_server.register(registration("n1", 0))
+    assert (await client.route("orders")).queues
 
 
 async def test_settings_survive_a_restart(tmp_path: Path) -> None:
@@ -296,19 +161,15 @@ async def test_a_port_in_use_is_an_error(server: NameServerProcess, tmp_path: Pa
             raise AssertionError("it has started")
 
 
-async def test_write_permission_is_wiped_and_given_back(client: NameServerClient) -> None:
-    await client.register(registration("n1", 0))
+async def test_write_permission_is_wiped_and_given_back(
+    server: NameServerProcess, client: NameServerClient
+) -> None:
+    server.name_server.register(registration("n1", 0))
     assert await client.wipe_write_permission("broker-a") == 1
-    assert (await client.route("orders")).queues["broker-a"].perm == 4
+    assert [one.permission for one in (await client.route("orders")).queues] == [4]
     assert (await client.cluster_info()).write_wiped == ["broker-a"]
     assert await client.wipe_write_permission("broker-a", give_back=True) == 1
-    assert (await client.route("orders")).queues["broker-a"].perm == 6
-
-
-async def test_many_topics_come_in_pages(client: NameServerClient) -> None:
-    names = [f"%RETRY%{'g' * 200}-{i:05}" for i in range(6000)]  # more than one message of 1 MiB
-    await client.register(registration("n1", 0, topics=tuple(map(TopicConfig, names))))
-    assert await client.list_topics() == names
+    assert [one.permission for one in (await client.route("orders")).queues] == [6]
 
 
 async def test_brokers_that_are_silent_expire_by_the_scan(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.api import BrokerRole, TopicConfig
+from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, NameServerBusy, NameServerRefused, Status
 from broker_adapter.namesrv.tables import RouteTables
 from broker_adapter.namesrv.values import Registration, RegistrationAnswer, TableLimits
@@ -53,7 +53,7 @@ def test_a_master_brings_its_topics_and_slaves_join_it(world: World) -> None:
     assert route.brokers == {"broker-a": {0: address_of("n1"), 2: address_of("n2")}}
     assert route.master_terms == {"broker-a": 4}
     assert world.tables.cluster_addr_table == {"main": {"broker-a"}}
-    assert world.tables.answer("broker-a") == RegistrationAnswer(address_of("n1"), 4)
+    assert world.tables.registration_answer("broker-a") == RegistrationAnswer(address_of("n1"), 4)
 
 
 def test_the_same_registration_again_changes_nothing(world: World) -> None:
@@ -325,7 +325,7 @@ def test_without_a_master_slaves_stay_to_be_read_from(world: World) -> None:
     world.register(registration("n2", 2))
     assert world.tables.unregister("broker-a", "n1", 1, world.now_ms) == {"orders"}
     assert world.addresses() == {2: address_of("n2")}
-    assert world.tables.answer("broker-a") == RegistrationAnswer("", -1)
+    assert world.tables.registration_answer("broker-a") == RegistrationAnswer("", -1)
 
 
 def test_with_the_last_node_everything_of_a_name_goes(world: World) -> None:
@@ -459,8 +459,6 @@ def test_one_address_brings_up_so_many_names_and_leaves_room_for_others() -> Non
         {"role_epoch": -1},
         {"data_version": -1},
         {"expire_ms": -1},
-        {"role": BrokerRole.SLAVE},
-        {"broker_id": 3, "role": BrokerRole.ASYNC_MASTER},
         {"topics": (TopicConfig("a/b"),)},
         {"topics": (TopicConfig("t", read_queues=-1),)},
         {"topics": (TopicConfig("t", write_queues=70_000),)},

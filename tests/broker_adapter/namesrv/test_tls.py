@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from broker_adapter.errors import NameServerRefused, NameServerUnavailable, Status
+from broker_adapter.errors import NameServerRefused, NameServerUnavailable
 from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.config import load_config
 from broker_adapter.namesrv.registration import Registrar
-from broker_adapter.namesrv.server import NameServerProcess
-from broker_adapter.namesrv.tables import RouteTables
 from dledger import ConfigError, TlsFiles
 from tests.broker_adapter.namesrv.helpers import name_server, registration, until
 from tests.tls.world import TlsWorld
@@ -70,7 +67,7 @@ async def test_without_a_certificate_nobody_gets_in(world: TlsWorld, tmp_path: P
         name_server(tmp_path / "data", tls=section(world.files("namesrv"))) as server,
         NameServerClient([server.address], tls) as client,
     ):
-        with pytest.raises(NameServerUnavailable, match="hung up"):
+        with pytest.raises(NameServerUnavailable, match=server.address):
             await client.list_topics()
 
 
@@ -88,68 +85,6 @@ async def test_files_that_are_no_good_stop_the_start(world: TlsWorld, tmp_path: 
     with pytest.raises(ConfigError, match="expired"):
         async with name_server(tmp_path / "data", tls=tls):
             raise AssertionError("it has started")
-
-
-FORGED = 2**62
-
-
-async def refused(call: Awaitable[object]) -> Status | None:
-    try:
-        await call
-    except NameServerRefused as error:
-        return error.status
-    return None
-
-
-CHANGES: dict[str, Callable[[NameServerClient], Awaitable[object]]] = {
-    "register as itself": lambda c: c.register(registration("app", 0, term=FORGED)),
-    "register another": lambda c: c.register(registration("n1", 0, term=6, role_epoch=9)),
-    "un-register": lambda c: c.unregister("broker-a", "n1"),
-    "wipe": lambda c: c.wipe_write_permission("broker-a"),
-    "put": lambda c: c.kv_put("space", "key", "value"),
-    "delete": lambda c: c.kv_delete("space", "key"),
-}
-
-
-async def outcomes(server: NameServerProcess, files: TlsFiles) -> dict[str, Status | None]:
-    """What each change comes to for who holds these files, with n1 registered before it."""
-    found = {}
-    for name, change in CHANGES.items():
-        server.name_server.tables = RouteTables()
-        server.name_server.register(registration("n1", 0, term=5))
-        server.name_server.kv.put("space", "key", "before")
-        async with NameServerClient([server.address], files) as client:
-            found[name] = await refused(change(client))
-            if found[name] is not None:
-                assert (await client.route("orders")).queues, "everybody may ask"
-    return found
-
-
-@pytest.mark.parametrize("names", [{}, {"broker_names": ["n1", "n2"], "admin_names": ["Ops"]}])
-async def test_a_client_changes_nothing(world: TlsWorld, tmp_path: Path, names: dict[str, Any]) -> None:
-    """A forged master of an absurd term would keep the real one out for ever."""
-    tls = section(world.files("namesrv"), **names)
-    async with name_server(tmp_path / "data", tls=tls) as server:
-        found = await outcomes(server, world.client_files())
-        assert set(found.values()) == {Status.NAMESRV_NOT_ALLOWED}
-        assert server.name_server.tables.route("orders").master_terms == {"broker-a": 5}
-        assert server.name_server.kv.get("space", "key") == "before"
-
-
-async def test_operators_change_settings_and_brokers_speak_for_themselves(
-    world: TlsWorld, tmp_path: Path
-) -> None:
-    tls = section(world.files("namesrv"), broker_names=["n1", "n2"], admin_names=["Ops"])
-    async with name_server(tmp_path / "data", tls=tls) as server:
-        no = Status.NAMESRV_NOT_ALLOWED
-        allowed = {"un-register", "wipe", "put", "delete"}
-        found = await outcomes(server, world.files("ops", hosts=()))
-        assert found == {name: None if name in allowed else no for name in CHANGES}
-        found = await outcomes(server, world.files("n2", hosts=("n2",)))
-        allowed = {"wipe", "put", "delete"}
-        assert found == {name: None if name in allowed else no for name in CHANGES}
-        found = await outcomes(server, world.files("n1", hosts=("n1",)))
-        assert found == {name: no if name == "register as itself" else None for name in CHANGES}
 
 
 @pytest.mark.parametrize("names", [("n9",), ("n2",), ("n2", "client"), ()])

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.format.consume_queue_unit import UNIT_SIZE, encode_unit
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit as Unit
-from broker_adapter.format.java_hash import tag_code
-from broker_adapter.format.message import decode
-from broker_adapter.format.message_id import parse_offset_id
-from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.metadata.commands import RESERVED_PREFIX
-from dledger.platform import ENTRY_HEADER_SIZE
-from dledger.store.format.batch import MAGIC_NORMAL, Entry
+from broker_adapter.wire.consume_queue_unit import UNIT_SIZE, encode_unit
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit as Unit
+from broker_adapter.wire.java_hash import tag_code
+from broker_adapter.wire.message import decode
+from broker_adapter.wire.message_id import parse_offset_id
+from broker_adapter.wire.properties import TAGS, split_properties
+from dledger.core.values import ENTRY_HEADER_SIZE
+from dledger.store.format.batch import MAGIC_NORMAL, DecodedEntry
 from tests.broker_adapter.process.load import Load, Notes, TopicQueue
 from tests.broker_adapter.process.processes import BrokerProcesses
 
@@ -67,7 +67,7 @@ def check_files(brokers: BrokerProcesses, notes: Notes, end: int) -> dict[str, Q
     return found
 
 
-def queues_of(entries: Sequence[Entry]) -> Queues:
+def queues_of(entries: Sequence[DecodedEntry]) -> Queues:
     """The oracle: every message of the log at its place. Offsets are dense; records know where they are."""
     queues: Queues = {}
     for entry in entries:

@@ -6,14 +6,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client import Admin, ClientOptions, MessageQueue
+from broker_adapter.errors import NameServerUnavailable, TopicRefused
 from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.wire.broker_ids import MASTER_ID
 from dledger.status.model import NodeStatus
 from tests.process.cluster import ProcessCluster, free_ports, toml_of
 from tests.process.forked import Forked, start_process
@@ -21,7 +22,12 @@ from tests.process.forked import Forked, start_process
 REPO = Path(__file__).resolve().parents[3]
 BROKER = "broker_adapter.server.program:broker"
 #: A busy machine costs no leadership, and clients have another leader before they give up.
-TIMING: dict[str, Any] = {"heartbeat_ms": 100, "election_min_ms": 1500, "election_max_ms": 2500}
+TIMING: dict[str, Any] = {
+    "heartbeat_ms": 100,
+    "election_min_ms": 1500,
+    "election_max_ms": 2500,
+    "silence_ms": 0,
+}
 #: Small enough that files end and checkpoints are made all the time.
 SMALL: dict[str, Any] = {
     "units_per_file": 500,
@@ -51,14 +57,12 @@ class NameServers:
 
     def __init__(self, folder: Path, count: int, settings: Mapping[str, Any] | None = None) -> None:
         self._folder = folder
-        ports = [f"127.0.0.1:{port}" for port in free_ports(2 * count)]
-        self.addresses, self.remoting = ports[:count], ports[count:]
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self._processes: dict[str, Forked | asyncio.subprocess.Process] = {}
         for number, address in enumerate(self.addresses):
             config = {
                 "directory": str(folder / f"namesrv-{number}"),
                 "listen": address,
-                "remoting_listen": self.remoting[number],
                 **(settings or {}),
             }
             self._config(address).write_text(toml_of(config))
@@ -109,9 +113,10 @@ class BrokerProcesses:
         self.remoting: dict[str, str] = {}
 
         def settings(node: str) -> Mapping[str, Any]:
-            (port,) = free_ports(1)
+            port, send_port = free_ports(2)
             self.remoting[node] = f"127.0.0.1:{port}"
-            own = {**shared, "remoting": {"listen": self.remoting[node]}}
+            listens = {"listen": self.remoting[node], "send_listen": f"127.0.0.1:{send_port}"}
+            own = {**shared, "remoting": listens}
             return {"timing": TIMING, **(log or {}), "program": {"factory": program, "settings": own}}
 
         self.nodes = ProcessCluster(
@@ -123,8 +128,8 @@ class BrokerProcesses:
 
     @property
     def names(self) -> list[str]:
-        """Addresses of the NameServers for clients of the remoting protocol."""
-        return self.name_servers.remoting
+        """Addresses of the NameServers."""
+        return self.name_servers.addresses
 
     def derived(self, node: str) -> Path:
         """Where a node has its ConsumeQueues and indexes."""
@@ -210,9 +215,15 @@ def step_of(status: NodeStatus) -> str:
 
 async def until_shown(client: NameServerClient, topics: Sequence[str], within_s: float = 120.0) -> None:
     """Until the NameServer shows all these topics and a master of each."""
-    missing = set(topics)
-    async with asyncio.timeout(within_s), aclosing(client.watch(topics)) as changes:
-        while missing:
-            route = await anext(changes)
-            if route.queues and any(0 in ids for ids in route.brokers.values()):
-                missing.discard(route.topic)
+    async with asyncio.timeout(within_s):
+        for topic in topics:
+            while not await _has_master(client, topic):
+                pass
+
+
+async def _has_master(client: NameServerClient, topic: str) -> bool:
+    try:
+        route = await client.route(topic)
+    except (NameServerUnavailable, TopicRefused):
+        return False
+    return any(MASTER_ID in broker.addresses for broker in route.brokers.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.config.settings import parse_settings
-from broker_adapter.deferred.delay_file import DelayFile
+from broker_adapter.scheduled.delay_file import DelayFile
 from broker_adapter.server.program import BrokerProgram
 from dledger import AppliedEntry, NodeConfig, NodeServer
 from tests.process.faulty_node import FaultInjectingDisk

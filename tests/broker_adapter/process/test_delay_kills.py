@@ -11,8 +11,8 @@ import pytest
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client import Message, Producer, PullConsumer
-from broker_adapter.deferred.delay_file import FILE_NAME
 from broker_adapter.errors import BrokerError, PutIndeterminate
+from broker_adapter.scheduled.delay_file import FILE_NAME
 from tests.broker_adapter.process.processes import OPTIONS, BrokerProcesses, Seen, queue_of
 from tests.broker_adapter.process.programs import kill_number
 from tests.broker_adapter.process.test_derived_files import MADE_AGAIN

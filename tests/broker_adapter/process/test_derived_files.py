@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from broker_adapter.format.index_layout import IndexShape
+from broker_adapter.wire.index_layout import IndexShape
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import SMALL, BrokerProcesses, Seen

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import aclosing
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker_adapter.client import Message, MessageQueue, Producer, SendResult
-from broker_adapter.errors import BrokerError
-from broker_adapter.format.broker_ids import MASTER_ID
-from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.client.core.route_data import parse_route
+from broker_adapter.errors import BrokerError, ResponseCode
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import DETAILS, WATCH_ROUTE, RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import NAME, OPTIONS, BrokerProcesses, Seen, step_of
@@ -54,13 +58,29 @@ async def test_all_nodes_are_killed_at_once_and_then_restarted_one_by_one(tmp_pa
         await check(brokers, load)
 
 
-async def masters_shown(client: NameServerClient, topic: str, shown: list[tuple[int, str]]) -> None:
-    """(term, address) of the master in every route that a client is told of."""
-    async with aclosing(client.watch([topic])) as changes:
-        async for route in changes:
-            for name, ids in route.brokers.items():
-                if MASTER_ID in ids:
-                    shown.append((route.master_terms[name], ids[MASTER_ID]))
+async def masters_shown(address: str, shown: list[tuple[int, str]]) -> None:
+    """(term, address) of the group's master in the routes that a client gets, now and after each notice."""
+    changed = asyncio.Event()
+
+    async def on_notice(_: RemotingConnection, request: RemotingCommand) -> None:
+        changed.set()
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.ROUTES_CHANGED], on_notice, Executor("notices", 8, 8))
+    connection = await connect(address, timeout_s=30, dispatch=dispatch)
+    fields = {"topic": "orders", "acceptStandardJsonOnly": "true", WATCH_ROUTE: "true", DETAILS: "true"}
+    while True:
+        changed.clear()
+        answer = await connection.invoke(RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {**fields}), 60)
+        is_known = answer.code == ResponseCode.SUCCESS  # the topic, which the first send creates
+        if is_known:
+            route = parse_route(answer.body)
+            master = route.master(NAME)
+            if master is not None and (found := (route.master_terms[NAME], master)) not in shown[-1:]:
+                shown.append(found)
+        with suppress(TimeoutError):  # connections without requests are closed after 120 s
+            async with asyncio.timeout(30 if is_known else 0.1):
+                await changed.wait()
 
 
 async def send_to(producer: Producer, node: str, writer: int) -> SendResult | BrokerError:
@@ -76,12 +96,11 @@ async def test_a_master_that_was_paused_acknowledges_nothing_and_is_not_shown_ag
     patient = replace(OPTIONS, timeout_s=60.0, request_timeout_s=60.0)
     async with (
         BrokerProcesses(tmp_path) as brokers,
-        NameServerClient(brokers.name_servers.addresses) as name_server,
         Producer("paused", brokers.names, options=patient) as producer,
     ):
         nodes = brokers.nodes
         shown: list[tuple[int, str]] = []
-        watching = asyncio.create_task(masters_shown(name_server, "orders", shown))
+        watching = asyncio.create_task(masters_shown(brokers.names[0], shown))
         async with Load(brokers) as load:
             await load.progress(200)
             for turn in range(2):
@@ -106,6 +125,7 @@ async def test_a_master_that_was_paused_acknowledges_nothing_and_is_not_shown_ag
                 await nodes.wait_for(is_slave)
                 await load.progress(200)
         await check(brokers, load)
+        assert not watching.done()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         assert len({term for term, _ in shown}) >= 3

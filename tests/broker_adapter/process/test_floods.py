@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from broker_adapter.errors import BrokerError
 from tests.broker_adapter.process.processes import BROKER, SMALL, TIMING
-from tests.broker_adapter.processor.asker import asking
+from tests.broker_adapter.v4.asker import asking
 from tests.process.cluster import free_ports
 from tests.process.test_idle_connections import LIMIT, SmallProcesses, idle
 
@@ -68,7 +68,7 @@ async def sends(address: str, within_s: float) -> None:
 @pytest.mark.usefixtures("many_descriptors")
 async def test_floods_of_connections_end_no_broker_and_keep_nobody_from_being_served(tmp_path: Path) -> None:
     http, plain, remoting = (f"127.0.0.1:{port}" for port in free_ports(3))
-    doors = {"rocketmq_v2": {"listen": plain}, "remoting": {"listen": remoting}}
+    doors = {"rocketmq_v2": {"listen": plain}, "remoting": {"listen": remoting, "send_listen": "127.0.0.1:0"}}
     program = {"factory": BROKER, "settings": {**SMALL, **doors}}
     settings = {"timing": TIMING, "http_listen": http, "program": program}
     async with SmallProcesses(tmp_path, 1, settings=settings) as cluster:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.api import BrokerRole, TopicConfig
+from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError
-from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.namesrv.registration import RemotingRegistrationSession
 from broker_adapter.namesrv.values import Registration
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
@@ -47,7 +47,7 @@ def stranger(number: int) -> Registration:
     topics = tuple(TopicConfig(f"topic-{number % 8}-{n}") for n in range(200))
     name = f"stranger-{number % 100}"
     node_id, address = f"node-{number}", f"127.0.0.1:{1 + number % 60_000}"
-    return Registration("c", name, node_id, 0, BrokerRole.SYNC_MASTER, address, number, number, topics=topics)
+    return Registration("c", name, node_id, 0, address, number, number, topics=topics)
 
 
 @asynccontextmanager
@@ -56,16 +56,19 @@ async def flood(address: str) -> AsyncIterator[list[int]]:
     counts = [0, 0]
 
     async def register(first: int) -> None:
-        async with NameServerClient([address]) as client:
-            number = first
+        session = RemotingRegistrationSession(address, beat_s=1000.0)
+        number = first
+        try:
             while True:
                 number += 8
                 try:
-                    await client.register(stranger(number))
+                    await session.register(stranger(number))
                 except BrokerError:
                     counts[1] += 1
                 else:
                     counts[0] += 1
+        finally:
+            await session.close()
 
     tasks = [asyncio.create_task(register(n)) for n in range(8)]
     try:

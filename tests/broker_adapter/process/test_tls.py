@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.api import TopicConfig
+from broker_adapter.cli.cluster_command import BROKER_KIND
+from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE
 from broker_adapter.client import (
     Admin,
     ConsumeFromWhere,
@@ -21,7 +23,7 @@ from broker_adapter.client import (
     PushConsumer,
 )
 from broker_adapter.client.core.requests import create_topic
-from broker_adapter.errors import NameServerUnavailable, ResponseCode
+from broker_adapter.errors import AnswerMissing, NameServerUnavailable, ResponseCode
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.remoting.client import connect
 from dledger import TlsFiles
@@ -139,13 +141,13 @@ async def test_messages_through_a_failover_with_certificates_everywhere(tmp_path
 
 
 async def refused_without_a_certificate(admin: Admin, cluster: LocalCluster, tls: TlsFiles) -> None:
-    """At a node, which clients may ask without one: what belongs to all only operators change."""
-    request = create_topic("mine", read_queues=1, write_queues=1, permission=6, attributes={})
+    """At a node: certificates decide who is an operator."""
+    request = create_topic(TopicConfig("mine", 1, 1))
     address = cluster.plan.node(await master_of(cluster)).remoting_address
-    for files, is_operator in ((TlsFiles(tls.ca), False), (tls, True)):
-        context = Target([], [], files, 1.0).client_tls
-        connection = await connect(address, timeout_s=20, tls=context)
-        answer = await connection.invoke(replace(request), 20)
-        assert answer.code == (ResponseCode.SUCCESS if is_operator else ResponseCode.NO_PERMISSION)
-        connection.close("done")
+    with pytest.raises(AnswerMissing, match="certificate"):
+        context = Target([], [], TlsFiles(tls.ca), 1.0).client_tls
+        await (await connect(address, timeout_s=20, tls=context)).invoke(replace(request), 20)
+    connection = await connect(address, timeout_s=20, tls=Target([], [], tls, 1.0).client_tls)
+    assert (await connection.invoke(replace(request), 20)).code == ResponseCode.SUCCESS
+    connection.close("done")
     assert "mine" in [config.name for config in await admin.topics()]

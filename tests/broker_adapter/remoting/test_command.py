@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker_adapter.errors import FrameRefused
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import MAX_HEADER, HeaderForm, RemotingCommand, decode, encode
-from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting.connection import FrameReader
 
 INTS = st.integers(-(1 << 31), (1 << 31) - 1)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
@@ -68,6 +68,7 @@ def test_half_a_character_is_a_question_mark() -> None:
     assert (command.fields, command.remark) == ({"a?": "?b", "é": "💥"}, "?")
 
 
+@pytest.mark.slow
 @given(st.lists(COMMANDS, max_size=5), st.data())
 def test_frames_are_found_wherever_it_is_cut(commands: list[RemotingCommand], data: st.DataObject) -> None:
     stream, reader, found = b"".join(map(encode, commands)), FrameReader(), []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from dledger import Code, ReadFailed, Role
-from dledger.platform import NodeTrace
+from dledger.node.setup.trace import NodeTrace
 
 Pair = tuple[int, int]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.role.role_status import Outcome, Step
+from broker_adapter.role.role_status import RoleStep, StepOutcome
 from dledger import Code, ReadFailed, Refused, Role
 from tests.broker_adapter.role.role_world import AdapterFailed, Event, HandAdapter, HandNode, World
 
@@ -48,13 +48,13 @@ async def led_up_to(w: World, name: str) -> Event:
 async def test_an_idle_cluster_gets_a_master_as_soon_as_the_no_op_is_committed_and_dispatched() -> None:
     async with world() as w:
         event = await w.lead()
-        assert w.handler.status.step is Step.WAITING_FOR_COMMIT and not w.handler.status.writable
+        assert w.handler.status.step is RoleStep.WAITING_FOR_COMMIT and not w.handler.status.writable
         assert w.handler.status.waits_for == f"commit of {event.barrier_index}; committed up to -1"
         w.node.commit(event.barrier_index)
         await w.turns()
         assert w.adapter.writable == event.pair
         assert w.adapter.names == MASTER_STEPS
-        assert w.handler.status.step is Step.MASTER and w.handler.status.writable
+        assert w.handler.status.step is RoleStep.MASTER and w.handler.status.writable
 
 
 async def test_an_index_beyond_the_barrier_will_do() -> None:
@@ -74,19 +74,19 @@ async def test_100_000_messages_that_are_not_dispatched_are_waited_for_with_the_
         await w.finish()  # change_to_slave
         await w.pass_time(10)
         status = w.handler.status
-        assert status.step is Step.WAITING_FOR_DISPATCH and status.waiting_ms == 10_000
+        assert status.step is RoleStep.WAITING_FOR_DISPATCH and status.waiting_ms == 10_000
         assert status.waits_for == (
             f"dispatch up to {event.barrier_index}; applied up to {event.barrier_index}, "
             f"dispatch_behind_bytes {100_000 * 1024}"
         )
-        assert w.handler.metrics.overdue == {Step.WAITING_FOR_DISPATCH: 3}
+        assert w.handler.metrics.overdue == {RoleStep.WAITING_FOR_DISPATCH: 3}
         assert w.node.hand_overs == 3, "somebody with less lag may take over; there is nobody"
         assert w.node.reports[-1] == (100_000 * 1024, True), "lagging is no failure of the adapter"
         assert w.adapter.writable is None
         for name in ("wait_dispatched", "recover_topic_queue_table", "change_to_master"):
             assert await w.finish() == name
         assert w.adapter.writable == event.pair
-        assert w.handler.metrics.seconds[Step.WAITING_FOR_DISPATCH] == pytest.approx(10)
+        assert w.handler.metrics.seconds[RoleStep.WAITING_FOR_DISPATCH] == pytest.approx(10)
         assert w.handler.metrics.elected_to_writable.sum == pytest.approx(10)
         assert w.handler.status.elected_to_writable_ms == 10_000
 
@@ -139,7 +139,7 @@ async def test_without_an_event_nothing_is_asked_of_the_adapter_but_to_refuse_wr
     async with world(adapter=adapter) as w:
         await w.pass_time(60)
         assert adapter.calls == [] and adapter.writable is None
-        assert w.handler.status.step is Step.IDLE and w.handler.status.role == ""
+        assert w.handler.status.step is RoleStep.IDLE and w.handler.status.role == ""
 
 
 # -- slave --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def test_every_role_but_leader_is_slave(role: Role) -> None:
     async with world() as w:
         event = await w.deliver(w.event(role))
         assert w.adapter.calls == [("change_to_slave", *event.pair, None)]
-        assert w.handler.status.step is Step.SLAVE and w.handler.metrics.switches == {Step.SLAVE: 1}
+        assert w.handler.status.step is RoleStep.SLAVE and w.handler.metrics.switches == {RoleStep.SLAVE: 1}
 
 
 async def test_a_slave_is_told_of_another_leader() -> None:
@@ -198,7 +198,7 @@ async def test_leadership_lost_while_the_commit_is_waited_for(role: Role) -> Non
         assert w.adapter.calls[-1] == ("change_to_slave", *lost.pair, None)
         w.node.commit(event.barrier_index)
         await w.pass_time(60)
-        assert "change_to_master" not in w.adapter.names and w.handler.status.step is Step.SLAVE
+        assert "change_to_master" not in w.adapter.names and w.handler.status.step is RoleStep.SLAVE
 
 
 @pytest.mark.parametrize("step", MASTER_STEPS)
@@ -223,7 +223,7 @@ async def test_a_call_that_cannot_be_cancelled_is_ended_before_anything_else_and
         lost = await w.follow()
         await w.pass_time(10)
         assert w.adapter.open is not None and w.adapter.open.name == step, "no other call beside it"
-        assert w.handler.status.step is Step.ENDING_CALL and w.node.reports[-1][1] is False
+        assert w.handler.status.step is RoleStep.ENDING_CALL and w.node.reports[-1][1] is False
         await w.finish()
         assert w.adapter.writable is None
         assert w.adapter.calls[-1] == ("change_to_slave", *lost.pair, "other")
@@ -301,7 +301,7 @@ async def test_a_call_that_ends_as_cancelled_by_itself_is_a_failure() -> None:
     async with world(at_once=False) as w:
         event = await led_up_to(w, "change_to_master")
         await w.finish(asyncio.CancelledError())
-        assert w.handler.metrics.failures == {Step.CHANGING_TO_MASTER: 1}
+        assert w.handler.metrics.failures == {RoleStep.CHANGING_TO_MASTER: 1}
         await w.pass_time(0.1)
         assert await w.finish() == "change_to_master"
         assert w.adapter.writable == event.pair
@@ -330,7 +330,7 @@ async def test_with_nobody_fitter_it_is_tried_on_with_bounded_pauses() -> None:
         await w.pass_time(60)
         assert 55 <= w.adapter.names.count("change_to_master") <= 75
         assert 55 <= w.node.hand_overs <= 100 and w.handler.metrics.hand_overs["failed"] == w.node.hand_overs
-        assert w.handler.status.step is Step.CHANGING_TO_MASTER
+        assert w.handler.status.step is RoleStep.CHANGING_TO_MASTER
         assert len(w.handler.status.history) == RoleChangeLimits().history
         w.adapter.failing.clear()
         await w.pass_time(1)
@@ -343,10 +343,10 @@ async def test_change_to_slave_that_raises_is_repeated_until_it_returns_and_writ
         w.adapter.failing = {"change_to_slave"}
         await w.follow()
         await w.pass_time(20)
-        assert w.adapter.writable is None and w.handler.status.step is Step.CHANGING_TO_SLAVE
+        assert w.adapter.writable is None and w.handler.status.step is RoleStep.CHANGING_TO_SLAVE
         assert w.node.hand_overs == 0, "a follower has nothing to hand over"
         await w.settle()
-        assert w.handler.status.step is Step.SLAVE
+        assert w.handler.status.step is RoleStep.SLAVE
 
 
 async def test_a_fence_that_raises_harms_neither_the_node_nor_the_change() -> None:
@@ -461,7 +461,7 @@ async def test_stop_refuses_writes_at_once_and_makes_a_slave() -> None:
     await asyncio.sleep(0)
     assert w.adapter.writable is None
     await stopping
-    assert w.adapter.role == "slave" and w.handler.status.step is Step.STOPPED
+    assert w.adapter.role == "slave" and w.handler.status.step is RoleStep.STOPPED
     assert w.node.reports[-1][1] is False, "leadership must not come here any more"
     calls = list(w.adapter.calls)
     await w.lead()
@@ -497,7 +497,7 @@ async def test_stop_is_bounded(heeds_cancelling: bool) -> None:
     await w.turns()
     assert not in_time and ended
     assert still_open is not heeds_cancelling
-    assert w.handler.status.step is Step.STOPPED and w.adapter.writable is None, "whatever ends later"
+    assert w.handler.status.step is RoleStep.STOPPED and w.adapter.writable is None, "whatever ends later"
 
 
 async def test_stop_in_the_middle_of_a_wait_ends_it() -> None:
@@ -505,7 +505,7 @@ async def test_stop_in_the_middle_of_a_wait_ends_it() -> None:
     w.handler.start()
     await w.lead()
     await w.handler.stop()
-    assert w.adapter.role == "slave" and w.handler.status.step is Step.STOPPED
+    assert w.adapter.role == "slave" and w.handler.status.step is RoleStep.STOPPED
 
 
 async def test_stop_before_any_event_asks_nothing_of_the_adapter() -> None:
@@ -528,14 +528,14 @@ async def test_history_has_one_record_for_each_step_and_the_status_is_json() -> 
         await w.pass_time(1)
         steps = [(record.step, record.outcome) for record in w.handler.status.history]
         assert steps == [
-            (Step.CHANGING_TO_SLAVE, Outcome.DONE),
-            (Step.WAITING_FOR_COMMIT, Outcome.OVERDUE),
-            (Step.WAITING_FOR_COMMIT, Outcome.DONE),
-            (Step.WAITING_FOR_DISPATCH, Outcome.DONE),
-            (Step.RECOVERING, Outcome.FAILED),
-            (Step.RECOVERING, Outcome.DONE),
-            (Step.CHANGING_TO_MASTER, Outcome.DONE),
-            (Step.MASTER, Outcome.DONE),
+            (RoleStep.CHANGING_TO_SLAVE, StepOutcome.DONE),
+            (RoleStep.WAITING_FOR_COMMIT, StepOutcome.OVERDUE),
+            (RoleStep.WAITING_FOR_COMMIT, StepOutcome.DONE),
+            (RoleStep.WAITING_FOR_DISPATCH, StepOutcome.DONE),
+            (RoleStep.RECOVERING, StepOutcome.FAILED),
+            (RoleStep.RECOVERING, StepOutcome.DONE),
+            (RoleStep.CHANGING_TO_MASTER, StepOutcome.DONE),
+            (RoleStep.MASTER, StepOutcome.DONE),
         ]
         shown = json.loads(json.dumps(w.handler.status.as_dict()))
         assert shown["step"] == "MASTER" and shown["writable"] and shown["waits_for"] == ""
@@ -554,7 +554,7 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 async def test_an_error_of_the_handler_itself_leaves_writes_refused() -> None:
     class Broken(RoleChangeHandler):
-        def _switched(self, role: Step) -> None:
+        def _switched(self, role: RoleStep) -> None:
             raise AdapterFailed("a bug")
 
     w = World(handler=Broken)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.role.role_status import Step
+from broker_adapter.role.role_status import RoleStep
 from dledger import NodeServer, NotLeader
 from examples.single_runner import SingleRunner
 from tests.node.local import leader_of, running_nodes, until
@@ -100,9 +100,11 @@ async def test_the_master_goes_and_another_one_goes_on_where_it_was(tmp_path: Pa
         assert made.writable != [first] and len(made.leaderships) >= 2
         [second] = made.writable
         status = made.handlers[second].status
-        assert status.step is Step.MASTER and status.elected_to_writable_ms >= 0
+        assert status.step is RoleStep.MASTER and status.elected_to_writable_ms >= 0
         slaves = [h for n, h in made.handlers.items() if n != second]
-        await until(lambda: all(h.status.step is Step.SLAVE and h.status.leader_id == second for h in slaves))
+        await until(
+            lambda: all(h.status.step is RoleStep.SLAVE and h.status.leader_id == second for h in slaves)
+        )
 
 
 async def test_who_was_master_can_append_nothing_more_under_its_old_name(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.role.role_change import RoleChangeHandler, _Superseded
-from broker_adapter.role.role_status import Step
+from broker_adapter.role.role_status import RoleStep
 from dledger import Role, RoleEvent
 from tests.broker_adapter.role.role_world import AdapterFailed, HandAdapter, World
 
@@ -109,6 +109,7 @@ async def wrongs_of(
     return w.wrongs
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(PLANS)
 def test_the_adapter_is_never_more_than_the_newest_event_says_and_becomes_it_in_the_end(plan: Plan) -> None:
@@ -178,7 +179,9 @@ class NeverLooksAgain(RoleChangeHandler):
 class OnlyLogsErrors(RoleChangeHandler):
     """As the original: an adapter that raises is left in the role it has."""
 
-    async def _carry_out(self, event: RoleEvent, step: Step, call: Any, *, then: Any = lambda: None) -> None:
+    async def _carry_out(
+        self, event: RoleEvent, step: RoleStep, call: Any, *, then: Any = lambda: None
+    ) -> None:
         self._enter(step)
         try:
             await self._supersedable(call)
@@ -224,8 +227,8 @@ class WaitsForNoCommit(RoleChangeHandler):
 
 
 class WaitsForNoDispatch(RoleChangeHandler):
-    async def _carry_out(self, event: RoleEvent, step: Step, *call: Any, **then: Any) -> None:
-        if step is not Step.WAITING_FOR_DISPATCH:
+    async def _carry_out(self, event: RoleEvent, step: RoleStep, *call: Any, **then: Any) -> None:
+        if step is not RoleStep.WAITING_FOR_DISPATCH:
             await super()._carry_out(event, step, *call, **then)
 
 
@@ -271,6 +274,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(mistake: type[RoleChangeHandler]) -> None:
     assert found(lambda plan: asyncio.run(wrongs_of(plan, mistake)))

@@ -10,7 +10,7 @@ from tests.broker_adapter.role.role_world import Event, World
 
 
 class Recorder:
-    """Implements dledger.platform.NodeTrace; also notes whether writes were accepted in that moment."""
+    """Implements NodeTrace; also notes whether writes were accepted in that moment."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []

@@ -9,14 +9,14 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from broker_adapter.format.host import Host
-from broker_adapter.format.index_layout import IndexShape, index_keys
-from broker_adapter.format.java_hash import tag_code
-from broker_adapter.format.message import Message, Version, decode, encode, patch_offsets
-from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import Job
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.index_layout import IndexShape, index_keys
+from broker_adapter.wire.java_hash import tag_code
+from broker_adapter.wire.message import MessageRecord, Version, decode, encode, patch_offsets
+from broker_adapter.wire.properties import join_properties, split_properties
 from dledger.testing.virtual.sim_disk import SimDisk
 
 ROOT = Path("/broker")
@@ -80,7 +80,7 @@ class Log:
     ) -> Entry:
         properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, "other": "x"}
         self.now_ms += 400
-        message = Message(
+        message = MessageRecord(
             topic,
             body,
             join_properties({name: value for name, value in properties.items() if value}),

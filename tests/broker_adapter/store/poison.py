@@ -9,7 +9,35 @@ from pathlib import Path
 from random import Random
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.format.message import patch_offsets
+from broker_adapter.delivery_state.commands import (
+    Ack,
+    Bury,
+    Carry,
+    ChangeKind,
+    ChangeVisibility,
+    ConfirmReceipt,
+    Defer,
+    DeferredKind,
+    Drop,
+    Element,
+    EndDeferred,
+    Ending,
+    Fold,
+    ForgetHalfId,
+    Pop,
+    PurgeBelow,
+    QueueKey,
+    RecordCheck,
+    SentId,
+    SentIds,
+    StoredId,
+    StoredIds,
+)
+from broker_adapter.delivery_state.delay_index import DelayIndex
+from broker_adapter.delivery_state.duplicate_filter import SendIdentity
+from broker_adapter.delivery_state.queue_state import QueueDelivery
+from broker_adapter.delivery_state.records import encode as encode_delivery
+from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.metadata.commands import (
     Command,
@@ -24,35 +52,11 @@ from broker_adapter.metadata.commands import (
 )
 from broker_adapter.metadata.records import encode as encode_metadata
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.pop.commands import (
-    Ack,
-    Bury,
-    Carried,
-    Change,
-    ChangeKind,
-    Checked,
-    Defer,
-    DeferredKind,
-    Drop,
-    Element,
-    End,
-    Ending,
-    Fold,
-    PassedOn,
-    Pop,
-    Purged,
-    QueueKey,
-    Sent,
-    SentId,
-)
-from broker_adapter.pop.delay_index import DelayIndex
-from broker_adapter.pop.queue_state import QueueDelivery
-from broker_adapter.pop.records import encode as encode_delivery
-from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Dispatcher, StoreOptions
 from broker_adapter.store.job_queue import JobQueue
-from dledger.platform import Disk
+from broker_adapter.wire.message import patch_offsets
+from dledger.infra.files.disk import Disk
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
     ROOT,
@@ -120,7 +124,7 @@ def metadata_commands() -> list[Command]:
         PutTopic(TopicConfig("T", 4, 4), create_only=True),
         PutTopic(TopicConfig("U", 4, 4), create_only=True),
         PutGroup(GroupConfig("g"), create_only=True),
-        NewGeneration("g", {"m1": (("T", 0), ("T", 1)), "m2": (("U", 0),)}),
+        NewGeneration("g", frozenset({"m1", "m2"})),
         CommitOffsets("g", -1, (QueueOffset("T", 0, 3), QueueOffset("U", 1, 4))),
         ResetOffsets("g", (QueueOffset("T", 0, 1),)),
         DeleteTopic("U"),
@@ -143,15 +147,17 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
         Pop(key, "c", "attempt", 60_000, True, False, False, begin, begin + 4, fresh, ((offset, pop),)),
         Ack(key, offset, pop),
         Drop(key, offset, pop),
-        Change(key, offset, pop, 1000, rng.choice(list(ChangeKind))),
-        Sent((SentId(b"x" * 16, 0, 8), SentId(b"y" * 16, 3, 9))),
+        ChangeVisibility(key, offset, pop, 1000, rng.choice(list(ChangeKind))),
+        SentIds((SentId(b"x" * 16, 0, 8), SentId(b"y" * 16, 3, 9))),
+        StoredIds((StoredId(SendIdentity(b"x" * 16, b"c" * 16, 7), 0, 8),)),
+        ForgetHalfId(b"x" * 16, 7, 3),
         defer,
-        Carried(deferred, defer),
-        End(deferred, rng.choice(list(Ending))),
-        Checked(deferred, 10**12),
+        Carry(deferred, defer),
+        EndDeferred(deferred, rng.choice(list(Ending))),
+        RecordCheck(deferred, 10**12),
         Bury(key, offset, pop, 1000),
-        PassedOn(key, pop, (offset,)),
-        Purged("T", key.queue_id, offset),
+        ConfirmReceipt(key, pop, (offset,)),
+        PurgeBelow("T", key.queue_id, offset),
         Fold(key, 0, 100),
     ]
     return rng.sample(elements, rng.randint(1, 4))

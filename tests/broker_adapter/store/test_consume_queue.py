@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit, encode_units
-from broker_adapter.store.consume_queue import ConsumeQueue, Disagreement
+from broker_adapter.store.consume_queue import CheckpointMismatch, ConsumeQueue
 from broker_adapter.store.open_files import OpenFiles
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit, encode_units
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT
 
@@ -129,7 +129,7 @@ def test_restoring_cuts_what_is_beyond() -> None:
 def test_a_state_that_no_queue_has_is_a_disagreement(wrong: dict[str, object]) -> None:
     disk, queue = filled()
     again = ConsumeQueue("T", 3, DIRECTORY, OpenFiles(disk, ROOT), 4)
-    with pytest.raises(Disagreement):
+    with pytest.raises(CheckpointMismatch):
         again.restore(queue.state()._replace(**wrong))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.open_files import OpenFiles
-from dledger.platform import OsDisk
+from dledger.infra.files.disk import OsDisk
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.store.helpers import ROOT, Entry, Log, Node, dumb_look, look
 
@@ -143,6 +143,7 @@ def run(disk: SimDisk, log: Log) -> Node:
     return node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(CrashKind))
 @pytest.mark.parametrize("point", list(CrashPoint))
 def test_after_a_crash_at_any_operation_no_needless_file_stays(point: CrashPoint, kind: CrashKind) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.format.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, ConsumeQueueUnit
-from broker_adapter.format.java_hash import tag_code
-from broker_adapter.format.message import Version, decode
 from broker_adapter.store import dispatching
+from broker_adapter.wire.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, ConsumeQueueUnit
+from broker_adapter.wire.java_hash import tag_code
+from broker_adapter.wire.message import Version, decode
 from dledger import ImageRefused
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
@@ -259,6 +259,7 @@ def test_entries_that_are_no_records_are_counted_and_passed_over() -> None:
     assert node.dispatcher.figures().foreign_records == len(log.entries) - 1
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_record_may_be_wrong() -> None:
     log = Log()
     body = log.message(tag="A", keys="k1 k2", unique="u").body

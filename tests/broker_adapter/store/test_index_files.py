@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.format.index_layout import IndexItem, IndexShape, decode_header, decode_items, key_hash
-from broker_adapter.format.key_hashes import key_hashes
-from broker_adapter.store.consume_queue import Disagreement
+from broker_adapter.store.consume_queue import CheckpointMismatch
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
-from dledger.platform import OsDisk
+from broker_adapter.wire.index_layout import IndexItem, IndexShape, decode_header, decode_items, key_hash
+from broker_adapter.wire.key_hashes import key_hashes
+from dledger.infra.files.disk import OsDisk
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import EVER, ROOT
 
@@ -129,9 +129,9 @@ def test_a_state_that_no_file_has_is_a_disagreement(next_item: int) -> None:
     index.add([("T", "a", None, 48, START)])
     (state,) = index.snapshot().states
     wrong = state._replace(header=state.header._replace(next_item=next_item))
-    with pytest.raises(Disagreement):
+    with pytest.raises(CheckpointMismatch):
         IndexFiles(ROOT, disk, shape=index.shape).restore([wrong])
-    with pytest.raises(Disagreement):
+    with pytest.raises(CheckpointMismatch):
         IndexFiles(ROOT, disk, shape=index.shape).restore([state, state])
 
 

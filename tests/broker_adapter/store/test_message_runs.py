@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from broker_adapter.log.replicated import EntryPiece
-from broker_adapter.store.dispatcher import DispatchFigures
-from broker_adapter.store.dispatching import Dispatching
+from broker_adapter.store.dispatcher import DispatchMetrics
+from broker_adapter.store.dispatching import BatchDispatch
 from broker_adapter.store.message_runs import RunFinder
 from dledger import EntryRun
 from dledger.testing.virtual.sim_disk import SimDisk
@@ -92,13 +92,14 @@ def uniform_log(count: int, queues: int = 1) -> Log:
 
 def outcome(
     entries: Sequence[Entry], *, as_run: bool
-) -> tuple[dict[str, object], DispatchFigures, list[tuple[int, str]]]:
+) -> tuple[dict[str, object], DispatchMetrics, list[tuple[int, str]]]:
     node = Node(SimDisk())
     node.dispatcher.load(())
     node.dispatcher.apply(EntryRun([as_stored(entries)]) if as_run else entries)
     return look(node.dispatcher), node.dispatcher.figures(), node.metadata.applied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 17, 39])
 def test_every_bit_of_one_record_of_a_run_may_be_wrong(at: int) -> None:
     entries = uniform_log(40).entries
@@ -142,7 +143,7 @@ def test_messages_that_only_look_alike_are_not_searched_for_again_and_again() ->
 
 
 def test_a_replay_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dispatching, "_take_piece", None)
+    monkeypatch.setattr(BatchDispatch, "_dispatch_piece", None)
     entries = uniform_log(5).entries
     node = Node(SimDisk())
     node.dispatcher.load(())

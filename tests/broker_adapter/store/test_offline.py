@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from broker_adapter.format.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
-from broker_adapter.format.index_layout import IndexShape, index_keys
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
 from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.offline import OfflineIndex, OfflineQueues
+from broker_adapter.wire.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
+from broker_adapter.wire.index_layout import IndexShape, index_keys
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT
 
@@ -62,6 +62,17 @@ def test_what_stands_before_a_queue_that_begins_later_is_no_message() -> None:
     disk.pwritev(handle, [encode_units([FILLER])], 0)
     disk.close(handle)
     assert [found.queue_offset for found in OfflineQueues(ROOT, disk).units()] == [1, 2]
+
+
+def test_a_queue_that_was_restored_from_an_image_begins_within_its_first_file() -> None:
+    """As on a node that lost its directory and rejoined after the first messages had been purged."""
+    disk = filled({})
+    queue = ConsumeQueues(ROOT, disk, units_per_file=4).obtain("a", 0)
+    queue.begin_at(6)
+    queue.append(6, encode_units(unit(n) for n in range(6, 14)))
+    offline = OfflineQueues(ROOT, disk)
+    assert [found.queue_offset for found in offline.units()] == list(range(6, 14))
+    assert offline.problems == []
 
 
 def test_foreign_files_are_said_and_nothing_is_an_answer() -> None:

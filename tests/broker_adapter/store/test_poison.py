@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from zlib_ng.zlib_ng import crc32
 
+from broker_adapter.delivery_state.records import encode as encode_delivery
 from broker_adapter.metadata.records import encode as encode_metadata
-from broker_adapter.pop.records import encode as encode_delivery
 from broker_adapter.server.replicated_state import ReplicatedState
 from dledger import EntryRun, ImageRefused
 from tests.broker_adapter.store.helpers import Log, as_stored, look
@@ -28,6 +28,7 @@ from tests.broker_adapter.store.poison import (
 
 
 # 3 and 10 fill a long gap of a queue in, which takes most of the time.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, 1, 2, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (3, 4, *range(6, 12)))]
 )

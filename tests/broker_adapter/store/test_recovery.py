@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.store.dispatcher import StoreOptions
+from broker_adapter.wire.index_layout import IndexShape
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.store.helpers import ROOT, SMALL, Log, Node, commands_of, dumb_look, look
 from tests.conftest import SIXTHS
@@ -72,6 +72,7 @@ OPERATIONS = operations()
 PURGED = LOG.entries[26].pos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(CrashKind))
 @pytest.mark.parametrize("point", list(CrashPoint))
 @pytest.mark.parametrize("first", SIXTHS)
@@ -103,6 +104,7 @@ def without_purged(seen: dict[str, object]) -> dict[str, object]:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(CrashKind))
 def test_a_crash_around_purging_loses_nothing_that_the_log_still_has(kind: CrashKind) -> None:
     disk = SimDisk()
@@ -129,6 +131,7 @@ def test_a_crash_around_purging_loses_nothing_that_the_log_still_has(kind: Crash
         assert look(third.dispatcher) == look(again.dispatcher), where
 
 
+@pytest.mark.slow
 def test_a_crash_while_starting_changes_nothing() -> None:
     for number in range(40, OPERATIONS, 37):
         disk = SimDisk()
@@ -156,6 +159,7 @@ def closed() -> SimDisk:
     return disk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", SIXTHS)
 def test_a_flip_of_any_byte_of_any_file_is_found_or_does_no_harm(first: int) -> None:
     disk = closed()
@@ -224,7 +228,7 @@ def test_files_of_another_shape_are_made_again() -> None:
     for options in (other, StoreOptions(units_per_file=4, index_shape=IndexShape(5, 13))):
         disk = closed()
         assert Node(disk, options).dispatcher.recover() is None
-        check(disk, "another shape", options=options)
+        check(disk, "written with other sizes", options=options)
 
 
 def test_an_unreadable_disk_is_no_reason_to_crash() -> None:
@@ -281,8 +285,10 @@ def test_a_failing_disk_stops_the_node_and_no_checkpoint_says_otherwise() -> Non
             check(disk, f"{operation} {nth}")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.lists(st.integers(1, 7), min_size=2, max_size=6))
+@example(1175, [4, 1])  # power is lost after files of a deleted topic were removed with their directory
 def test_any_history_of_batches_crashes_and_restarts_ends_as_the_log_says(
     seed: int, sizes: list[int]
 ) -> None:

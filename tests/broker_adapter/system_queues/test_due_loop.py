@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.system_queues.due_loop import DueLoop
+from broker_adapter.scheduled.due_loop import DueLoop
 from tests.node.local import until
 
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.commitlog.record_writer import BrokerFields
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.format.message import Message, encode
-from broker_adapter.format.properties import join_properties
-from broker_adapter.system_queues.levels import LevelDelivery, _due
-from broker_adapter.system_queues.waiting import waiting
+from broker_adapter.put.record_writer import BrokerFields
+from broker_adapter.scheduled.system_queues import LevelDelivery, _due
+from broker_adapter.scheduled.waiting import waiting
+from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.wire.message import MessageRecord, encode
+from broker_adapter.wire.properties import join_properties
 
 NOW, LATEST = 100_000, 110_000  # of a level of 10 s
 
@@ -48,7 +48,9 @@ def test_how_often_it_was_tried_is_what_either_broker_says(
 
     parts = SimpleNamespace(writer=SimpleNamespace(records=records), now_ms=lambda: NOW)
     properties = {"REAL_TOPIC": topic, "REAL_QID": "0"} | ({"RECONSUME_TIME": told} if told else {})
-    record = encode(Message("SCHEDULE_TOPIC_XXXX", b"x", join_properties(properties), reconsume_times=stored))
+    record = encode(
+        MessageRecord("SCHEDULE_TOPIC_XXXX", b"x", join_properties(properties), reconsume_times=stored)
+    )
     found = waiting(bytes(record))
     assert found is not None
     LevelDelivery(cast(Any, parts))._records(found, 0)

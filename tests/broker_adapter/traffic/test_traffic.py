@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.traffic.traffic import StatsName, Traffic
-from broker_adapter.traffic.window import Sum, Window
+from broker_adapter.endpoints.traffic import StatsName, Sum, Traffic, Window
 
 
 class Clock:

@@ -10,9 +10,9 @@ from pathlib import Path
 import duckdb
 
 from chaos.checker.intake import PARQUET_DIR
-from chaos.checker.synthetic import Line, Trace, clean_trace
 from chaos.trace.parquet import convert
 from chaos.trace.schema import INT_MAX, RAW_DIR
+from tests.chaos.checker.synthetic import Line, Trace, clean_trace
 
 #: What is wrong shows in a short trace, too.
 ROUNDS = 6
@@ -92,19 +92,19 @@ def foreign_file(raw: Path) -> None:
 
 #: What is done to a trace, and what is said of it: one of the reasons, or a witness of a check, word by word.
 BAD: list[tuple[Callable[[Path], None], str]] = [
-    (tear, r"client-r0\.0\.jsonl: 1 lines could not be read"),
-    (tear_in_the_middle, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (tear, r"client-r0\.0\.jsonl: 1 unreadable lines"),
+    (tear_in_the_middle, r"client-r0\.0\.jsonl: 1 unreadable lines"),
     (empty, r"client-p7\.0\.jsonl is empty"),
     (copy, r"\S+/client-r1\.0\.jsonl is a copy of \S+/client-r0\.0\.jsonl"),
     (lose, r"client:p2: expected, but wrote nothing"),
-    (beyond_64_bits, r"client-r0\.0\.jsonl: 1 lines could not be read"),
-    (fraction, r"client-r0\.0\.jsonl: 1 lines could not be read"),
-    (garbage, r"client-r0\.0\.jsonl: 1 lines could not be read"),
-    (unknown_kind, r"\S+client-r0\.0\.jsonl: 1 lines that are of no kind of the schema, .*"),
-    (no_run, r"client-r0\.0\.jsonl: 1 lines name no run"),
-    (other_version, r"\S+client-r0\.0\.jsonl: \d+ lines that are of another schema version"),
-    (two_runs, r"client-r0\.0\.jsonl holds lines of several runs"),
-    (foreign_file, r"the directory holds several runs: foreign_file, somebody"),
+    (beyond_64_bits, r"client-r0\.0\.jsonl: 1 unreadable lines"),
+    (fraction, r"client-r0\.0\.jsonl: 1 unreadable lines"),
+    (garbage, r"client-r0\.0\.jsonl: 1 unreadable lines"),
+    (unknown_kind, r"\S+client-r0\.0\.jsonl: 1 lines of an unknown kind, .*"),
+    (no_run, r"client-r0\.0\.jsonl: 1 lines without a run"),
+    (other_version, r"\S+client-r0\.0\.jsonl: \d+ lines of another schema version"),
+    (two_runs, r"client-r0\.0\.jsonl contains lines of several runs"),
+    (foreign_file, r"the directory contains several runs: foreign_file, somebody"),
 ]
 
 

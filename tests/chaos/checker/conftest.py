@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.intake import take_in
-from chaos.checker.judge import RunResult, judge
+from chaos.checker.intake import inspect_runs
+from chaos.checker.judge import RunJudgment, judge
 from chaos.checker.main import check_loaded
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.bad_traces import write_bad_traces, write_converted_twice
@@ -24,6 +24,7 @@ from tests.chaos.checker.runs import (
     write_as_parquet,
     write_mutations,
 )
+from tests.conftest import is_long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, RunResult]]:
+def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, RunJudgment]]:
     """Planted defects and clean traces, judged by the second engine: directory and result of each."""
     folders = write_mutations(tmp_path_factory.mktemp("mutations"))
     engine = DuckEngine()
@@ -59,17 +60,17 @@ def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
 @pytest.fixture(scope="session")
 def by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> dict[str, RunResult]:
+) -> dict[str, RunJudgment]:
     """Run -> what was found. All checks, in one job over all that tests want to have judged by Spark: each of
     some hundred queries takes longer to plan than to run. Of planted defects and of histories it is a part,
     unless tests are long."""
     from chaos.checker.engines.spark import SparkEngine
 
-    folder, everything = tmp_path_factory.mktemp("together"), bool(pytestconfig.getoption("--long"))
+    folder, everything = tmp_path_factory.mktemp("together"), is_long(pytestconfig)
     mutations = {path.name: path for path in write_mutations(folder / "mutations")}
     histories = convert_histories(folder / "histories")
     cases = convert_cases(folder / "cases")
-    intake = take_in(
+    intake = inspect_runs(
         [
             *map(mutations.__getitem__, for_spark(mutations, everything=everything)),
             *map(histories.__getitem__, histories_for_spark(histories, everything=everything)),

@@ -11,7 +11,7 @@ from typing import cast
 
 import duckdb
 
-from chaos.checker.engine import Answer, Cell, Row
+from chaos.checker.engine import Cell, QueryResult, Row
 from chaos.trace.schema import FIELDS, RAW_DIR, Ev, Kind
 
 _TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
@@ -86,7 +86,7 @@ class DuckEngine:
         names = [column[0] for column in cursor.description or ()]
         return [cast(dict[str, Cell], dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
-    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[QueryResult]:
         for name, sql in queries.items():
             started = time.monotonic()
-            yield Answer(name, self.rows(sql), time.monotonic() - started)
+            yield QueryResult(name, self.rows(sql), time.monotonic() - started)

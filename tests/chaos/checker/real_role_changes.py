@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.checker.synthetic import Line, Trace
+from tests.chaos.checker.synthetic import Line, Trace
 
 ROLE_CHANGES: list[tuple[Callable[[Trace], None], str, tuple[str, ...]]] = []
 BOTH = ("log", "broker")
@@ -45,16 +45,6 @@ def insert(trace: Trace, after: Line, line: Line) -> None:
 # -- groups
 
 
-def fenced(trace: Trace, **about: object) -> Line:
-    """The last acknowledged commit, as by a client that names the generation in which it owns the queue.
-    Those of the remoting protocol name none."""
-    last = next(line for line in reversed(taken(trace)) if line.items() >= about.items())
-    where = {name: last[name] for name in ("group", "consumer", "topic", "q")}
-    assigns = [line for line in found(trace, e="assign", **where) if line["mono"] < last["mono"]]
-    last["epoch"] = assigns[-1]["epoch"]
-    return last
-
-
 @wrong("S9", "broker")
 def an_acknowledged_offset_is_gone_in_the_end(trace: Trace) -> None:
     for asked in reversed(found(trace, f="fetch_off", type="invoke", group="orderly")):
@@ -73,13 +63,17 @@ def an_acknowledged_offset_is_gone_in_the_end(trace: Trace) -> None:
 
 @wrong("C16", "broker")
 def an_assignment_begins_below_what_was_stored(trace: Trace) -> None:
-    last = fenced(trace, group="orderly")
+    """Six seconds later: by then every commit that was acknowledged counts."""
+    last = next(line for line in reversed(taken(trace)) if line["group"] == "orderly")
     ended = found(trace, op=last["op"], type="ok")[0]
     envelope = {name: ended[name] for name in ("v", "run", "src", "inc", "seq", "host", "mono", "wall")}
     about = {name: last[name] for name in ("group", "consumer", "topic", "q")}
-    epoch = int(last["epoch"]) + 1_000_000
-    assign: Line = {"ev": "member", "e": "assign", "epoch": epoch, "off": int(last["off"]) - 1}
-    insert(trace, ended, envelope | about | assign)
+    assign: Line = {"ev": "member", "e": "assign", "epoch": 1_000_000, "off": int(last["off"]) - 1}
+    line = envelope | about | assign
+    insert(trace, ended, line)
+    file = trace.files[str(ended["src"]), int(ended["inc"])]
+    for later in file[next(i for i, one in enumerate(file) if one is line) :]:
+        later["mono"], later["wall"] = int(later["mono"]) + 6_000_000_000, int(later["wall"]) + 6_000_000_000
 
 
 @wrong("C15", "broker")
@@ -95,16 +89,6 @@ def a_group_is_told_an_offset_beyond_the_end(trace: Trace) -> None:
 @wrong("C14", "broker")
 def a_commit_of_somebody_who_owns_nothing_is_acknowledged(trace: Trace) -> None:
     taken(trace)[-1]["consumer"] = "nobody"
-
-
-@wrong("C13", "broker")
-def a_queue_is_assigned_twice_in_a_generation(trace: Trace) -> None:
-    last = fenced(trace)
-    where = {name: last[name] for name in ("group", "consumer", "topic", "q", "epoch")}
-    one = found(trace, e="assign", **where)[-1]
-    join = found(trace, e="join", group=one["group"], consumer=one["consumer"])[0]
-    insert(trace, one, one | {"consumer": "somebody"})
-    insert(trace, join, join | {"consumer": "somebody"})
 
 
 # -- roles
@@ -209,8 +193,19 @@ def the_files_of_a_node_hold_something_else(trace: Trace) -> None:
     found(trace, e="dumped", node="n2", ledger="log")[0]["digest"] = "0123456789abcdef"
 
 
+def ask_late(trace: Trace) -> None:
+    """The last route is asked for ten seconds later: on a busy machine the master may have changed just
+    before, and then no answer is late enough to be judged."""
+    last = found(trace, f="route", type="invoke")[-1]
+    file = trace.files[str(last["src"]), int(str(last["inc"]))]
+    for line in file[file.index(last) :]:
+        for clock in ("mono", "wall"):
+            line[clock] = int(str(line[clock])) + 10_000_000_000
+
+
 @wrong("S14", "broker")
 def routes_name_the_old_master_for_ever(trace: Trace) -> None:
+    ask_late(trace)
     for line in found(trace, f="route", type="ok"):
         if "term" in line:
             line["term"] = 1
@@ -218,6 +213,7 @@ def routes_name_the_old_master_for_ever(trace: Trace) -> None:
 
 @wrong("S14", "broker")
 def routes_are_empty_since_the_master_changed(trace: Trace) -> None:
+    ask_late(trace)
     for line in found(trace, f="route", type="ok"):
         if line.get("term") != 1:
             line.pop("term", None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import RAW_DIR
+from tests.chaos.checker.synthetic import Line, Trace
 
 
 def load_trace(run_dir: Path, run: str) -> Trace:

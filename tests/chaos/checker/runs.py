@@ -11,7 +11,6 @@ import duckdb
 
 from chaos.checker.intake import PARQUET_DIR
 from chaos.checker.readers.sources import Format, run_directories
-from chaos.checker.synthetic import Trace, clean_trace
 from chaos.trace.parquet import convert
 from chaos.trace.schema import FIELDS, RAW_DIR, Kind
 from tests.chaos.checker.foreign.foreign_cases import CASES, padded, write_history
@@ -21,18 +20,21 @@ from tests.chaos.checker.mutations import field as field_mutations
 from tests.chaos.checker.mutations import group as group_mutations
 from tests.chaos.checker.mutations import hostile as hostile_mutations
 from tests.chaos.checker.mutations import kind as kind_mutations
+from tests.chaos.checker.mutations import missed as missed_mutations
 from tests.chaos.checker.mutations import more as more_mutations
+from tests.chaos.checker.mutations import raft as raft_mutations
 from tests.chaos.checker.mutations import receive as receive_mutations
 from tests.chaos.checker.mutations import request as request_mutations
 from tests.chaos.checker.mutations import retention as retention_mutations
 from tests.chaos.checker.mutations import sync as sync_mutations
 from tests.chaos.checker.mutations import whole as whole_mutations
 from tests.chaos.checker.mutations.base import MUTATIONS
+from tests.chaos.checker.synthetic import Trace, clean_trace
 
 #: Modules that add to MUTATIONS when they are imported.
 assert claim_mutations and classic_mutations and field_mutations and group_mutations
-assert hostile_mutations and kind_mutations and more_mutations
-assert receive_mutations and request_mutations and retention_mutations
+assert hostile_mutations and kind_mutations and missed_mutations and more_mutations
+assert raft_mutations and receive_mutations and request_mutations and retention_mutations
 assert sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -70,7 +72,7 @@ def write_mutations(folder: Path) -> list[Path]:
             "clean_removed_by_size",
             partial(retention_mutations.remove_well, keep_bytes=retention_mutations.KEEP),
         ),
-        ("clean_removed_by_age", partial(retention_mutations.remove_well, keep_ms=0)),
+        ("clean_removed_by_age", partial(retention_mutations.remove_well, keep_ms=1_100)),
         ("clean_classic", classic_mutations.lose_master),
         ("clean_hostiles", hostile_mutations.hostile_well),
         ("clean_kill_beside_hostiles", hostile_mutations.killed_beside_hostiles),

@@ -16,12 +16,12 @@ from xml.etree import ElementTree
 import pytest
 
 from chaos.checker import main as command
-from chaos.checker.intake import take_in
-from chaos.checker.synthetic import clean_trace
+from chaos.checker.intake import inspect_runs
 from chaos.trace.parquet import convert
 from chaos.trace.schema import RAW_DIR
 from tests.chaos.checker.running.test_command import planted, run_command
 from tests.chaos.checker.runs import HISTORIES
+from tests.chaos.checker.synthetic import clean_trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -59,11 +59,10 @@ def test_the_terminal_says_which_promise_broke_and_shows_the_first_witness(
 ) -> None:
     assert run_command(monkeypatch, bad) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("Run a_node_votes_twice is INVALID: R2, R16 do not hold (")
-    assert said[1].startswith("  R2 promises that ")
-    assert said[1].endswith("; broken once")
+    assert said[0].startswith("Run a_node_votes_twice is INVALID: R2, R16, R22 do not hold (")
+    assert said[1].startswith("  R2 violated once: ")
     assert re.search(r"^    first: n[123] voted in term 2 for n[123] and for n[123]", said[2])
-    assert said[3].startswith("  R16 promises that ")
+    assert said[3].startswith("  R16 violated once: ")
 
 
 def test_of_a_run_that_proves_nothing_the_terminal_gives_all_reasons(
@@ -89,11 +88,11 @@ def test_the_verdict_is_told_before_figures_and_report_are_made(
 
     def report(*_: object) -> None:
         said = capsys.readouterr()
-        assert "the report has no figures: no space" in said.err
+        assert "cannot compute the measurements of the report: no space" in said.err
         told.append(said.out)
         raise OSError("no space")
 
-    monkeypatch.setattr(command, "take_figures", figures)
+    monkeypatch.setattr(command, "measure_runs", figures)
     monkeypatch.setattr(command, "write_report", report)
     assert run_command(monkeypatch, bad) == 1
     assert "INVALID" in told[0]
@@ -113,6 +112,7 @@ def no_such_device(out: Path) -> None:
     out.symlink_to("/proc/nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obstruct", [a_file_in_its_place, a_file_on_the_way, no_such_device])
 def test_a_report_that_cannot_be_written_does_not_change_the_verdict(
     obstruct: Callable[[Path], None],
@@ -127,13 +127,14 @@ def test_a_report_that_cannot_be_written_does_not_change_the_verdict(
     said = capsys.readouterr()
     assert "INVALID" in said.out
     assert "report:" not in said.out
-    assert f"error: no report at {out}: " in said.err
-    assert "Name another place with --out" in said.err
+    assert f"error: cannot write the report to {out}: " in said.err
+    assert "Use another location (--out)" in said.err
     assert "Traceback" not in said.err
     if out.is_file():
         assert out.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_verdict_and_the_report_of_before(bad: Path, tmp_path: Path) -> None:
     """The limit of a file's size stands for the disk that is full: it is met in the middle of a file."""
     out = tmp_path / "out"
@@ -152,6 +153,7 @@ def test_a_full_disk_leaves_the_verdict_and_the_report_of_before(bad: Path, tmp_
         assert not list(out.rglob(".writing-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 def test_whoever_reads_and_has_seen_enough_changes_no_exit_code(as_json: bool, bad: Path) -> None:
     with spawn(bad, *(["--json"] if as_json else [])) as process:
@@ -164,6 +166,7 @@ def test_whoever_reads_and_has_seen_enough_changes_no_exit_code(as_json: bool, b
     assert (bad / "report" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_an_output_that_takes_nothing_changes_no_exit_code(bad: Path) -> None:
     with Path("/dev/full").open("wb") as full, spawn(bad, stdout=full.fileno()) as process:
         assert process.stderr is not None
@@ -176,6 +179,7 @@ def test_an_output_that_takes_nothing_changes_no_exit_code(bad: Path) -> None:
 # -- what is others' -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_in_the_report_directory_is_deleted_that_is_not_of_a_report(
     monkeypatch: pytest.MonkeyPatch, bad: Path, tmp_path: Path
 ) -> None:
@@ -195,6 +199,7 @@ def test_nothing_in_the_report_directory_is_deleted_that_is_not_of_a_report(
         assert [path.read_text() for path in mine] == ["mine"] * 3
 
 
+@pytest.mark.slow
 def test_witnesses_of_the_report_before_are_replaced(
     monkeypatch: pytest.MonkeyPatch, bad: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +211,7 @@ def test_witnesses_of_the_report_before_are_replaced(
     assert not list(out.rglob("R2.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"),
     [("index.html", "<title>my site</title>"), ("results.json", "[]"), ("results.json", "{")],
@@ -222,7 +228,7 @@ def test_a_page_of_somebody_else_is_not_overwritten(
     out.mkdir()
     (out / name).write_text(text)
     assert run_command(monkeypatch, bad, "--out", out) == 1
-    assert f"{name} there is no report of dledger-check" in capsys.readouterr().err
+    assert f"the existing {name} is not a report of dledger-check" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == [name]
     assert (out / name).read_text() == text
 
@@ -272,6 +278,7 @@ def a_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [a_folder, a_link_to_nowhere, a_link_to_itself, a_pipe])
 def test_a_file_that_cannot_be_read_makes_the_run_unknown(
     make: Callable[[Path], None],
@@ -289,7 +296,7 @@ def test_a_file_that_cannot_be_read_makes_the_run_unknown(
 def test_a_file_that_spark_would_pass_over_in_silence_is_told_of(name: str, tmp_path: Path) -> None:
     clean_trace("r").write(tmp_path / "r")
     shutil.copy(tmp_path / "r" / RAW_DIR / READER, tmp_path / "r" / RAW_DIR / name)
-    intake = take_in([tmp_path / "r"])
+    intake = inspect_runs([tmp_path / "r"])
     assert name not in {file.path.name for file in intake.raw}
     assert "rename it" in intake.troubles[tmp_path / "r"][0]
 
@@ -304,7 +311,7 @@ def test_a_parquet_file_whose_end_is_missing_is_told_of(
         path = convert(tmp_path / name, remove_raw=True).path
     torn = tmp_path / "torn" / "parquet" / "events.parquet"
     torn.write_bytes(torn.read_bytes()[:left])
-    (fault,) = take_in([tmp_path / "whole", tmp_path / "torn"]).troubles[tmp_path / "torn"]
+    (fault,) = inspect_runs([tmp_path / "whole", tmp_path / "torn"]).troubles[tmp_path / "torn"]
     assert fault.startswith("parquet/events.parquet could not be read: it is ")
     assert path.exists()
     assert run_command(monkeypatch, tmp_path / "torn") == 254
@@ -341,7 +348,7 @@ def test_a_failure_of_the_checker_is_a_line_and_with_debug_a_traceback(
         assert run_command(monkeypatch, bad, "--work", tmp_path, *debug) == 255
         said = capsys.readouterr().err
         assert "error: KeyError: 'oops'" in said
-        assert "this says nothing about the run" in said
+        assert "this is no verdict on the run" in said
         assert ("Traceback" in said) is bool(debug)
     assert not list(tmp_path.glob("dledger-check-*"))
 

@@ -70,11 +70,11 @@ def test_lines_that_do_not_fit_the_schema_stop_it_and_leave_everything_as_it_was
 
 
 def test_a_run_is_converted_once_and_only_if_there_is_a_trace(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="holds no trace"):
+    with pytest.raises(ConversionError, match="contains no trace"):
         convert(tmp_path)
     write_run(tmp_path)
     convert(tmp_path, remove_raw=True)
     assert not (tmp_path / "raw").exists()
     write_run(tmp_path)
-    with pytest.raises(ConversionError, match="exists already"):
+    with pytest.raises(ConversionError, match="already exists"):
         convert(tmp_path)

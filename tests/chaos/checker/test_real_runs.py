@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.judge import RunResult, judge
-from chaos.checker.judge import Verdict as Judged
+from chaos.checker.judge import CheckVerdict as Judged
+from chaos.checker.judge import RunJudgment, judge
 from chaos.checker.needs import NEEDS, Need
-from chaos.checker.synthetic import Line, Trace
 from chaos.checker.tables import make_tables
 from chaos.plans.scenario import Scenario
 from chaos.trace.schema import RAW_DIR
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.real_role_changes import ROLE_CHANGES
 from tests.chaos.checker.real_traces import drop, drop_operations, load_trace
+from tests.chaos.checker.synthetic import Line, Trace
 from tests.chaos.valid_runs import valid_run
 from tests.node.local import PATIENT
 
@@ -113,6 +114,37 @@ def the_head_of_a_log_is_gone_after_it_was_consumed(trace: Trace) -> None:
     (end,) = found(trace, ev="op", op=read["op"], type="ok")
     end["count"] = int(str(end["count"])) - gone
     assert gone
+
+
+# -- answers to sends
+
+
+def unplaced(trace: Trace, *names: str) -> None:
+    """One answer to a batch, without these fields."""
+    answer = found(trace, f="send_batch", type="ok")[0]
+    for name in names:
+        del answer[name]
+
+
+@change(Judged.VALID, "", "broker")
+def a_batch_was_sent_again_to_a_node_that_has_it(trace: Trace) -> None:
+    """It says in which queue the batch is, and not who has stored it at which index."""
+    unplaced(trace, "lidx", "term", "node", "ledger")
+
+
+@unknown(Need.SHAPED, "broker")
+def a_batch_is_nowhere(trace: Trace) -> None:
+    unplaced(trace, "lidx", "term", "node", "ledger", "qoff")
+
+
+@unknown(Need.SHAPED, "broker")
+def a_batch_has_an_index_of_nobody(trace: Trace) -> None:
+    unplaced(trace, "node")
+
+
+@unknown(Need.SHAPED, "log")
+def a_batch_has_no_index(trace: Trace) -> None:
+    unplaced(trace, "lidx", "term")
 
 
 # -- lives of nodes
@@ -228,6 +260,40 @@ def the_files_of_all_nodes_begin_late(trace: Trace) -> None:
     assert drop(trace, lambda line: line["ev"] == "dump" and position(line | {"qoff": line["lidx"]}) < 3)
 
 
+@invalid("B10", "broker")
+def queues_of_all_nodes_go_on_behind_their_last_message(trace: Trace) -> None:
+    """The unit points to an entry that is there and is another message."""
+    end = max(int(line["lidx"]) for line in found(trace, ev="dump") if "qoff" in line)
+    units = sorted(found(trace, ev="cq", node="n1"), key=lambda unit: int(unit["lidx"]))
+    last_queue = units[-1]["topic"], units[-1]["q"]
+    last = next(unit for unit in reversed(units) if (unit["topic"], unit["q"]) != last_queue)
+    queue = {name: last[name] for name in ("topic", "q")}
+    assert int(last["lidx"]) < end
+    for key in [key for key in trace.files if key[0].startswith("dump:")]:
+        file = trace.files[key]
+        place = next(i for i, line in enumerate(file) if line["ev"] == "cq")
+        file.insert(place, file[place] | queue | {"qoff": int(last["qoff"]) + 1, "lidx": end})
+    trace.renumber()
+
+
+@invalid("R25", "broker")
+def a_follower_commits_and_stops_applying(trace: Trace) -> None:
+    (settled,) = found(trace, e="settled")
+    leader = max(found(trace, e="leader"), key=lambda line: int(line["term"]))["node"]
+    node = next(name for name in ("n1", "n2", "n3") if name != leader)
+    least = int(settled["off"]) - 20
+    assert drop(
+        trace, lambda line: line.get("e") == "apply" and line["node"] == node and int(line["last"]) > least
+    )
+
+
+@invalid("B3", "broker")
+def a_look_up_names_another_offset(trace: Trace) -> None:
+    asked = {line["op"] for line in found(trace, f="lookup", type="ok")}
+    shown = next(line for line in found(trace, ev="dlv") if line["op"] in asked)
+    shown["qoff"] = int(shown["qoff"]) + 1
+
+
 @invalid("B2", "broker")
 def the_least_offset_rises_and_nothing_was_purged(trace: Trace) -> None:
     found(trace, type="ok", f="min_off")[-1]["min_off"] = 1
@@ -270,6 +336,24 @@ def the_clock_of_a_client_jumps_ahead_beyond_the_bound(trace: Trace) -> None:
         line["mono"] = int(line["mono"]) + 50_000_000
 
 
+@unknown(Need.CLOCKS)
+def the_lines_of_a_node_are_scrambled(trace: Trace) -> None:
+    _scramble(trace, "node:n1")
+
+
+@unknown(Need.CLOCKS)
+def the_lines_of_a_client_are_scrambled(trace: Trace) -> None:
+    _scramble(trace, "client:p1")
+
+
+def _scramble(trace: Trace, src: str) -> None:
+    key = next(key for key in trace.files if key[0] == src)
+    first, *between, last = trace.files[key]
+    Random(3).shuffle(between)
+    trace.files[key] = [first, *between, last]
+    trace.renumber()
+
+
 @change(Judged.VALID, "")
 def the_clock_of_a_client_is_late_within_the_bound(trace: Trace) -> None:
     found(trace, e="run_begin")[0]["clock_bound_ns"] = 20_000_000
@@ -301,7 +385,7 @@ def names(one: Change, kind: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunResult]]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunJudgment]]:
     folder = tmp_path_factory.mktemp("runs")
     for kind in KINDS:
         run = asyncio.run(valid_run(scenario(kind), folder / f"runs-{kind}")).folder
@@ -318,7 +402,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunRe
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_good_run_is_valid(kind: str, judged: dict[str, RunResult]) -> None:
+def test_a_good_run_is_valid(kind: str, judged: dict[str, RunJudgment]) -> None:
     assert judged[kind].verdict is Judged.VALID, judged[kind].reasons
 
 
@@ -327,7 +411,7 @@ def test_a_good_run_is_valid(kind: str, judged: dict[str, RunResult]) -> None:
     [(names(one, kind), verdict, of) for one, verdict, of, kinds in CHANGES for kind in kinds],
 )
 def test_what_is_missing_is_neither_guilt_nor_innocence(
-    name: str, verdict: Judged, of: Need | str, judged: dict[str, RunResult]
+    name: str, verdict: Judged, of: Need | str, judged: dict[str, RunJudgment]
 ) -> None:
     result = judged[name]
     fired = {finding.check.id for finding in result.findings if finding.violations}

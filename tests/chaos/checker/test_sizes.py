@@ -15,18 +15,19 @@ from chaos.checker.engines.spark import (
     is_quick,
     lines_bytes,
 )
-from chaos.checker.intake import ColumnFile, Intake, take_in
-from chaos.checker.synthetic import clean_trace
+from chaos.checker.intake import ColumnFile, Intake, inspect_runs
 from chaos.trace.parquet import convert
+from tests.chaos.checker.synthetic import clean_trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+@pytest.mark.slow
 def test_converted_traces_count_by_what_they_were_as_lines(tmp_path: Path) -> None:
     clean_trace("r", rounds=2000).write(tmp_path)
-    lines = take_in([tmp_path])
+    lines = inspect_runs([tmp_path])
     convert(tmp_path, remove_raw=True)
-    columns = take_in([tmp_path])
+    columns = inspect_runs([tmp_path])
     assert columns.parquet_bytes == (tmp_path / "parquet" / "events.parquet").stat().st_size
     assert lines_bytes(lines) / 2 < lines_bytes(columns) < 2 * lines_bytes(lines)
     assert is_quick(columns)
@@ -57,7 +58,7 @@ def plan(spark: SparkSession, sql: str) -> str:
 def test_no_row_of_a_short_trace_is_moved_to_be_grouped(spark: SparkSession, tmp_path: Path) -> None:
     clean_trace("r").write(tmp_path / "r")
     engine = SparkEngine(spark, tmp_path / "tables")
-    engine.load(take_in([tmp_path / "r"]))
+    engine.load(inspect_runs([tmp_path / "r"]))
     found = plan(spark, "SELECT run, count(*) FROM events GROUP BY run")
     assert "Aggregate" in found
     assert "Exchange" not in found
@@ -66,7 +67,7 @@ def test_no_row_of_a_short_trace_is_moved_to_be_grouped(spark: SparkSession, tmp
 def test_no_row_of_a_short_trace_is_sorted_to_be_joined(spark: SparkSession, tmp_path: Path) -> None:
     clean_trace("r").write(tmp_path / "r")
     engine = SparkEngine(spark, tmp_path / "tables")
-    engine.load(take_in([tmp_path / "r"]))
+    engine.load(inspect_runs([tmp_path / "r"]))
     engine.view("dump", "SELECT run, mid, node FROM events WHERE ev = 'dump'")
     engine.facts({"sent": "SELECT run, mid FROM events WHERE ev = 'op' AND mid IS NOT NULL"})
     found = plan(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.synthetic import clean_trace, write_clean_trace
 from chaos.trace.schema import problems
+from tests.chaos.checker.synthetic import clean_trace, write_clean_trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -36,7 +36,7 @@ def test_a_trace_that_is_written_as_it_is_made_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean_trace("r", rounds=6, producers=3).write(tmp_path / "whole")
-    monkeypatch.setattr("chaos.checker.synthetic._MOST_KEPT", 100)
+    monkeypatch.setattr("tests.chaos.checker.synthetic._MOST_KEPT", 100)
     lines = write_clean_trace(tmp_path / "piecemeal", "r", rounds=6, faults=2, producers=3)
     whole, piecemeal = (
         {path.name: path.read_text() for path in (tmp_path / name / "raw").iterdir()}

@@ -1,41 +1,37 @@
-"""The quick check and the Spark job share no code. What only one of them finds has a reason.
-
-Run as a module to write the list of docs/checker.md anew.
-"""
+"""The quick check and the Spark job share no code. What only one of them finds has a reason."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chaos.checker.judge import RunResult, Verdict
-from chaos.checker.synthetic import Line
+from chaos.checker.judge import CheckVerdict, RunJudgment
 from chaos.quick.check import quick_check
 from chaos.quick.trace import SHARE, QuickReport
 from chaos.trace.schema import RAW_DIR, Ev
+from tests.chaos.checker.synthetic import Line
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "checker.md"
 #: Checks of Spark that find defects which the quick check does not find, and why.
 ONLY_SPARK = {
     "it reads what clients wrote: no line of a node, of its files or of its syncs": (
-        "A6 B1 B6 B7 B8 C10 D1 D2 D3 D4 D5 L3 L6c L6d P1 P2 P4 P7 P8 P10 R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 "
-        "R12 R13 R15 R16 R17 R18 R19 R20 R21 S1 S3 S4 S5 S6 S11 S12"
+        "A6 B1 B6 B7 B8 B10 C10 D1 D2 D3 D4 D5 D6 D7 L3 L6c L6d P1 P2 P4 P7 P8 P10 R1 R2 R3 R4 R5 R6 R7 R8 "
+        "R9 R10 R11 R12 R13 R15 R16 R17 R18 R19 R20 R21 R22 R23 R24 R25 S1 S3 S4 S5 S6 S11 S12"
     ),
     "it compares positions and contents: neither times, nor terms, nor ends that answers claim": (
         "A5 B2 B4 B9 L7 P3 S2 S10 S13"
     ),
     "it asks of groups whether all was processed, in which order, and whether an ack came back: no "
-    "offsets, generations, attempts or filters of messages; of groups that left nothing": (
-        "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 C20 C22 S9"
+    "offsets, attempts or filters of messages, no locks of queues, no resets; of groups that left nothing": (
+        "C1 C5 C6 C8 C9 C14 C15 C16 C17 C18 C19 C22 C24 C25 S9"
     ),
-    "of reads it looks at the final ones, at those of groups and at what keys find; at no tag or key that is "
-    "shown with a message, and not at what is found twice": ("L10 L13 L14"),
+    "it uses final reads, reads of groups and look-ups by key; it ignores tags and keys of messages, "
+    "messages found twice, and the position that a look-up returns": ("B3 L10 L13 L14"),
     "it knows nothing of hostile clients": "A7 A8 A9 A10",
+    "it does not ask whether clients close": "A12",
     "what was removed excuses what a group was not given, also if it was removed only later": "L11",
 }
 #: Defects that only the quick check calls a broken promise, and why.
@@ -46,6 +42,8 @@ ONLY_QUICK = {
     "to it what an asynchronous master took along is *lost*": (
         "the_end_of_a_log_is_lost_with_an_asynchronous_master",
     ),
+    "clocks that contradict each other: the quick check relies on the order of lines; to Spark the order is "
+    "unknown": ("positions_against_real_time",),
     "an id of a message in two sends: to it one message stands twice; to Spark the trace is wrong": (
         "an_id_is_used_twice",
     ),
@@ -63,6 +61,7 @@ ONLY_QUICK = {
         "a_member_gives_back_what_it_had_not_failed_at",
         "a_member_is_given_messages_and_has_not_joined",
         "members_of_a_group_consume_in_several_ways",
+        "routes_name_an_old_master_on_a_busy_machine",
         "clean_again",
         "clean_receives",
         "the_rest_of_a_queue_is_given_with_reason",
@@ -108,8 +107,8 @@ def write(path: Path, lines: list[Line]) -> None:
 
 @pytest.fixture(scope="module")
 def judged(
-    mutated: dict[str, tuple[Path, RunResult]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[QuickReport, RunResult]]:
+    mutated: dict[str, tuple[Path, RunJudgment]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[QuickReport, RunJudgment]]:
     to = tmp_path_factory.mktemp("quick")
     found = {}
     for name, (folder, result) in mutated.items():
@@ -118,20 +117,21 @@ def judged(
     return found
 
 
-def test_both_find_nothing_in_good_runs(judged: dict[str, tuple[QuickReport, RunResult]]) -> None:
+@pytest.mark.slow
+def test_both_find_nothing_in_good_runs(judged: dict[str, tuple[QuickReport, RunJudgment]]) -> None:
     good = ("True", "False", "kinds", "reset", "hostiles", "removed_by_size", "removed_by_age")
     for name in [f"clean_{one}" for one in good]:
         quick, spark = judged[name]
-        assert quick.is_good and spark.verdict is Verdict.VALID, quick.examples
+        assert quick.is_good and spark.verdict is CheckVerdict.VALID, quick.examples
 
 
-def test_what_only_spark_finds_has_a_reason(judged: dict[str, tuple[QuickReport, RunResult]]) -> None:
+def test_what_only_spark_finds_has_a_reason(judged: dict[str, tuple[QuickReport, RunJudgment]]) -> None:
     found = {
         finding.check.id: name
         for name, (quick, spark) in judged.items()
         if not quick.broken
         for finding in spark.findings
-        if finding.verdict is Verdict.INVALID
+        if finding.verdict is CheckVerdict.INVALID
     }
     listed = [id_ for ids in ONLY_SPARK.values() for id_ in ids.split()]
     assert len(listed) == len(set(listed))
@@ -140,38 +140,20 @@ def test_what_only_spark_finds_has_a_reason(judged: dict[str, tuple[QuickReport,
 
 
 def test_what_only_the_quick_check_finds_has_a_reason(
-    judged: dict[str, tuple[QuickReport, RunResult]],
+    judged: dict[str, tuple[QuickReport, RunJudgment]],
 ) -> None:
     only = {
         name
         for name, (quick, spark) in judged.items()
-        if quick.broken and spark.verdict is not Verdict.INVALID
+        if quick.broken and spark.verdict is not CheckVerdict.INVALID
     }
     assert only == {name for names in ONLY_QUICK.values() for name in names}
 
 
-def test_both_find_what_clients_see(judged: dict[str, tuple[QuickReport, RunResult]]) -> None:
+def test_both_find_what_clients_see(judged: dict[str, tuple[QuickReport, RunJudgment]]) -> None:
     both = [
-        name for name, (quick, spark) in judged.items() if quick.broken and spark.verdict is Verdict.INVALID
+        name
+        for name, (quick, spark) in judged.items()
+        if quick.broken and spark.verdict is CheckVerdict.INVALID
     ]
     assert len(both) > 20
-
-
-def rows() -> Iterator[str]:
-    for why, ids in ONLY_SPARK.items():
-        yield f"| Spark | {', '.join(ids.split())} | {why} |"
-    for why, names in ONLY_QUICK.items():
-        yield f"| quick check | {', '.join(name.replace('_', ' ') for name in names)} | {why} |"
-
-
-def test_the_documentation_shows_the_list() -> None:
-    lines = DOCUMENTATION.read_text().splitlines()
-    assert [row for row in rows() if row not in lines] == []
-
-
-if __name__ == "__main__":
-    page = DOCUMENTATION.read_text()
-    begin = page.index("| only | finds | because the other one |")
-    end = page.index("\n\n", begin)
-    table = ["| only | finds | because the other one |", "|---|---|---|", *rows()]
-    DOCUMENTATION.write_text(page[:begin] + "\n".join(table) + page[end:])

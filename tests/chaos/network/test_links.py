@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from chaos.network.impairment import Impairment, LinkCounters, combined
-from chaos.network.links import MAX_CONNECTIONS, Links
-from chaos.network.proxy import MAX_WAITING_BYTES
+from chaos.network.links import MAX_CONNECTIONS, MAX_WAITING_BYTES, Links
 from tests.chaos.network.helpers import call, linked
 from tests.node.local import until
 from tests.process.cluster import free_ports

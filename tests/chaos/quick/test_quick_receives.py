@@ -117,7 +117,7 @@ def test_what_was_acknowledged_must_not_come_again(tmp_path: Path, window: int) 
     report = world.check(window)
     assert (report.returned, report.broken) == (1, 1) and not report.is_good
     assert report.examples == [
-        "returned: message 3 of q:t/0, which group g had acknowledged, was given to g-1"
+        "returned: message 3 of q:t/0, which group g had acknowledged, was redelivered to g-1"
     ]
 
 

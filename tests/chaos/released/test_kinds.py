@@ -14,13 +14,12 @@ import pytest
 from chaos.trace.outcomes import ClientError
 from chaos.workloads.messages import number_of
 from chaos.workloads.released.process import ClientProcess
-from chaos.workloads.released.producers import ReleasedProducer
-from chaos.workloads.released.topics import Topics
-from chaos.workloads.released.transactions import Transactions
+from chaos.workloads.released.topics import PredictableTopics
+from chaos.workloads.released.workload import ReleasedProducer, TransactionOutcomes
 from chaos.workloads.spec import LoadSpec
 from tests.chaos.workloads.load_world import Lines, World
 
-TOPICS = Topics.of(2, 3)
+TOPICS = PredictableTopics.of(2, 3)
 NOW_MS = 1_700_000_000_250
 COUNT = 200
 
@@ -37,7 +36,7 @@ class MadeUpClient:
         self._fails, self._fails_at = fails, fails_at
         self._halves: list[dict[str, Any]] = []
 
-    async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def request(self, do: str, **fields: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         self.asked[do] += 1
         self.told.append((do, fields))
@@ -58,7 +57,7 @@ class MadeUpClient:
 async def sent(world: World, client: MadeUpClient) -> ReleasedProducer:
     """A producer that has sent all its messages."""
     made = cast("ClientProcess", client)
-    transactions = Transactions(world.setting.tally)
+    transactions = TransactionOutcomes(world.setting.tally)
     about = (made, "p0", Random(2), TOPICS, transactions)
     producer = ReleasedProducer(world.setting, *about, wall_ns=lambda: NOW_MS * 1_000_000)
     step = producer.worker()

@@ -12,18 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.format.java_hash import java_hash
+from broker_adapter.wire.java_hash import java_hash
 from chaos.trace.outcomes import ClientError
-from chaos.workloads.released.consumers import GROUPS, Member, ReleasedGroup
+from chaos.workloads.released.consumers import GROUPS, ReleasedGroup, ReleasedMember
 from chaos.workloads.released.process import ClientDied, ClientProcess
-from chaos.workloads.released.producers import ReleasedProducer
-from chaos.workloads.released.pushed import PushMember
-from chaos.workloads.released.topics import Topics
-from chaos.workloads.released.transactions import Transactions
+from chaos.workloads.released.topics import PredictableTopics
+from chaos.workloads.released.workload import PushMember, ReleasedProducer, TransactionOutcomes
 from chaos.workloads.spec import LoadSpec
 from tests.chaos.workloads.load_world import World
 
-TOPICS = Topics.of(2, 3)
+TOPICS = PredictableTopics.of(2, 3)
 SHARED, IN_ORDER, TAGGED = GROUPS
 
 
@@ -48,7 +46,7 @@ class MadeUpClient:
     async def wait(self) -> None:
         return
 
-    async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def request(self, do: str, **fields: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         self.asked[do] += 1
         if error := self.fails.get(do, lambda number: None)(self.asked[do]):
@@ -119,18 +117,20 @@ async def test_a_producer_says_in_which_queue_a_message_has_to_be(world: World) 
     assert {line["q"] for line in invoked.values() if line["topic"] == "fifo"} == {0, 1, 2}
 
 
-def no_transactions(world: World) -> Transactions:
-    return Transactions(world.setting.tally)
+def no_transactions(world: World) -> TransactionOutcomes:
+    return TransactionOutcomes(world.setting.tally)
 
 
-def member(world: World, client: MadeUpClient, stop: asyncio.Event, kind: type[Member] = Member) -> Member:
+def member(
+    world: World, client: MadeUpClient, stop: asyncio.Event, kind: type[ReleasedMember] = ReleasedMember
+) -> ReleasedMember:
     group = ReleasedGroup(SHARED, world.setting, TOPICS, lambda name: cast("ClientProcess", client))
     writer, numbers = world.setting.client("shared-0")
     made = cast("ClientProcess", client)
     return kind("shared-0.0", group, made, writer, numbers, world.setting.tally, Random(3), stop)
 
 
-async def consume(one: Member, client: MadeUpClient) -> None:
+async def consume(one: ReleasedMember, client: MadeUpClient) -> None:
     over = asyncio.Event()
     consuming = asyncio.create_task(one.consume(over))
     await client.none_left.wait()
@@ -257,7 +257,7 @@ async def test_a_push_consumer_acknowledges_by_itself_and_goes_when_it_is_throug
 
 
 def test_each_queue_of_the_topic_for_push_consumers_has_a_message_group_of_its_own() -> None:
-    topics = Topics.of(1, 4, push=True)
+    topics = PredictableTopics.of(1, 4, push=True)
     assert [topics.queue_of(topics.lane(queue)) for queue in range(4)] == [0, 1, 2, 3]
     assert topics.names == ["normal-0", "fifo", "lanes"] and TOPICS.names == ["normal-0", "normal-1", "fifo"]
 

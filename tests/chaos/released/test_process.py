@@ -52,20 +52,27 @@ def sending(body: bytes) -> dict[str, Any]:
 
 async def test_a_producer_sends_and_says_what_it_raises(tmp_path: Path) -> None:
     async with started(tmp_path) as client:
-        await client.ask("producer", topics=["t"])
-        receipt = await client.ask("send", **sending(b"12345"), message_group="g")
+        await client.request("producer", topics=["t"])
+        receipt = await client.request("send", **sending(b"12345"), message_group="g")
         assert receipt == {"offset": 5, "message_id": "id"}
         with pytest.raises(ClientError, match="no such topic") as refused:
-            await client.ask("send", **sending(b"refuse"))
+            await client.request("send", **sending(b"refuse"))
         assert (refused.value.kind, refused.value.code) == ("RefusedException", 40002)
-        assert await client.ask("close") == {}
+        assert await client.request("close") == {}
+
+
+async def test_one_in_forty_answers_is_lost_and_the_client_sends_again(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await client.request("producer", topics=["t"])
+        receipts = [await client.request("send", **sending(b"1")) for _ in range(41)]
+        assert [receipt["message_id"] for receipt in receipts].count("id again") == 1
 
 
 async def test_a_call_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     async with started(tmp_path) as client:
-        await client.ask("producer", topics=["t"])
-        hanging = asyncio.create_task(client.ask("send", **sending(b"hang")))
-        assert (await client.ask("send", **sending(b"1")))["offset"] == 1
+        await client.request("producer", topics=["t"])
+        hanging = asyncio.create_task(client.request("send", **sending(b"hang")))
+        assert (await client.request("send", **sending(b"1")))["offset"] == 1
         assert not hanging.done()
         client.kill()
         with pytest.raises(ClientDied, match="was killed"):
@@ -74,56 +81,56 @@ async def test_a_call_that_waits_holds_up_no_other(tmp_path: Path) -> None:
 
 async def test_a_consumer_tells_where_a_message_stands_and_holds_it(tmp_path: Path) -> None:
     async with started(tmp_path) as client:
-        await client.ask("consumer", group="g", topics=["t"], filter="*", wait_s=1)
-        one, other = (await client.ask("receive", most=2, invisible_s=4))["messages"]
+        await client.request("consumer", group="g", topics=["t"], filter="*", wait_s=1)
+        one, other = (await client.request("receive", most=2, invisible_s=4))["messages"]
         assert (one["topic"], one["q"], one["qoff"], one["attempt"]) == ("t", 3, 70, 2)
-        await client.ask("ack", handle=one["handle"])
+        await client.request("ack", handle=one["handle"])
         with pytest.raises(ClientError, match="KeyError"):
-            await client.ask("ack", handle=one["handle"])
+            await client.request("ack", handle=one["handle"])
         with pytest.raises(ClientError, match="not 1"):
-            await client.ask("change", handle=other["handle"], invisible_s=1)
-        await client.ask("forget", handle=other["handle"])
+            await client.request("change", handle=other["handle"], invisible_s=1)
+        await client.request("forget", handle=other["handle"])
         with pytest.raises(ClientError, match="KeyError"):
-            await client.ask("ack", handle=other["handle"])
+            await client.request("ack", handle=other["handle"])
 
 
 async def speak_of_transactions_and_delays(client: ClientProcess) -> None:
-    await client.ask("producer", topics=["t"])
-    receipt = await client.ask("send", **sending(b"1"), due_ms=1_700_000_000_000)
-    assert await client.ask("recall", topic="t", recall_handle=receipt["recall_handle"]) == {}
+    await client.request("producer", topics=["t"])
+    receipt = await client.request("send", **sending(b"1"), due_ms=1_700_000_000_000)
+    assert await client.request("recall", topic="t", recall_handle=receipt["recall_handle"]) == {}
     with pytest.raises(ClientError, match="another"):
-        await client.ask("recall", topic="t", recall_handle="another")
+        await client.request("recall", topic="t", recall_handle="another")
     handles = []
     for body in (b"12", b"34"):
-        begun = await client.ask("half", **sending(body))
-        [asked] = (await client.ask("checks", wait_s=60))["messages"]
+        begun = await client.request("half", **sending(body))
+        [asked] = (await client.request("checks", wait_s=60))["messages"]
         assert b64decode(asked["body"]) == body
         handles.append((begun["handle"], asked["handle"]))
     (committed, asked_first), (rolled_back, asked_then) = handles
-    assert await client.ask("end", handle=committed, commit=True) == {}
+    assert await client.request("end", handle=committed, commit=True) == {}
     with pytest.raises(ClientError, match="no such transaction"):
-        await client.ask("end", handle=rolled_back, commit=False)
-    assert await client.ask("decide", handle=asked_first, commit=True) == {}
+        await client.request("end", handle=rolled_back, commit=False)
+    assert await client.request("decide", handle=asked_first, commit=True) == {}
     with pytest.raises(ClientError, match="rolled back before"):
-        await client.ask("decide", handle=asked_then, commit=False)
-    assert await client.ask("checks", wait_s=0) == {"messages": []}
+        await client.request("decide", handle=asked_then, commit=False)
+    assert await client.request("checks", wait_s=0) == {"messages": []}
 
 
 async def be_pushed_to(client: ClientProcess) -> None:
     """The first message fails once, and of the second the ack."""
-    await client.ask("push", group="g", topics=["t"], filter="*")
+    await client.request("push", group="g", topics=["t"], filter="*")
     attempts = []
     for is_done in (False, True):
-        [one] = (await client.ask("take", most=5, wait_s=60))["messages"]
+        [one] = (await client.request("take", most=5, wait_s=60))["messages"]
         assert (one["topic"], one["q"], one["qoff"]) == ("t", 3, 70) and b64decode(one["body"]) == b"5 \xff"
         attempts.append(one["attempt"])
-        assert await client.ask("settle", handle=one["handle"], is_done=is_done) == {}
+        assert await client.request("settle", handle=one["handle"], is_done=is_done) == {}
     assert attempts == [2, 3], "tries of the client count as well"
-    [other] = (await client.ask("take", most=5, wait_s=60))["messages"]
+    [other] = (await client.request("take", most=5, wait_s=60))["messages"]
     with pytest.raises(ClientError, match="no such handle") as refused:
-        await client.ask("settle", handle=other["handle"], is_done=True)
+        await client.request("settle", handle=other["handle"], is_done=True)
     assert refused.value.code == 40002 and other["attempt"] == 2
-    assert await client.ask("take", most=5, wait_s=0) == {"messages": []}
+    assert await client.request("take", most=5, wait_s=0) == {"messages": []}
 
 
 async def test_transactions_are_ended_by_whoever_is_asked(tmp_path: Path) -> None:
@@ -138,11 +145,11 @@ async def test_a_push_consumer_hands_over_and_is_told_what_became_of_it(tmp_path
 
 async def test_a_client_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     async with started(tmp_path) as client:
-        await client.ask("producer", topics=["t"])
+        await client.request("producer", topics=["t"])
         with pytest.raises(ClientDied, match="something terrible"):
-            await client.ask("send", **sending(b"die"))
+            await client.request("send", **sending(b"die"))
         with pytest.raises(ClientDied, match="died"):
-            await client.ask("close")
+            await client.request("close")
 
 
 async def test_a_client_that_does_not_start_says_why(tmp_path: Path) -> None:
@@ -159,23 +166,23 @@ async def test_a_client_in_node_speaks_the_same(tmp_path: Path) -> None:
     client = ClientProcess("c", tmp_path, ["node", str(driver), "somewhere"], environment)
     await client.start()
     try:
-        await client.ask("producer", topics=["t"])
-        assert await client.ask("send", **sending(b"12345")) == {"offset": 5, "message_id": "id"}
+        await client.request("producer", topics=["t"])
+        assert await client.request("send", **sending(b"12345")) == {"offset": 5, "message_id": "id"}
         with pytest.raises(ClientError, match="no such topic") as refused:
-            await client.ask("send", **sending(b"refuse"))
+            await client.request("send", **sending(b"refuse"))
         assert (refused.value.kind, refused.value.code) == ("RefusedException", 40002)
-        await client.ask("close")
-        await client.ask("consumer", group="g", topics=["t"], filter="*", wait_s=1)
-        one, other = (await client.ask("receive", most=2, invisible_s=4))["messages"]
+        await client.request("close")
+        await client.request("consumer", group="g", topics=["t"], filter="*", wait_s=1)
+        one, other = (await client.request("receive", most=2, invisible_s=4))["messages"]
         assert (one["topic"], one["q"], one["qoff"], one["attempt"]) == ("t", 3, 70, 2)
         assert b64decode(one["body"]) == b"5 \xff"
-        await client.ask("ack", handle=one["handle"])
+        await client.request("ack", handle=one["handle"])
         with pytest.raises(ClientError, match="not 1000"):
-            await client.ask("change", handle=other["handle"], invisible_s=1)
-        await client.ask("forget", handle=other["handle"])
-        await client.ask("close")
+            await client.request("change", handle=other["handle"], invisible_s=1)
+        await client.request("forget", handle=other["handle"])
+        await client.request("close")
         await speak_of_transactions_and_delays(client)
-        await client.ask("close")
+        await client.request("close")
         await be_pushed_to(client)
     finally:
         client.kill()

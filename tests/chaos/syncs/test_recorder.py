@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from chaos.syncs import recorder
+from chaos.syncs.classic import ClassicReplay, LogStored
 from chaos.syncs.journal import Line, Span, read_lines, spans_of
-from chaos.syncs.replay import Replay, Synced, VoteSynced, Watched
+from chaos.syncs.replay import JournalReplay, LogSynced, RecordingStarted, VoteSynced
 from chaos.syncs.trace import SYNCS_FOLDER, recording_environment, write_syncs
 from chaos.trace.schema import RAW_DIR, problems
 from dledger.cli.local.node_process import import_path
@@ -52,8 +53,8 @@ def journals(folder: Path) -> list[list[Line]]:
 
 
 def durable(folder: Path) -> list[int]:
-    replay = Replay()
-    return [f.entry for lines in journals(folder) for f in replay.life(lines) if isinstance(f, Synced)]
+    replay = JournalReplay()
+    return [f.entry for lines in journals(folder) for f in replay.life(lines) if isinstance(f, LogSynced)]
 
 
 def test_the_journal_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -67,6 +68,41 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert durable(tmp_path) == [1]
     assert run(tmp_path, "os.fdatasync(file)") == 0
     assert durable(tmp_path) == [1, 2]
+
+
+def test_the_end_of_a_classic_log_is_known_at_each_write(tmp_path: Path) -> None:
+    """New files, the zeros by which a log loses its end, another process, and a log that was moved away."""
+    log = tmp_path / "store" / "commitlog"
+    log.mkdir(parents=True)
+    first = """
+def file_at(begin):
+    file = os.open(f"{root}/commitlog/{begin:020}", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, 1000)
+    return file
+one, two = file_at(0), file_at(1000)
+os.pwritev(one, [b"a" * 300, b"b" * 700], 0)
+os.pwritev(two, [b"c" * 50], 0)
+os.pwritev(one, [b"a"], 0)
+os.pwritev(two, [bytes(1000)], 20)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    second = """
+file = os.open(f"{root}/commitlog/{1000:020}", os.O_RDWR)
+os.pwritev(file, [b"d" * 10], 20)
+"""
+    assert run(tmp_path, first) == -signal.SIGKILL
+    assert run(tmp_path, second) == 0
+    log.rename(tmp_path / "away")
+    log.mkdir()
+    assert run(tmp_path, "") == 0
+    replay = ClassicReplay()
+    facts = [fact for lines in journals(tmp_path) for fact in replay.life(lines)]
+    assert [fact.end for fact in facts if isinstance(fact, LogStored)] == [1000, 1050, 1020, 1030, 0]
+    assert sum(isinstance(fact, RecordingStarted) for fact in facts) == 3
+    write_syncs(tmp_path, "r", ["n1"], is_classic=True)
+    told = [json.loads(line) for line in (tmp_path / RAW_DIR / "disk-n1.0.jsonl").read_text().splitlines()]
+    assert not [problem for line in told for problem in problems(line)]
+    assert [line["off"] for line in told if line.get("e") == "stored"] == [1000, 1050, 1020, 1030, 0]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +166,7 @@ def test_of_a_copy_with_a_damaged_header_all_other_entries_are_seen(chunk: int) 
         for bit in range(8 * 32):
             content = bytearray(whole + bytes(200))
             content[damaged.begin + bit // 8] ^= 1 << bit % 8
-            file, found = recorder._File(1, pos), list[Span]()
+            file, found = recorder._WatchedFile(1, f"data/{pos:020}"), list[Span]()
             for at in range(0, len(content), chunk):
                 what = recorder._entries(file, bytes(content[at : at + chunk]), at)
                 found += spans_of(what.decode())
@@ -188,16 +224,16 @@ save(b"currTerm=2\\nvoteLeader=\\n")
     ]
     stamps = [line["mono"] for line in lines]
     assert stamps == sorted(stamps)
-    replay = Replay()
+    replay = JournalReplay()
     facts = [fact for journal in journals(tmp_path) for fact in replay.life(journal)]
-    assert {type(fact) for fact in facts} == {Watched, Synced, VoteSynced}
+    assert {type(fact) for fact in facts} == {RecordingStarted, LogSynced, VoteSynced}
     assert stamps[1:-1] == sorted(fact.mono for fact in facts)
 
 
 #: The product's own store, and a second witness: the calls that the kernel sees.
 STORE = """
 from pathlib import Path
-from dledger.store.disk import OsDisk, replace_file
+from dledger.infra.files.disk import OsDisk, replace_file
 from dledger.store.files import FileSequence
 disk = OsDisk()
 log = FileSequence(disk, Path(root, "data"), 1000)

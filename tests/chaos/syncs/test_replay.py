@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.syncs.intervals import Intervals
 from chaos.syncs.journal import JournalDamaged, read_lines
-from chaos.syncs.replay import Fact, Removed, Replay, Synced, VoteSynced
+from chaos.syncs.replay import Fact, FilesRemoved, Intervals, JournalReplay, LogSynced, VoteSynced
 
 FIRST = "data/00000000000000000000"
 SECOND = "data/00000000000000001000"
@@ -18,7 +17,7 @@ BEGIN = ["life 1 99 b", "listed 2", f"made 3 7 {FIRST}", "folder 3 4 data 3"]
 
 
 def facts(folder: Path, *lives: list[str], damaged: Sequence[tuple[int, int]] = ()) -> list[Fact]:
-    replay = Replay(damaged)
+    replay = JournalReplay(damaged)
     found: list[Fact] = []
     for number, lines in enumerate(lives):
         path = folder / f"{number}.log"
@@ -29,7 +28,7 @@ def facts(folder: Path, *lives: list[str], damaged: Sequence[tuple[int, int]] = 
 
 def synced(folder: Path, *lives: list[str], damaged: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
     found = facts(folder, *lives, damaged=damaged)
-    return [(fact.mono, fact.entry) for fact in found if isinstance(fact, Synced)]
+    return [(fact.mono, fact.entry) for fact in found if isinstance(fact, LogSynced)]
 
 
 def test_an_entry_is_durable_when_a_sync_of_its_file_has_returned(tmp_path: Path) -> None:
@@ -198,7 +197,9 @@ def test_intervals_agree_with_a_set_of_numbers() -> None:
 
 
 def removed(folder: Path, *lives: list[str]) -> list[tuple[int, int, int]]:
-    return [(fact.mono, fact.entry, fact.kept) for fact in facts(folder, *lives) if isinstance(fact, Removed)]
+    return [
+        (fact.mono, fact.entry, fact.kept) for fact in facts(folder, *lives) if isinstance(fact, FilesRemoved)
+    ]
 
 
 #: Two files of a log: entries 0 and 1 fill the first one, 2 and 3 are 300 bytes in the second one.

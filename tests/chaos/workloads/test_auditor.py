@@ -10,18 +10,17 @@ from typing import Any, Self
 
 import pytest
 
-from broker_adapter.client import ClientOptions, Message, MessageQueue
+from broker_adapter.client import ClientOptions, Message, MessageQueue, TopicRoute
 from broker_adapter.errors import TopicRefused
-from broker_adapter.namesrv.values import Route
 from chaos.trace.schema import Ev
 from chaos.workloads import auditor
-from chaos.workloads.auditor import GROUP, Auditor, NameServers
-from chaos.workloads.clients import QueueNumber, queue_of
+from chaos.workloads.auditor import GROUP, Auditor
+from chaos.workloads.clients import QueueByNumber, queue_of
 from chaos.workloads.spec import LoadSpec
 from tests.chaos.workloads.load_world import World
 
 QUEUE = queue_of("t", 0)
-NAMES = NameServers(["a:1"], ["b:2"])
+NAMES = ["a:1"]
 ROUNDS = 3
 MESSAGE = Message("t", b"x")
 
@@ -40,7 +39,7 @@ class Consumer(Stub):
     stored = 0
 
     def __init__(self, group: str, name_servers: Sequence[str], *, options: ClientOptions) -> None:
-        assert (group, name_servers) == (GROUP, NAMES.remoting)
+        assert (group, name_servers) == (GROUP, NAMES)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         assert queue == QUEUE
@@ -63,15 +62,15 @@ class Registry(Stub):
     done = asyncio.Event()
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        assert addresses == NAMES.registry
+        assert addresses == NAMES
 
-    async def route(self, topic: str) -> Route:
+    async def route(self, topic: str) -> TopicRoute:
         Registry.asked += 1
         if Registry.asked == ROUNDS:
             self.done.set()
         if Registry.asked == 1:
-            return Route(topic)
-        return Route(topic, master_terms={"broker-a": 7, "broker-b": 3})
+            return TopicRoute({}, ())
+        return TopicRoute({}, (), master_terms={"broker-a": 7, "broker-b": 3})
 
 
 async def test_every_kind_is_asked_and_answers_follow_what_was_stored(
@@ -101,9 +100,9 @@ async def test_every_kind_is_asked_and_answers_follow_what_was_stored(
 def test_a_queue_is_named_by_its_number_at_a_node_that_was_not_tried() -> None:
     queues = [MessageQueue("t", f"broker-a-n{node}", q) for node in (1, 2, 3) for q in range(2)]
     stranger = MessageQueue("t", "other", 1)
-    chosen = QueueNumber(1, Random(1))
+    chosen = QueueByNumber(1, Random(1))
     found = [chosen([*queues, stranger], MESSAGE, None) for _ in range(3)]
     assert sorted(found) == [queue for queue in queues if queue.queue_id == 1]
     assert chosen(queues, MESSAGE, None) in found, "all were tried: any of them again"
     with pytest.raises(TopicRefused):
-        QueueNumber(2, Random(1))(queues, MESSAGE, None)
+        QueueByNumber(2, Random(1))(queues, MESSAGE, None)

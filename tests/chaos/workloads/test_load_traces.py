@@ -16,8 +16,8 @@ from broker_adapter.client import ClientOptions, ConsumeStatus, MessageExt, Mess
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from chaos.trace.operations import Numbers
 from chaos.workloads import groups
-from chaos.workloads.appenders import Appender, Way
-from chaos.workloads.groups import GROUPS, Group, Member, Rewinds
+from chaos.workloads.groups import GROUPS, Rewinds, TracedGroup, TracedMember
+from chaos.workloads.log import AppendMode, LogAppender
 from chaos.workloads.spec import LoadSpec
 from dledger.client import AppendResult, AsyncClient
 from dledger.errors import Indeterminate, NotLeader
@@ -55,10 +55,12 @@ class Log:
         return asyncio.create_task(one())
 
 
-@pytest.mark.parametrize("way", Way)
-async def test_an_appender_begins_and_ends_every_operation_once(world: World, way: Way) -> None:
+@pytest.mark.parametrize("way", AppendMode)
+async def test_an_appender_begins_and_ends_every_operation_once(world: World, way: AppendMode) -> None:
     log = Log()
-    appender = Appender(world.setting, cast("AsyncClient", log), world.setting.sender("p0"), Random(2), way)
+    appender = LogAppender(
+        world.setting, cast("AsyncClient", log), world.setting.sender("p0"), Random(2), way
+    )
     worked = [await step() for step in [appender.worker()] * 20]
     lines = [line for line in world.lines() if line["ev"] == "op"]
     begun = Counter(line["op"] for line in lines if line["type"] == "invoke")
@@ -66,7 +68,7 @@ async def test_an_appender_begins_and_ends_every_operation_once(world: World, wa
     assert begun == ended and set(begun.values()) == {1}
     assert {line["type"] for line in lines} == {"invoke", "ok", "fail", "info"}
     kinds = {line["f"] for line in lines}
-    assert kinds == ({"append"} if way is Way.STREAM else {"append", "send_batch"})
+    assert kinds == ({"append"} if way is AppendMode.STREAM else {"append", "send_batch"})
     tally = world.setting.tally
     assert tally.acknowledged == len(log.appended) == len(set(log.appended))
     # A process has one operation at a time, and none after one that nobody knows the end of.
@@ -77,7 +79,7 @@ async def test_an_appender_begins_and_ends_every_operation_once(world: World, wa
             open_now.add(line["proc"])
         elif line["type"] != "info":
             open_now.remove(line["proc"])
-    assert way is Way.STREAM or worked.count(True) == tally.operations
+    assert way is AppendMode.STREAM or worked.count(True) == tally.operations
 
 
 async def test_what_a_client_repeats_inside_an_operation_is_written_down(world: World) -> None:
@@ -89,7 +91,9 @@ async def test_what_a_client_repeats_inside_an_operation_is_written_down(world: 
                 trace.note(bodies, number)
             return await super().append_many(bodies)
 
-    appender = Appender(world.setting, cast("AsyncClient", Repeating()), trace, Random(2), Way.PLAIN)
+    appender = LogAppender(
+        world.setting, cast("AsyncClient", Repeating()), trace, Random(2), AppendMode.PLAIN
+    )
     step = appender.worker()
     for _ in range(5):
         await step()
@@ -149,7 +153,7 @@ async def test_a_rewind_of_brokers_that_never_come_back_ends_with_the_run(
     monkeypatch.setattr(groups, "Admin", DeadBrokers)
     monkeypatch.setattr(groups, "_REWIND_S", (0, 0))
     monkeypatch.setattr(groups, "_PAUSE_S", 0.001)
-    group = Group(GROUPS[1], world.setting, ["127.0.0.1:1"], ["t"])
+    group = TracedGroup(GROUPS[1], world.setting, ["127.0.0.1:1"], ["t"])
     stop, drained = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(group.rewind(stop, drained))
@@ -165,13 +169,13 @@ def message(offset: int) -> MessageExt:
     return MessageExt("t", b"%d x" % offset, QUEUE, offset, 0, "", {}, 0, 0)
 
 
-def member(world: World, seed: int = 1) -> Member:
+def member(world: World, seed: int = 1) -> TracedMember:
     writer, numbers = world.writer("client:g-0"), Numbers(3)
     about = (GROUPS[0], Rewinds("g"), count(5))
-    return Member("g-0.0", *about, writer, numbers, world.setting, Random(seed))
+    return TracedMember("g-0.0", *about, writer, numbers, world.setting, Random(seed))
 
 
-def committed(one: Member, error: BrokerError | None) -> None:
+def committed(one: TracedMember, error: BrokerError | None) -> None:
     one.committing(QUEUE, 2)
     one.committed(QUEUE, 2, error)
 
@@ -209,7 +213,7 @@ async def test_a_crashed_member_writes_nothing_more_and_one_that_stays_does_not_
     one.leave()
     assert [line["f"] for line in world.lines() if line["ev"] == "op"] == ["pull"]
     about = (GROUPS[0], Rewinds("g"), count(1))
-    other = Member("x", *about, world.writer("client:x"), Numbers(4), world.setting, Random(1))
+    other = TracedMember("x", *about, world.writer("client:x"), Numbers(4), world.setting, Random(1))
     other.stays = True
     other.leave()
     lines = [line for line in world.lines() if line["ev"] in ("member", "dlv", "done")]

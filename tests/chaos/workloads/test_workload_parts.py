@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from chaos.workloads.appenders import Way
+from chaos.trace.schema import problems
+from chaos.workloads import closing
+from chaos.workloads.closing import ClosedInTime
+from chaos.workloads.log import AppendMode
 from chaos.workloads.messages import UNREADABLE, Bodies, digest, lines_of, number_of, payload_of
-from chaos.workloads.pacing import MAX_UNDER_WAY, Pace, while_running
+from chaos.workloads.pacing import MAX_UNDER_WAY, Pacer, while_running
 from chaos.workloads.spec import LoadSpec, Setting
-from chaos.workloads.tally import Tally
+from chaos.workloads.tally import LoadTally
+from tests.chaos.workloads.load_world import World
 from tests.node.local import until
 
 Step = Callable[[], Awaitable[bool]]
@@ -54,13 +59,16 @@ def test_the_mean_size_is_what_open_loops_reckon_with() -> None:
 
 def test_the_pieces_of_a_stream_are_as_much_rarer_as_they_are_longer() -> None:
     spec = LoadSpec(clients=3, rate=900)
-    per_second = {way: spec.rate_of_client(way.messages(spec)) * way.messages(spec) for way in Way}
-    assert per_second == pytest.approx(dict.fromkeys(Way, 300))
-    assert spec.rate_of_client(Way.STREAM.messages(spec)) < spec.rate_of_client(Way.PLAIN.messages(spec)) / 4
+    per_second = {way: spec.rate_of_client(way.messages(spec)) * way.messages(spec) for way in AppendMode}
+    assert per_second == pytest.approx(dict.fromkeys(AppendMode, 300))
+    assert (
+        spec.rate_of_client(AppendMode.STREAM.messages(spec))
+        < spec.rate_of_client(AppendMode.PLAIN.messages(spec)) / 4
+    )
 
 
 def test_a_tally_counts_batches_as_one_operation_and_all_their_messages() -> None:
-    tally = Tally()
+    tally = LoadTally()
     for second in range(3):
         tally.ok(0, second * 10**9, 4)
     assert tally.acknowledged_between(0, 10**9) == 8 and tally.operations_between(0, 10**9) == 2
@@ -68,9 +76,9 @@ def test_a_tally_counts_batches_as_one_operation_and_all_their_messages() -> Non
 
 
 def test_a_tally_knows_how_much_was_read_in_a_time() -> None:
-    tally = Tally()
+    tally = LoadTally()
     for second in range(4):
-        tally.took(second * 10**9, 5)
+        tally.count_read(second * 10**9, 5)
     assert tally.read == 20 and tally.read_between(10**9, 2 * 10**9) == 10
 
 
@@ -95,7 +103,7 @@ class Slow:
 
 async def test_a_closed_loop_has_so_many_under_way_and_finishes_them() -> None:
     stop, slow = asyncio.Event(), Slow()
-    running = asyncio.create_task(Pace(3, 0, Random(1), Tally()).run(stop, slow.worker))
+    running = asyncio.create_task(Pacer(3, 0, Random(1), LoadTally()).run(stop, slow.worker))
     await until(lambda: slow.under_way == 3)
     stop.set()
     slow.may_end.set()
@@ -105,8 +113,8 @@ async def test_a_closed_loop_has_so_many_under_way_and_finishes_them() -> None:
 
 async def test_an_open_loop_goes_on_without_answers_up_to_its_limit() -> None:
     stop, slow = asyncio.Event(), Slow()
-    tally = Tally()
-    pace = Pace(1, 100_000, Random(1), tally)
+    tally = LoadTally()
+    pace = Pacer(1, 100_000, Random(1), tally)
     running = asyncio.create_task(pace.run(stop, slow.worker))
     await until(lambda: tally.shed > 0)
     assert slow.under_way == MAX_UNDER_WAY
@@ -130,3 +138,28 @@ async def test_work_ends_with_the_stop_or_with_its_error() -> None:
     await running
     with pytest.raises(ValueError, match="broken"):
         await while_running(asyncio.Event(), broken())
+
+
+async def test_a_client_that_never_closes_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, LoadSpec())
+
+    class Hung:
+        async def __aenter__(self) -> str:
+            return "opened"
+
+        async def __aexit__(self, *about: object) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(closing, "CLOSE_S", 0.01)
+    writer = world.writer("client:p0")
+    async with ClosedInTime("p0", Hung(), writer, world.setting.tally) as client:
+        assert client == "opened"
+    assert world.setting.tally.unclosed == ["client p0 had not closed after 0.01 s"]
+    writer.close()
+    lines = [json.loads(line) for line in writer.path.read_text().splitlines()]
+    assert not [problem for line in lines for problem in problems(line)]
+    assert [(line["node"], line["size"]) for line in lines if line.get("e") == "unclosed"] == [
+        ("p0", 10_000_000)
+    ]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from dledger.store.disk import PAGE, Buffer, OsDisk
+from dledger.infra.files.disk import PAGE, Buffer, OsDisk
 
 
 class FaultyDisk(OsDisk):

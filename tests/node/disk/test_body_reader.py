@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from dledger.errors import Code, ReadFailed
+from dledger.infra.loops.readable import ReadableLog
 from dledger.node.disk.body_reader import BodyReader
-from dledger.node.loop.readable import ReadableLog
 from dledger.store.api import LogStore
 
 
@@ -36,7 +36,7 @@ class _Store:
             self.meanwhile = None
             other.read([(0, 50)])
         if any(pos + size > end_pos for pos, size in spans):
-            raise ReadFailed(f"the log can be read up to {end_pos}", code=Code.INDEX_OUT_OF_RANGE)
+            raise ReadFailed(f"the readable log ends at {end_pos}", code=Code.INDEX_OUT_OF_RANGE)
         return [b"x" * size for _, size in spans]
 
 
@@ -52,6 +52,6 @@ def test_a_read_succeeds_when_another_thread_has_just_looked_how_far_one_may_rea
 
 def test_what_is_beyond_the_end_is_refused() -> None:
     reader = _reader(_Store())
-    with pytest.raises(ReadFailed, match="up to 100"):
+    with pytest.raises(ReadFailed, match="ends at 100"):
         reader.read([(10, 20), (90, 20)])
     assert reader.read([(90, 10)]) == [b"x" * 10]

@@ -10,16 +10,15 @@ import pytest
 
 from dledger.core.values import NO_BASE, Base, FlushMode, HardState, Tail
 from dledger.errors import DLedgerError
+from dledger.infra.files.disk import CrashKind
 from dledger.metrics import NodeMetrics
-from dledger.node.disk.disk_jobs import HardStateReport, Report, StoredReport
-from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.disk.disk_worker import DiskWorker, HardStateReport, Report, StoredReport
 from dledger.replica.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
-from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity, init_directory
+from dledger.testing.stores import OrderedDisk
 from dledger.testing.virtual.sim_disk import SimDisk
-from dledger.testing.virtual.write_order import OrderedDisk
 from tests.store.helpers import ROOT
 
 WAIT_S = 30.0

@@ -11,9 +11,8 @@ import pytest
 from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState, Tail
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.metrics import NodeMetrics
-from dledger.node.disk import disk_worker, page_cache_release
-from dledger.node.disk.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.disk import disk_worker
+from dledger.node.disk.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.replica.shell import HardStateJob, TruncateJob, WriteJob
 from dledger.store.format.batch import Batch, encode_batch
 
@@ -129,8 +128,8 @@ def test_rule_9_each_part_of_a_checkpoint_has_its_own_patience(
 def test_what_comes_late_leaves_the_page_cache_after_its_sync(
     rig: Rig, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache_release, "KEPT_BYTES", 0)
-    monkeypatch.setattr(page_cache_release, "STEP_BYTES", 1)
+    monkeypatch.setattr(disk_worker, "KEPT_BYTES", 0)
+    monkeypatch.setattr(disk_worker, "STEP_BYTES", 1)
     (job,) = write_jobs(1)
     job.is_late = is_late
     rig.worker.start()

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from dledger.errors import Code, ConfigError, InvalidRequest, ReadFailed, StorageError
+from dledger.infra.loops.readable import ReadableLog
 from dledger.node.disk.body_reader import BodyReader
-from dledger.node.loop.readable import ReadableLog
 from dledger.node.machine.state_machine import Applied, AppliedEntry
 from dledger.node.server import NodeServer
 from dledger.store.format.batch import decode_entries
 from dledger.store.format.layout import file_name
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.node.local import make_server, running_nodes, until
 from tests.node.test_bad_days import EAGER, FILE, SMALL, fill
 from tests.store.helpers import IDENTITY, make_batches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.node.disk.page_cache_release import KEPT_BYTES, STEP_BYTES, PageCacheRelease
+from dledger.node.disk.disk_worker import KEPT_BYTES, STEP_BYTES, PageCacheRelease
 
 MIB = 1 << 20
 

@@ -10,17 +10,18 @@ from typing import NoReturn
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL
+from dledger.core.values import EMPTY_TAIL, Base
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
-from dledger.node.members.repairer import Repairer, Scrubber, Source
+from dledger.node.members.repairer import Repairer, RepairSource, Scrubber
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, LogStore, ScrubStep
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.node.local import until
 from tests.store.helpers import SIZE, corrupt, make_batches, new_sim_store
+from tests.store.test_purged_damage import BATCHES, RANGES, damaged, must_be_whole
 
 BATCH = encode_batch(EMPTY_TAIL, 1, [bytes(100)], data_file_size=4096)
 
@@ -65,10 +66,10 @@ class Disk:
 
 def make_repairer(
     store: LogStore,
-    peers: Mapping[str, Source],
+    peers: Mapping[str, RepairSource],
     call: Callable[[Callable[[], object]], Future[object]],
     on_fatal: Callable[[DLedgerError], None] = lambda _: None,
-    on_purged: Callable[[int], None] = lambda _: None,
+    on_purged: Callable[[Damage], None] = lambda _: None,
 ) -> Repairer:
     return Repairer(
         store,
@@ -177,10 +178,40 @@ async def test_rule_10_a_member_with_other_entries_keeps_nobody_from_giving_the_
 
 async def test_rule_10_all_of_a_damage_that_others_have_purged_is_given_up() -> None:
     store, batches = damaged_batches()
-    purged: list[int] = []
+    purged: list[Damage] = []
     repairer = make_repairer(store, {"a": Purged()}, at_once, on_purged=purged.append)
     assert not await repairer.repair_all()
-    assert set(purged) == {batches[-1].last_index}
+    assert {d[:2] for d in purged} == {(batches[0].first_index, batches[-1].last_index)}
+
+
+class PurgesMeanwhile:
+    """Another member, whose entries are purged while it is asked for them, as those of this log are."""
+
+    def __init__(self, store: LogStore, base: Base) -> None:
+        self.store = store
+        self.base = base
+        self.asked = 0
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        self.asked += 1
+        self.store.purge_to(self.base)
+        if first_index <= self.base.index:
+            raise InvalidRequest("it is gone", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN)
+        batch = next(batch for batch in BATCHES if batch.first_index == first_index)
+        return FetchedFrames(first_index, batch.last_index, bytes(batch.data))
+
+
+@pytest.mark.parametrize("where", RANGES)
+async def test_rule_10_a_repair_that_a_purge_overtakes_goes_on_with_what_is_left(where: str) -> None:
+    """Without a pause, and without the belief that others have purged what is left."""
+    disk, store, base = damaged(*RANGES[where])
+    purged: list[Damage] = []
+    peers = {name: PurgesMeanwhile(store, base) for name in ("a", "b")}
+    repairer = make_repairer(store, peers, at_once, on_purged=purged.append)
+    assert await repairer.repair_all()
+    assert await repairer.repair_all()
+    assert purged == [] and repairer.repaired == (where != "before the border")
+    must_be_whole(disk, store, base)
 
 
 async def test_a_mistake_costs_an_attempt_and_not_all_repairs() -> None:

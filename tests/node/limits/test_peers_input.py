@@ -9,9 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from dledger.core.values import RULES_VERSION
 from dledger.errors import Code
+from dledger.infra.transport.channels import open_channel
 from dledger.node.server import NodeServer
-from dledger.rpc.transport.channels import open_channel
+from dledger.rpc.envelope import PROTOCOL_VERSION
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 from tests.node.local import CLUSTER, GROUP, make_server
@@ -42,7 +44,8 @@ def stub(channel: grpc.aio.Channel) -> Any:
 
 def envelope(**fields: Any) -> pb.Envelope:
     good = {
-        "version": 2,
+        "version": PROTOCOL_VERSION,
+        "rules_version": RULES_VERSION,
         "cluster_id": CLUSTER,
         "group": GROUP,
         "local_id": "n2",
@@ -54,6 +57,8 @@ def envelope(**fields: Any) -> pb.Envelope:
 
 WRONG = [
     ({"version": 9}, Code.UNSUPPORTED_VERSION),
+    ({"version": 2}, Code.UNSUPPORTED_VERSION),
+    ({"rules_version": 9}, Code.UNSUPPORTED_VERSION),
     ({"cluster_id": "other"}, Code.UNKNOWN_CLUSTER),
     ({"group": "other"}, Code.UNKNOWN_GROUP),
     ({"local_id": "n9"}, Code.UNKNOWN_MEMBER),
@@ -61,7 +66,7 @@ WRONG = [
     ({"members": ["n1", "n2", "n3", "n4", "n5"]}, Code.MEMBERS_DIFFER),
     ({"members": ["n1", "n2", "n3", "n4", "n5"], "local_id": "n5"}, Code.MEMBERS_DIFFER),
     ({"members": []}, Code.MEMBERS_DIFFER),
-    ({"members": [], "version": 1}, Code.MEMBERS_DIFFER),
+    ({"members": [], "version": 1}, Code.UNSUPPORTED_VERSION),
 ]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dledger.errors import Code
+from dledger.infra.transport.channels import open_channel
 from dledger.node.server import NodeServer
-from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import log_pb2, log_pb2_grpc
 from tests.node.local import GROUP, running_nodes, until
 from tests.rpc.other_address import seen_from

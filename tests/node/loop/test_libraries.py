@@ -11,7 +11,7 @@ import pytest
 ALGEBRA = "OPENBLAS_NUM_THREADS"
 VERBOSITY = "GRPC_VERBOSITY"
 CONFIGURE = """
-from dledger.node.setup.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries
 configure_libraries()
 """
 
@@ -30,7 +30,9 @@ def test_our_processes_have_no_threads_for_algebra() -> None:
     assert chosen(ALGEBRA, CONFIGURE + one_thread) == "1"
 
 
-@pytest.mark.parametrize("program", [CONFIGURE, "from dledger.platform import silence_grpc; silence_grpc()"])
+@pytest.mark.parametrize(
+    "program", [CONFIGURE, "from dledger.infra.libraries import silence_grpc; silence_grpc()"]
+)
 def test_grpc_writes_nothing_by_itself(program: str) -> None:
     """A line for each wrong call of a client would fill the log."""
     assert chosen(VERBOSITY, "import sys\n" + program + "\nassert 'grpc' not in sys.modules") == "NONE"

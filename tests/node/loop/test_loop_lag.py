@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.node.loop import lag as loop_lag
-from dledger.node.loop.lag import LoopLag
+from dledger.infra.loops import lag as loop_lag
+from dledger.infra.loops.lag import LoopLag
 from tests.node.local import running_nodes, until
 
 

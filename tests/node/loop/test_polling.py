@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from dledger.node.loop import polling
-from dledger.node.loop.polling import MOST_BUSY_S, NodeLoop, SparingSelector, when_idle
+from dledger.infra.loops import polling
+from dledger.infra.loops.polling import MAX_BUSY_S, NodeLoop, SparingSelector, when_idle
 
 
 def ready(selector: SparingSelector, timeout: float | None) -> list[object]:
@@ -89,7 +89,7 @@ def test_a_loop_that_is_never_idle_is_not_waited_for_for_ever(timeout: float | N
         for _ in range(8):
             selector.select(timeout)
         assert not called
-        clock.now_s += MOST_BUSY_S
+        clock.now_s += MAX_BUSY_S
         selector.when_idle(lambda: called.append("b"))
         assert ready(selector, timeout) == ["readable"]
         assert called == ["a", "b"], "they are called together"
@@ -98,7 +98,7 @@ def test_a_loop_that_is_never_idle_is_not_waited_for_for_ever(timeout: float | N
 def test_what_waits_for_an_idle_loop_runs_after_all_that_makes_work_for_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(polling, "MOST_BUSY_S", 1e9)
+    monkeypatch.setattr(polling, "MAX_BUSY_S", 1e9)
 
     async def order() -> list[object]:
         done: list[object] = []

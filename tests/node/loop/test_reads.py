@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
 from dledger.errors import Code, Overloaded, ReadFailed
-from dledger.node.loop.readable import ReadableLog
+from dledger.infra.loops.readable import ReadableLog
 from dledger.node.members.read_points import ReadPoints
+from dledger.node.node_log import LogSurroundings, NodeLog
 
 
 async def test_readable_is_what_is_committed_and_stored() -> None:
@@ -169,3 +171,44 @@ async def test_rounds_are_bounded_in_time_and_readers_in_number() -> None:
     for task in tasks:
         with pytest.raises(ReadFailed, match="stopping"):
             await task
+
+
+async def test_a_new_leader_reads_although_its_request_to_the_old_one_hangs() -> None:
+    """The old leader is isolated: without an end, its request would hold up all later reads."""
+    asked, leads = asyncio.Event(), False
+
+    class Isolated:
+        async def read_index(self, timeout: float) -> int:
+            asked.set()
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    class Shell:
+        def append(self) -> None: ...
+
+        async def read_index(self) -> int:
+            return 7
+
+    around = LogSurroundings(
+        leader=cast("Any", Isolated),
+        leads=lambda: leads,
+        needs_image=lambda: False,
+        begin_index=lambda: 0,
+        on_damage=lambda index: None,
+    )
+    nothing = cast("Any", None)
+    limits = {"max_waiting_reads": 100, "read_timeout_ms": 60_000, "owned": False}
+    shell = cast("Any", Shell())
+    log = NodeLog("g", nothing, nothing, shell, nothing, nothing, nothing, around, **cast("Any", limits))
+    first = asyncio.create_task(log.read_index())
+    await asked.wait()
+    later = asyncio.create_task(log.read_index())
+    leads = True
+    log.role_changed()
+    assert await asyncio.wait_for(asyncio.gather(first, later), 30) == [7, 7]
+    asked.clear()
+    leads = False
+    hanging = asyncio.create_task(log.read_index())
+    await asked.wait()
+    await log._points.stop()
+    with pytest.raises(ReadFailed, match="stopping"):
+        await hanging

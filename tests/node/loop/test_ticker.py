@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dledger.core.values import Base, OwnerFitness
-from dledger.node.loop.ticker import LOOK_MS, Ticker, next_tick_ms
+from dledger.node.ticker import MAX_IDLE_MS, Ticker, next_tick_ms
 from dledger.replica.replica import Replica
 from tests.node.local import leader_of, running_nodes, until
 from tests.replica.replica_world import World
@@ -82,7 +82,7 @@ def test_what_happens_meanwhile_brings_the_next_tick_nearer(due_ms: int, ticked_
     timers.ticker.run()
     timers.pass_time(1050)
     timers.due_ms = due_ms
-    timers.ticker.look()
+    timers.ticker.reschedule()
     timers.pass_time(ticked_ms)
     assert timers.ticks == [1000, ticked_ms]
 
@@ -111,7 +111,7 @@ def test_an_idle_follower_waits_and_a_leader_waits_for_its_next_heartbeat() -> N
     world = settled()
     for node in "bc":
         world[node].now = world["a"].now
-    assert due_in(world, "b") == due_in(world, "c") == LOOK_MS
+    assert due_in(world, "b") == due_in(world, "c") == MAX_IDLE_MS
     assert due_in(world, "a") == world["a"].core.timing.heartbeat_ms
 
 
@@ -173,7 +173,7 @@ UNDER_WAY: dict[str, Callable[[Replica], None]] = {
 def test_nothing_is_slept_over_that_is_under_way(change: Callable[[Replica], None]) -> None:
     world = settled()
     world["b"].now = world["a"].now
-    assert due_in(world, "b") == LOOK_MS
+    assert due_in(world, "b") == MAX_IDLE_MS
     change(world["b"].replica)
     assert due_in(world, "b") <= 0
 
@@ -185,7 +185,7 @@ def test_deadlines_of_callers_and_of_housekeeping_are_kept(what: str) -> None:
     if what == "an append":
         a.replica.admission.next_deadline_ms = a.now + 3
     else:
-        a.replica.retainer.asked_before = 1
+        a.replica.retainer.requested_before = 1
         a.replica.retainer._next_check_ms = a.now + 3
     assert due_in(world, "a") == 3
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dledger.turns import MOST_WOKEN, WakeQueue, large_turns, settle, wake_queue
+from dledger.infra.loops.turns import MAX_WOKEN, WakeQueue, large_turns, settle, wake_queue
 
 
 class Turns:
@@ -28,7 +28,7 @@ class Turns:
 
 
 async def test_few_are_woken_at_once_and_many_a_few_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, turns, woken = WakeQueue(most=3), Turns(monkeypatch), Counter[int]()
+    queue, turns, woken = WakeQueue(limit=3), Turns(monkeypatch), Counter[int]()
     for _ in range(3):
         queue.add("t", lambda: woken.update([turns.now]))
     assert woken == {0: 3}, "nobody else wants to be woken in this turn"
@@ -41,7 +41,7 @@ async def test_few_are_woken_at_once_and_many_a_few_in_each_turn(monkeypatch: py
 
 
 async def test_turns_that_were_not_used_are_not_saved_for_a_herd() -> None:
-    queue, woken = WakeQueue(most=3), 0
+    queue, woken = WakeQueue(limit=3), 0
 
     def wake() -> None:
         nonlocal woken
@@ -58,7 +58,7 @@ async def test_turns_that_were_not_used_are_not_saved_for_a_herd() -> None:
 
 
 async def test_keys_take_turns_and_each_keeps_its_order() -> None:
-    queue: WakeQueue = WakeQueue(most=1)
+    queue: WakeQueue = WakeQueue(limit=1)
     woken: list[str] = []
     for name in ("now", "a1", "a2", "a3", "b1", "c1"):
         queue.add(name[0], partial(woken.append, name))
@@ -68,7 +68,7 @@ async def test_keys_take_turns_and_each_keeps_its_order() -> None:
 
 
 async def test_those_who_have_gone_take_no_place() -> None:
-    queue = WakeQueue(most=1)
+    queue = WakeQueue(limit=1)
     loop = asyncio.get_running_loop()
     futures = [loop.create_future() for _ in range(1_000)]
     for gone in futures[:-1]:
@@ -79,7 +79,7 @@ async def test_those_who_have_gone_take_no_place() -> None:
 
 
 async def test_what_comes_while_others_are_woken_is_woken_too() -> None:
-    queue, woken = WakeQueue(most=2), list[int]()
+    queue, woken = WakeQueue(limit=2), list[int]()
 
     def wake(number: int) -> bool:
         woken.append(number)
@@ -94,7 +94,7 @@ async def test_what_comes_while_others_are_woken_is_woken_too() -> None:
 
 
 async def test_a_wake_up_that_fails_keeps_nobody_else_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    queue, woken = WakeQueue(most=1), list[int]()
+    queue, woken = WakeQueue(limit=1), list[int]()
     queue.add("t", lambda: None)
 
     def fail() -> None:
@@ -109,7 +109,7 @@ async def test_a_wake_up_that_fails_keeps_nobody_else_waiting(caplog: pytest.Log
 
 
 async def test_whoever_waits_for_a_turn_gets_one_and_may_go() -> None:
-    queue = WakeQueue(most=1)
+    queue = WakeQueue(limit=1)
     await asyncio.wait_for(queue.turn("t"), 60)
     waiting = [asyncio.create_task(queue.turn("t")) for _ in range(100)]
     await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_whoever_waits_for_a_turn_gets_one_and_may_go() -> None:
 
 async def test_all_herds_of_a_loop_share_one_queue() -> None:
     assert wake_queue() is wake_queue()
-    assert wake_queue()._most == MOST_WOKEN
+    assert wake_queue()._limit == MAX_WOKEN
 
 
 def test_where_no_loop_runs_nobody_is_woken() -> None:

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.loop.polling import NodeLoop, SparingSelector
-from dledger.node.loop.wakefulness import DEVICE, LINGER_S, CpuLatency, CpuWakeLock
+from dledger.infra.loops.polling import NodeLoop, SparingSelector
+from dledger.infra.loops.wakefulness import DEVICE, LINGER_S, CpuLatency, CpuWakeLock
 from tests.node.local import GROUP, running_nodes, until
 from tests.process.cluster import ProcessCluster, free_ports
 
@@ -32,14 +32,14 @@ def test_it_is_asked_for_once_while_work_goes_on() -> None:
     assert asked == [] and not wake_lock.is_kept
     for _ in range(3):
         wake_lock.work()
-        assert wake_lock.left_s() == pytest.approx(LINGER_S), "each piece of work makes it longer"
+        assert wake_lock.remaining_s() == pytest.approx(LINGER_S), "each piece of work makes it longer"
         clock.now_s += LINGER_S / 2
-        assert wake_lock.left_s() == pytest.approx(LINGER_S / 2)
+        assert wake_lock.remaining_s() == pytest.approx(LINGER_S / 2)
     assert asked == [True] and wake_lock.is_kept
     clock.now_s += LINGER_S
-    assert wake_lock.left_s() < 0
-    wake_lock.end()
-    wake_lock.end()
+    assert wake_lock.remaining_s() < 0
+    wake_lock.release()
+    wake_lock.release()
     assert asked == [True, False] and not wake_lock.is_kept
     wake_lock.work()
     assert asked == [True, False, True]
@@ -63,7 +63,7 @@ def test_a_kernel_that_refuses_is_not_asked_again(fails_at: bool) -> None:
     wake_lock = CpuWakeLock(ask)
     for _ in range(2):
         wake_lock.work()
-        wake_lock.end()
+        wake_lock.release()
     assert asked == ([True] if fails_at else [True, False]) and not wake_lock.is_kept
     assert not wake_lock.is_possible
 

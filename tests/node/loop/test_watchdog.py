@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from dledger.node.loop.watchdog import EXIT_STUCK, StallJudge
+from dledger.infra.loops.watchdog import EXIT_STUCK, StallDetector
 
 #: A loop that runs something for ever, and says so.
 _STUCK = """
 import asyncio, signal, sys
-from dledger.platform import LoopWatchdog
+from dledger.infra.loops.watchdog import LoopWatchdog
 
 def occupy_the_loop():
     print("stuck", flush=True)
@@ -32,7 +32,7 @@ asyncio.run(main())
 #: One that ends when it is asked to.
 _FREE = """
 import asyncio, signal
-from dledger.platform import LoopWatchdog
+from dledger.infra.loops.watchdog import LoopWatchdog
 
 async def main():
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
@@ -86,30 +86,30 @@ def test_a_loop_that_turns_handles_the_signal_itself() -> None:
     assert ended(process)[0] == 0
 
 
-def judged(judge: StallJudge, times: list[float], turns: list[int], signals: list[int]) -> list[str]:
-    return [judge.look(*one) for one in zip(times, turns, signals, strict=True)]
+def judged(judge: StallDetector, times: list[float], turns: list[int], signals: list[int]) -> list[str]:
+    return [judge.check(*one) for one in zip(times, turns, signals, strict=True)]
 
 
 def test_a_loop_that_turns_now_and_then_is_not_stuck() -> None:
-    judge = StallJudge(4.0, 2.0)
+    judge = StallDetector(4.0, 2.0)
     times = [judge.tick_s * i for i in range(100)]
     assert not any(judged(judge, times, [i // 7 for i in range(100)], [0] * 100))
 
 
 def test_a_process_that_was_stopped_is_not_taken_for_stuck() -> None:
-    judge = StallJudge(4.0, 2.0)
+    judge = StallDetector(4.0, 2.0)
     times = [0.0, judge.tick_s, 3600.0, 3600.0 + judge.tick_s]
     assert judged(judge, times, [1, 2, 2, 3], [0] * 4) == [""] * 4
 
 
 def test_more_signals_give_a_loop_that_is_stuck_no_more_time() -> None:
-    judge = StallJudge(0, 2.0)
+    judge = StallDetector(0, 2.0)
     times = [judge.tick_s * i for i in range(10)]
     assert any(judged(judge, times, [1] * 10, list(range(10))))
 
 
 def test_a_signal_that_the_loop_has_turned_after_is_the_business_of_the_loop() -> None:
-    judge = StallJudge(0, 2.0)
+    judge = StallDetector(0, 2.0)
     times = [judge.tick_s * i for i in range(100)]
     assert not any(judged(judge, times, [1, 1, 1] + [2] * 97, [0, 0] + [1] * 98))
 
@@ -118,8 +118,8 @@ def test_a_signal_that_the_loop_has_turned_after_is_the_business_of_the_loop() -
     ("stall_s", "grace_s", "signals", "at_s"), [(4.0, 2.0, 0, 4.0), (4.0, 2.0, 1, 2.0), (0, 2, 0, 0)]
 )
 def test_the_limits(stall_s: float, grace_s: float, signals: int, at_s: float) -> None:
-    judge = StallJudge(stall_s, grace_s)
-    judge.look(0.0, 1, 0)
-    found = [(i * judge.tick_s, judge.look(i * judge.tick_s, 1, signals)) for i in range(1, 60)]
+    judge = StallDetector(stall_s, grace_s)
+    judge.check(0.0, 1, 0)
+    found = [(i * judge.tick_s, judge.check(i * judge.tick_s, 1, signals)) for i in range(1, 60)]
     ends = [at for at, reason in found if reason]
     assert ends[:1] == ([] if not at_s else [pytest.approx(at_s, abs=3 * judge.tick_s)])

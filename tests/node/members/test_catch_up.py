@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.members.catch_up import CatchUp, Wanted
-from dledger.node.members.catch_up_throttle import NO_APPENDS, Appends
+from dledger.node.members.catch_up import CatchUp, PushReadRequest
+from dledger.node.members.catch_up_throttle import NO_APPENDS, AppendTotals
 from dledger.store.api import Frames
 from tests.node.local import GROUP, running_nodes
 
@@ -44,7 +44,7 @@ class Follower:
         self._given = asyncio.Event()
 
     def ask(self, first: int, last: int = 99, *, stream: int = 1, peer: str = "n2") -> None:
-        self._catch_up.load(Wanted(peer, stream, first, last, 1000), self._take)
+        self._catch_up.load(PushReadRequest(peer, stream, first, last, 1000), self._take)
 
     def _take(self, frames: Frames | None) -> None:
         self.got.append(None if frames is None else frames.first_index)
@@ -119,7 +119,7 @@ async def test_what_could_not_be_read_ahead_is_read_when_it_is_asked_for() -> No
 
 async def test_catching_up_begins_with_a_pause_if_clients_append() -> None:
     follower = Follower()
-    follower.appends = Appends(1000, 4.0, 1_000_000)
+    follower.appends = AppendTotals(1000, 4.0, 1_000_000)
     follower.ask(0)
     assert follower.reads.asked == []
     await follower.reads.begun.wait()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.node.members.catch_up_throttle import Appends, CatchUpThrottle
+from dledger.node.members.catch_up_throttle import AppendTotals, CatchUpThrottle
 
 RANGE = 1 << 20
 MIB = 1 << 20
@@ -44,8 +44,8 @@ class Leader:
             self._answered += self.per_second * step
             self._seconds += self.per_second * step * self._latency_s(rate)
 
-    def appends(self) -> Appends:
-        return Appends(int(self._answered), self._seconds, int(self._answered) * self._body)
+    def appends(self) -> AppendTotals:
+        return AppendTotals(int(self._answered), self._seconds, int(self._answered) * self._body)
 
     def append(self, seconds: float) -> None:
         """For clients alone."""
@@ -59,7 +59,7 @@ class Leader:
             if wait_s > 0:
                 self._pass(max(wait_s, 1e-6))
                 continue
-            self.pace.took(RANGE, self.now)
+            self.pace.record_read(RANGE, self.now)
             self.ranges.append(self.now)
             self._pass(RANGE / self._fastest)
         return (len(self.ranges) - before) * RANGE / seconds

@@ -10,7 +10,7 @@ from dledger.node.members.fetching import read_for_repair
 from dledger.store.api import EntryDamaged
 from dledger.store.format.batch import encode_batch
 from dledger.store.identity import Identity
-from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.memory_store import MemoryLogStore
 
 FILE = 4096
 
@@ -43,7 +43,7 @@ def test_rule_10_what_is_given_ends_with_what_is_durable() -> None:
 def test_rule_10_what_is_given_begins_where_a_batch_begins() -> None:
     store = log_of_pairs(3, durable=3)
     for index in (1, 3):
-        with pytest.raises(ReadFailed, match="no batch begins"):
+        with pytest.raises(ReadFailed, match="not the first of a batch"):
             given(store, index, 5)
 
 

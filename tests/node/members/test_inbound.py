@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dledger.core.messages import PushResponse, PushType
 from dledger.errors import Code
-from dledger.node.members.inbound import Inbound
-from dledger.rpc.envelope import Identity
+from dledger.node.members.inbound import PeerRequests
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import PushReceiver
 
@@ -37,9 +37,9 @@ async def no_fetch(first_index: int, last_index: int, max_bytes: int, *, uncommi
     raise AssertionError("nobody fetches")
 
 
-def make_inbound() -> tuple[Inbound, Events]:
+def make_inbound() -> tuple[PeerRequests, Events]:
     events = Events()
-    return Inbound(Identity("c", "g", "n", ("n", "m"), 1), events, no_fetch), events
+    return PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), events, no_fetch), events
 
 
 def test_rule_5_the_end_of_the_newest_stream_without_a_goodbye_is_a_sign_and_no_other() -> None:

@@ -18,13 +18,12 @@ THREE, FOUR, FIVE = "n1, n2, n3", "n1, n2, n3, n4", "n1, n2, n3, n4, n5"
 class Log:
     """What the nodes have logged since."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self._text = ""
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+        self._start = len(caplog.text)
 
     def has(self, text: str) -> bool:
-        self._text += self._capsys.readouterr().out
-        return text in self._text
+        return text in self._caplog.text[self._start :]
 
 
 def addresses(count: int) -> dict[str, str]:
@@ -64,7 +63,7 @@ async def test_rule_11_a_node_restarted_with_five_members_instead_of_three_is_re
 
 
 async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Three to five, node by node: n4 and n5 are new, n3 is restarted with the longer list, n1 and n2 are
     still to come. Without the comparison n3, n4 and n5 are a majority, and so are n1 and n2."""
@@ -72,14 +71,14 @@ async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
     three = {node: five[node] for node in ("n1", "n2", "n3")}
     servers = await start_three(tmp_path, three)
     added = [make_server(tmp_path, node, five) for node in ("n4", "n5")]
-    log = Log(capsys)
+    log = Log(caplog)
     try:
         await servers[2].stop()
         assert (await refused_with(tmp_path, "n3", five)).code is Code.MEMBERS_DIFFER
         for server in added:
             await server.start()
-        await until(lambda: log.has(f"n4 counts {FIVE}; n1 counts {THREE}: `members` must name the same ids"))
-        await until(lambda: log.has(f"n5 counts {FIVE}; n2 counts {THREE}"))
+        await until(lambda: log.has(f"n4 has {FIVE}; n1 has {THREE}: `members` must name the same ids"))
+        await until(lambda: log.has(f"n5 has {FIVE}; n2 has {THREE}"))
         await until(lambda: leader_of(servers[:2]).node_status().is_leader)
         assert not any(server.node_status().is_leader for server in added)
         assert {server.node_status().term for server in added} == {0}
@@ -88,7 +87,7 @@ async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
 
 
 async def test_rule_11_a_node_with_another_list_gets_no_pushes_and_its_votes_do_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was made with that list, as if its directory was lost and `init` was run instead of --rejoin."""
     four = addresses(4)
@@ -98,9 +97,9 @@ async def test_rule_11_a_node_with_another_list_gets_no_pushes_and_its_votes_do_
     try:
         await stray.start()
         await alone.start()
-        log = Log(capsys)
-        await until(lambda: log.has(f"n1 counts {THREE}; n3 counts {FOUR}"))
-        await until(lambda: log.has(f"n3 counts {FOUR}; n1 counts {THREE}"))
+        log = Log(caplog)
+        await until(lambda: log.has(f"n1 has {THREE}; n3 has {FOUR}"))
+        await until(lambda: log.has(f"n3 has {FOUR}; n1 has {THREE}"))
         assert {server.node_status().term for server in (stray, alone)} == {0}
     finally:
         await asyncio.gather(stray.stop(), alone.stop())

@@ -12,7 +12,7 @@ from dledger.client import AsyncClient
 from dledger.core.messages import Message, VoteRequest
 from dledger.node.members.peers import PeerLink
 from dledger.rpc import convert_peer, peer_client
-from dledger.rpc.envelope import Identity
+from dledger.rpc.envelope import PeerIdentity
 from tests.node.local import GROUP, running_nodes, until
 
 QUESTION = VoteRequest(2, "n1", 7, 1, pre_vote=False, transfer=False, round=1)
@@ -59,13 +59,13 @@ async def test_what_the_core_asks_for_after_a_link_was_closed_goes_nowhere_and_r
     """While a node stops, its core goes on until the disk has ended: it may stand for election, or win."""
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
-    identity = Identity("c", "g", "n1", ("n1", "n2"), 1)
+    identity = PeerIdentity("c", "g", "n1", ("n1", "n2"), 1)
     client = peer_client.PeerClient("n2", "127.0.0.1:1", identity)
     link = PeerLink("n2", client, NoEvents(), role_epoch=lambda: 1, call_timeout_ms=100)
     link.connect()
     await link.close()
     before = asyncio.all_tasks()
-    link.ask(QUESTION)
+    link.send_request(QUESTION)
     link.lead()
     assert asyncio.all_tasks() == before, "nothing was begun"
     await link.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.rejoin import prepare_rejoin
+from dledger.node.run import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import parse_config
 from dledger.store.identity import Identity, init_directory, load_identity
@@ -20,14 +20,10 @@ DATA_FILE_SIZE = 4 << 20
 
 
 async def test_a_node_of_another_cluster_at_a_members_address_is_named_and_not_believed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = ""
-
     def named() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
-        return "is node 'n1' of cluster" in said
+        return "is node 'n1' of cluster" in caplog.text
 
     async with running_nodes(tmp_path) as (node,):
         content = {
@@ -66,6 +62,7 @@ async def make_leader(servers: list[NodeServer], target: NodeServer) -> None:
         await until(lambda: any(s.node_status().is_leader for s in servers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(9, 5), (5, 9)], ids=["lower", "higher"])
 async def test_a_node_that_rejoined_with_another_incarnation_leads_and_commits(
     tmp_path: Path, before: int, after: int

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chaos.checker.histories import tables as history_tables
-from chaos.checker.histories.cycles import Edge, Through, backwards, components
-from chaos.checker.judge import Verdict
+from chaos.checker.histories.tables import Edge, RelayTransaction, backwards, components
+from chaos.checker.judge import CheckVerdict
 from chaos.checker.readers.sources import Format, run_directories
 from tests.chaos.checker.foreign.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.foreign.test_readers import by_duck, fired
@@ -52,11 +52,11 @@ def test_a_long_chain_is_no_component_and_needs_no_recursion() -> None:
     assert [len(one) for one in components([*edges, (50_000, 0)])] == [50_001]
 
 
-def _through(rng: random.Random) -> Through:
+def _through(rng: random.Random) -> RelayTransaction:
     begin = rng.randint(0, 50)
     end = rng.choice([None, begin + rng.randint(0, 30)])
     writer, reader = rng.choice([None, rng.randint(0, 60)]), rng.choice([None, rng.randint(30, 80)])
-    return Through(begin, end, writer, reader)
+    return RelayTransaction(begin, end, writer, reader)
 
 
 def test_chains_that_end_before_they_begin_are_found() -> None:
@@ -87,6 +87,6 @@ def test_too_many_transactions_decide_nothing(monkeypatch: pytest.MonkeyPatch, t
     few, many = sorted(
         by_duck(run_directories(files, Format.AUTO, tmp_path / "out")), key=lambda result: len(fired(result))
     )
-    assert (few.verdict, fired(few)) == (Verdict.VALID, set())
-    assert many.verdict is Verdict.UNKNOWN
+    assert (few.verdict, fired(few)) == (CheckVerdict.VALID, set())
+    assert many.verdict is CheckVerdict.UNKNOWN
     assert "H36" in fired(many)

@@ -9,12 +9,13 @@ import pytest
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.histories.models import CHECKS_OF
-from chaos.checker.judge import RunResult, Verdict, line_of
+from chaos.checker.judge import CheckVerdict, RunJudgment, line_of
 from chaos.checker.readers.sources import Format, run_directories
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.foreign.foreign_cases import CASES, beside, padded, renamed, write_history
 from tests.chaos.checker.foreign.test_readers import by_duck, fired
 from tests.chaos.checker.runs import convert_cases, histories_for_spark
+from tests.conftest import is_long
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -39,16 +40,19 @@ _KEYED = ("kafka", "store")
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunJudgment]:
     """By the name of the case: its padded history."""
     converted = convert_cases(tmp_path_factory.mktemp("cases"))
     return {result.run: result for result in by_duck(list(converted.values()))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_histories_are_judged_as_by_their_own_checkers(name: str, judged: dict[str, RunResult]) -> None:
+def test_histories_are_judged_as_by_their_own_checkers(name: str, judged: dict[str, RunJudgment]) -> None:
     case, result = CASES[name], judged[name]
-    assert (result.verdict, fired(result)) == (Verdict(case.ours), set(case.fires.split())), result.reasons
+    assert (result.verdict, fired(result)) == (CheckVerdict(case.ours), set(case.fires.split())), (
+        result.reasons
+    )
     assert (case.ours != case.theirs) == (name in OTHERWISE)
 
 
@@ -59,16 +63,18 @@ def test_every_check_of_histories_is_seen_to_fire() -> None:
     assert set().union(*CHECKS_OF.values()) <= {check.id for check in CHECKS}
 
 
+@pytest.mark.slow
 @WAITS_FOR_SPARK
 def test_spark_judges_them_alike(
-    judged: dict[str, RunResult], by_spark: dict[str, RunResult], pytestconfig: pytest.Config
+    judged: dict[str, RunJudgment], by_spark: dict[str, RunJudgment], pytestconfig: pytest.Config
 ) -> None:
-    for name in histories_for_spark(judged, everything=pytestconfig.getoption("--long")):
+    for name in histories_for_spark(judged, everything=is_long(pytestconfig)):
         theirs, ours = judged[name], by_spark[name]
         assert (name, ours.verdict, fired(ours)) == (name, theirs.verdict, fired(theirs))
 
 
-def test_no_padding_makes_a_verdict_better(tmp_path: Path, judged: dict[str, RunResult]) -> None:
+@pytest.mark.slow
+def test_no_padding_makes_a_verdict_better(tmp_path: Path, judged: dict[str, RunJudgment]) -> None:
     rng, files, of = random.Random(5), [], {}
     for name, case in CASES.items():
         for number in range(3):
@@ -79,7 +85,8 @@ def test_no_padding_makes_a_verdict_better(tmp_path: Path, judged: dict[str, Run
     _compare(files, tmp_path, {run: judged[name] for run, name in of.items()})
 
 
-def test_no_other_key_makes_a_verdict_better(tmp_path: Path, judged: dict[str, RunResult]) -> None:
+@pytest.mark.slow
+def test_no_other_key_makes_a_verdict_better(tmp_path: Path, judged: dict[str, RunJudgment]) -> None:
     rng, files, of = random.Random(6), [], {}
     for name, case in CASES.items():
         if case.model not in _KEYED:
@@ -93,17 +100,17 @@ def test_no_other_key_makes_a_verdict_better(tmp_path: Path, judged: dict[str, R
     _compare(files, tmp_path, {run: judged[name] for run, name in of.items()})
 
 
-def _compare(files: list[Path], folder: Path, before: dict[str, RunResult]) -> None:
+def _compare(files: list[Path], folder: Path, before: dict[str, RunJudgment]) -> None:
     """What was violated still is; what was invalid or unknown is not better."""
     run_dirs = run_directories(files, Format.AUTO, folder / "out")
     for result in by_duck(run_dirs):
         run = next(run for run in before if result.run == run or result.run.startswith(f"{run}-"))
         assert fired(before[run]) <= fired(result), (run, result.reasons)
-        order = [Verdict.INVALID, Verdict.UNKNOWN, Verdict.VALID]
+        order = [CheckVerdict.INVALID, CheckVerdict.UNKNOWN, CheckVerdict.VALID]
         assert order.index(result.verdict) <= order.index(before[run].verdict), (run, result.reasons)
 
 
-def test_a_completion_without_a_begin_is_named(judged: dict[str, RunResult]) -> None:
+def test_a_completion_without_a_begin_is_named(judged: dict[str, RunJudgment]) -> None:
     for name in (one for one, case in CASES.items() if "W2" in case.fires):
         (found,) = [finding for finding in judged[name].findings if finding.check.id == "W2"]
         assert [str(line_of(row)).rpartition("/")[2].split(":")[0] for row in found.witnesses] == [
@@ -111,7 +118,7 @@ def test_a_completion_without_a_begin_is_named(judged: dict[str, RunResult]) -> 
         ]
 
 
-def test_every_witness_names_a_line_of_the_history(judged: dict[str, RunResult]) -> None:
+def test_every_witness_names_a_line_of_the_history(judged: dict[str, RunJudgment]) -> None:
     without = {"H9", "H36", "W8", "V1", "V3"}
     for name, result in judged.items():
         for finding in result.findings:

@@ -15,10 +15,10 @@ import pytest
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.judge import judge
-from chaos.checker.synthetic import Line, Trace
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import VERSION
 from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.synthetic import Line, Trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 

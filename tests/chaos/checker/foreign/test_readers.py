@@ -13,8 +13,8 @@ import pytest
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Check
-from chaos.checker.intake import take_in
-from chaos.checker.judge import RunResult, Verdict, judge, line_of
+from chaos.checker.intake import inspect_runs
+from chaos.checker.judge import CheckVerdict, RunJudgment, judge, line_of
 from chaos.checker.readers.history import ReaderError
 from chaos.checker.readers.sources import Format, detect, run_directories
 from chaos.checker.tables import make_tables
@@ -23,6 +23,7 @@ from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.runs import HISTORIES, convert_histories, histories_for_spark
+from tests.conftest import is_long
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -70,24 +71,28 @@ EXPECTED = {
 }
 
 
-def by_duck(run_dirs: list[Path], checks: Sequence[Check] = CHECKS) -> list[RunResult]:
+#: The invocation of a send, from which the workload is known.
+KAFKA_SEND = "{:type :invoke, :f :send, :value [[:send 7 0]], :process 0}\n"
+
+
+def by_duck(run_dirs: list[Path], checks: Sequence[Check] = CHECKS) -> list[RunJudgment]:
     engine = DuckEngine()
     engine.load(run_dirs)
     make_tables(engine)
     return judge(engine, checks)
 
 
-def fired(result: RunResult) -> set[str]:
+def fired(result: RunJudgment) -> set[str]:
     return {finding.check.id for finding in result.findings if finding.violations}
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunJudgment]:
     converted = convert_histories(tmp_path_factory.mktemp("histories"))
     return dict(zip(converted, _by_run(by_duck(list(converted.values())), converted), strict=True))
 
 
-def _by_run(results: list[RunResult], converted: dict[str, Path]) -> list[RunResult]:
+def _by_run(results: list[RunJudgment], converted: dict[str, Path]) -> list[RunJudgment]:
     of_run = {result.run: result for result in results}
     return [of_run[run_of(path)] for path in converted.values()]
 
@@ -102,10 +107,10 @@ def test_every_history_has_an_expected_verdict() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_histories_get_their_verdicts(name: str, judged: dict[str, RunResult]) -> None:
+def test_histories_get_their_verdicts(name: str, judged: dict[str, RunJudgment]) -> None:
     verdict, checks = EXPECTED[name]
     result = judged[name]
-    assert (result.verdict, fired(result)) == (Verdict(verdict), set(checks.split())), result.reasons
+    assert (result.verdict, fired(result)) == (CheckVerdict(verdict), set(checks.split())), result.reasons
 
 
 def test_converted_histories_are_traces(tmp_path: Path) -> None:
@@ -115,16 +120,17 @@ def test_converted_histories_are_traces(tmp_path: Path) -> None:
                 assert not problems(json.loads(line)), line
 
 
+@pytest.mark.slow
 @WAITS_FOR_SPARK
 def test_spark_judges_histories_alike(
-    judged: dict[str, RunResult], by_spark: dict[str, RunResult], pytestconfig: pytest.Config
+    judged: dict[str, RunJudgment], by_spark: dict[str, RunJudgment], pytestconfig: pytest.Config
 ) -> None:
-    for name in histories_for_spark(judged, everything=pytestconfig.getoption("--long")):
+    for name in histories_for_spark(judged, everything=is_long(pytestconfig)):
         theirs, ours = judged[name], by_spark[judged[name].run]
         assert (name, ours.verdict, fired(ours)) == (name, theirs.verdict, fired(theirs))
 
 
-def test_operations_and_witnesses_lead_back_to_lines(judged: dict[str, RunResult]) -> None:
+def test_operations_and_witnesses_lead_back_to_lines(judged: dict[str, RunJudgment]) -> None:
     (finding,) = [f for f in judged["register-phantom.log"].findings if f.violations]
     # The 12th line of the file invokes the read.
     assert finding.witnesses[0]["op"] == 12_000
@@ -141,12 +147,12 @@ def test_nemeses_become_bands(tmp_path: Path) -> None:
 def test_what_is_not_certain_must_be_said(tmp_path: Path) -> None:
     path = tmp_path / "something.txt"
     path.write_text("once upon a time\n")
-    with pytest.raises(ReaderError, match="say --format"):
+    with pytest.raises(ReaderError, match="specify --format"):
         detect(path)
-    with pytest.raises(ReaderError, match="holds no line"):
+    with pytest.raises(ReaderError, match="contains no line"):
         run_directories([path], Format.PORCUPINE, tmp_path / "out")
     path.write_text('{:type :invoke, :f :juggle, :process 0}\n{:type :ok, :f "juggle", :process 0}\n')
-    with pytest.raises(ReaderError, match="no known workload"):
+    with pytest.raises(ReaderError, match="unknown workload"):
         run_directories([path.rename(tmp_path / "h.edn")], Format.AUTO, tmp_path / "out")
 
 
@@ -160,12 +166,21 @@ def test_a_history_of_brackets_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{:type :invoke, :f :add, :process 0, :value 1", "ends within a form"),
-        ("{:type :invoke, :f :add, :process 0 :value]", "closes"),
-        ("{:type :invoke, :f :add, :process 0, :value}", "a key and no value"),
+        ("{:type :invoke, :f :add, :process 0, :value 1", "ends within an unclosed form"),
+        ("{:type :invoke, :f :add, :process 0 :value]", r"does not match {"),
+        ("{:type :invoke, :f :add, :process 0, :value}", "a key without a value"),
         ("{:type :later, :f :add, :process 0}", "unknown type"),
-        ("42", "no operation with"),
-        ("", "no known workload"),
+        ("42", "expected an operation with"),
+        ("", "unknown workload"),
+        (
+            KAFKA_SEND + "{:type :invoke, :f :commit, :process 1}",
+            "commit does not belong to the workload kafka",
+        ),
+        (KAFKA_SEND + "{:type :invoke, :f :txn, :value [[:abort]], :process 1}", "neither a send nor a poll"),
+        (
+            KAFKA_SEND + "{:type :info, :f :send, :value [[:send 7 1]], :process 0}",
+            "differ from those it invoked",
+        ),
     ],
 )
 def test_broken_histories_are_refused_with_the_line(text: str, said: str, tmp_path: Path) -> None:
@@ -173,6 +188,16 @@ def test_broken_histories_are_refused_with_the_line(text: str, said: str, tmp_pa
     path.write_text(text)
     with pytest.raises(ReaderError, match=said):
         run_directories([path], Format.JEPSEN, tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["nil", "[]"])
+def test_a_poll_may_be_invoked_without_a_value(value: str, tmp_path: Path) -> None:
+    text = (HISTORIES / "kafka-valid.edn").read_text()
+    path = tmp_path / "h.edn"
+    path.write_text(text.replace(":value [[:poll]]", f":value {value}"))
+    assert path.read_text() != text
+    (result,) = by_duck(run_directories([path], Format.AUTO, tmp_path / "out"))
+    assert result.verdict is CheckVerdict.VALID, result.reasons
 
 
 def test_the_command_reads_histories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -200,4 +225,4 @@ def test_the_same_file_is_taken_in_by_name(tmp_path: Path) -> None:
         [HISTORIES / "set-valid.edn", HISTORIES / "set-valid.jsonl"], Format.AUTO, tmp_path
     )
     assert [run_of(path) for path in dirs] == ["set-valid", "set-valid-1"]
-    assert not take_in(dirs).troubles
+    assert not inspect_runs(dirs).troubles

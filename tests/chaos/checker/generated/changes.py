@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from chaos.checker.synthetic import Line, Trace, Value
 from chaos.trace.schema import EVENTS, FIELDS, Ev, Kind, what
+from tests.chaos.checker.synthetic import Line, Trace, Value
 
 #: Fields of the envelope that only name the trace.
 _NAMES = frozenset(("ev", "e", "type"))

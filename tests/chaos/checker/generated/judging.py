@@ -11,13 +11,13 @@ from pathlib import Path
 from random import Random
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.judge import RunResult, Verdict, judge
-from chaos.checker.synthetic import Trace
+from chaos.checker.judge import CheckVerdict, RunJudgment, judge
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR, file_name
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.generated.changes import Change, Source, Target
 from tests.chaos.checker.generated.harmless import open_reason, reason
+from tests.chaos.checker.synthetic import Trace
 
 #: Changed traces that are judged together: planning a hundred queries takes longer than running them.
 _TOGETHER = 40
@@ -100,7 +100,7 @@ def _judge(recorded: str, files: dict[str, list[Path]], changes: dict[str, list[
     engine = DuckEngine()
     engine.load_shared(recorded, files)
     make_tables(engine)
-    found: dict[str, list[RunResult]] = defaultdict(list)
+    found: dict[str, list[RunJudgment]] = defaultdict(list)
     for result in judge(engine, CHECKS):
         found[result.run.partition(".")[0] + "."].append(result)
     for run, made in changes.items():
@@ -114,10 +114,10 @@ def _judge(recorded: str, files: dict[str, list[Path]], changes: dict[str, list[
         )
 
 
-def _outcome(verdicts: set[Verdict], changes: list[Change]) -> Outcome:
-    if Verdict.INVALID in verdicts:
+def _outcome(verdicts: set[CheckVerdict], changes: list[Change]) -> Outcome:
+    if CheckVerdict.INVALID in verdicts:
         return Outcome.CAUGHT
-    if verdicts != {Verdict.VALID}:
+    if verdicts != {CheckVerdict.VALID}:
         return Outcome.UNKNOWN
     if all(map(reason, changes)):
         return Outcome.HARMLESS

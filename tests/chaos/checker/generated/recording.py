@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.plans.scenario import Scenario
 from chaos.run import Run
-from chaos.verdict import Verdict
+from chaos.verdict import RunVerdict
 
 _KILL = {"kind": "kill", "target": "leader", "at": 1, "lasts": 1}
 
@@ -56,7 +56,7 @@ async def record(kind: str, folder: Path) -> Path:
     for attempt in range(_ATTEMPTS):
         run = folder / str(attempt)
         result = await Run(scenario, run, seed=5).run()
-        if result.verdict is not Verdict.VOID:
+        if result.verdict is not RunVerdict.VOID:
             break
-    assert result.verdict is Verdict.VALID, result.reasons
+    assert result.verdict is RunVerdict.VALID, result.reasons
     return run

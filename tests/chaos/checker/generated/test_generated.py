@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.judge import Verdict, judge
-from chaos.checker.synthetic import Trace
+from chaos.checker.judge import CheckVerdict, judge
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.generated.changes import Source
 from tests.chaos.checker.generated.judging import Outcome, draw, try_all
+from tests.chaos.checker.synthetic import Trace
 
 TRACES = Path(__file__).parent / "traces"
 KINDS = ("log", "broker")
@@ -35,6 +35,7 @@ def recorded(kind: str) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_change_is_judged_valid_without_a_reason(tmp_path: Path, kind: str, at_once: int) -> None:
@@ -46,6 +47,7 @@ def test_no_change_is_judged_valid_without_a_reason(tmp_path: Path, kind: str, a
     assert {Outcome.CAUGHT, Outcome.UNKNOWN} <= {one.outcome for one in tried}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_harmless_changes_leave_a_good_trace_valid(tmp_path: Path, kind: str) -> None:
     whole = recorded(kind)
@@ -74,4 +76,4 @@ def test_harmless_changes_leave_a_good_trace_valid(tmp_path: Path, kind: str) ->
     engine.load(sorted(tmp_path.iterdir()))
     make_tables(engine)
     found = {result.run: (result.verdict, result.reasons) for result in judge(engine, CHECKS)}
-    assert found == {run: (Verdict.VALID, []) for run in ("late", "order", "split")}
+    assert found == {run: (CheckVerdict.VALID, []) for run in ("late", "order", "split")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chaos.checker.synthetic import Line, Trace, digest_of
 from chaos.trace.schema import Ev
+from tests.chaos.checker.synthetic import Line, Trace, digest_of
 
 Change = Callable[[Trace], None]
 
@@ -325,7 +325,7 @@ def an_answer_names_another_index(trace: Trace) -> None:
 # -- Raft ---------------------------------------------------------------------------------------------
 
 
-@mutation("R1 R3 R16 R20 R19")
+@mutation("R1 R3 R16 R20 R19 R22")
 def two_leaders_of_a_term(trace: Trace) -> None:
     leader = lines(trace, Ev.RAFT, e="leader", term=2)[0]
     other = next(
@@ -340,7 +340,7 @@ def two_leaders_of_a_term(trace: Trace) -> None:
     add(trace, back, e="follower")
 
 
-@mutation("R2 R16")
+@mutation("R2 R16 R22")
 def a_node_votes_twice(trace: Trace) -> None:
     vote = next(line for line in lines(trace, Ev.RAFT, e="vote", term=2) if line["node"] != line["candidate"])
     add(trace, vote, candidate=vote["node"])
@@ -393,7 +393,7 @@ def _entry(trace: Trace, index: int) -> Line:
     return next(line for line in lines(trace, Ev.DUMP) if line["lidx"] == index)
 
 
-@mutation("R9 R21")
+@mutation("R5 R9 R21")
 def a_follower_truncates_what_is_committed(trace: Trace) -> None:
     commit = lines(trace, Ev.RAFT, e="commit", node="n3")[6]
     truncated = add(trace, commit, ev="store", e="truncate")
@@ -558,18 +558,16 @@ def an_uncommitted_entry_is_delivered(trace: Trace) -> None:
     first["lidx"] = number(first, "lidx") + 1_000
 
 
-@mutation("A5")
-def nothing_is_acknowledged_after_healing(trace: Trace) -> None:
-    healed = number(lines(trace, Ev.META, e="healed")[0], "mono")
-    for invoke, end in list(acked(trace)):
-        if number(invoke, "mono") > healed:
-            end["type"] = "info"
-
-
 @mutation("A6")
 def a_node_panicked(trace: Trace) -> None:
     healed = lines(trace, Ev.META, e="healed")[0]
     add(trace, healed, e="log_error", node="n1", text="AssertionError")
+
+
+@mutation("A12")
+def a_client_never_ended_its_close(trace: Trace) -> None:
+    healed = lines(trace, Ev.META, e="healed")[0]
+    add(trace, healed, e="unclosed", node="orderly-0.1", size=90_000_000_000)
 
 
 # -- defects that need lines which a clean trace lacks --------------------------------------------------
@@ -616,7 +614,7 @@ def files_begin_late_without_a_purge(trace: Trace) -> None:
     remove(trace, *lines(trace, Ev.DUMP, node="n2", lidx=0))
 
 
-@mutation("L6d R15")
+@mutation("L6d R15 B10")
 def a_majority_lacks_the_last_entry(trace: Trace) -> None:
     last = max(number(line, "lidx") for line in lines(trace, Ev.DUMP))
     for node in ("n2", "n3"):

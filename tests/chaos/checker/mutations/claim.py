@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import acked, add, lines, middle, mutation, number, remove
+from tests.chaos.checker.synthetic import Line, Trace
 
 
 def other_than(trace: Trace, node: object) -> str:
@@ -202,7 +202,7 @@ def a_final_read_may_be_late(trace: Trace) -> None:
     lines(trace, Ev.OP, type="invoke", f="drain")[0]["stale"] = True
 
 
-@mutation("R4")
+@mutation("R4 R22")
 def a_node_comes_back_in_a_term_that_never_was(trace: Trace) -> None:
     recover = lines(trace, Ev.STORE, e="recover")[-1]
     recover["term"] = number(recover, "term") + 7

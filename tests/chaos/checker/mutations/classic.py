@@ -3,9 +3,9 @@ puts the latter among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace, digest_of
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations.base import acked, lines, mutation, number, remove
+from tests.chaos.checker.mutations.base import acked, add, lines, mutation, number, remove
+from tests.chaos.checker.synthetic import Line, Trace, digest_of
 
 #: Bytes of a record, here.
 SIZE = 100
@@ -22,6 +22,10 @@ def lose_master(trace: Trace, role: str = "SYNC_MASTER") -> Line:
     count = number(last, "lidx") + 1
     for line in lines(trace, Ev.DUMP):
         line["off"] = SIZE * number(line, "lidx")
+    for line in lines(trace, Ev.DISK, e="synced"):
+        add(trace, line).update(e="stored", off=SIZE * (number(line, "lidx") + 1))
+    for line in lines(trace, Ev.DISK, e="stored"):
+        del line["lidx"], line["ledger"]
     file = trace.files["nemesis", 0]
     told = {**_head(file[-1]), "ev": Ev.META.value, "e": "taken_over", "node": NEW, "member": OLD}
     told |= {"ended": SIZE * count, "size": 0, "mono": number(last, "mono") + 1}
@@ -116,6 +120,18 @@ def a_master_leaves_out_a_queue_offset(trace: Trace) -> None:
 def a_slave_takes_over_with_another_beginning(trace: Trace) -> None:
     lose_master(trace)
     left(trace)[0]["chain"] = "0badcafe"
+
+
+@mutation("D7")
+def a_message_is_acknowledged_before_the_slave_has_it(trace: Trace) -> None:
+    """The master counted what it had sent."""
+    lose_master(trace)
+    _, end = list(acked(trace))[-1]
+    written = lines(trace, Ev.DISK, e="stored")
+    last = max(number(line, "off") for line in written)
+    for line in written:
+        if line["off"] == last and line["node"] != end["node"]:
+            line["off"] = last - 1
 
 
 @mutation("D5 R6 R8")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import acked, add, lines, mutation, number, remove
+from tests.chaos.checker.synthetic import Trace
 
 
 @mutation("W2")
@@ -69,7 +69,7 @@ def a_reader_is_told_another_term_of_an_entry(trace: Trace) -> None:
     line["eterm"] = number(lines(trace, Ev.DUMP, lidx=line["lidx"])[0], "eterm") + 1
 
 
-@mutation("R15")
+@mutation("R15 R25")
 def a_node_has_less_than_all_had_in_the_end(trace: Trace) -> None:
     end = lines(trace, Ev.META, e="healed")[0]
     last = max(number(line, "lidx") for line in lines(trace, Ev.DUMP))
@@ -89,7 +89,7 @@ def a_fault_ends_on_another_node(trace: Trace) -> None:
     end["targets"] = "n1" if end["targets"] != "n1" else "n2"
 
 
-@mutation("R2")
+@mutation("R2 R22")
 def a_node_comes_back_with_another_vote(trace: Trace) -> None:
     back = lines(trace, Ev.STORE, e="recover")[-1]
     voted = lines(trace, Ev.RAFT, e="term_vote", term=back["term"], node=back["node"])

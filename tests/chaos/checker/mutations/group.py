@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import add, lines, mutation, number
+from tests.chaos.checker.synthetic import Line, Trace
 
 _OP = 9_300_000
 
@@ -49,7 +49,7 @@ def assigned_again(trace: Trace, after: Line, **fields: object) -> Line:
     line = add(trace, end)
     mono = line["mono"]
     line.clear()
-    names = ("v", "run", "src", "inc", "host", "wall", "group", "consumer", "epoch", "topic", "q")
+    names = ("v", "run", "src", "inc", "host", "wall", "group", "consumer", "topic", "q")
     line |= {name: after[name] for name in names} | {"mono": mono, "ev": "member", "e": "assign"}
     line.update(fields)  # type: ignore[arg-type]
     trace.renumber()
@@ -57,29 +57,17 @@ def assigned_again(trace: Trace, after: Line, **fields: object) -> Line:
 
 
 def reset_well(trace: Trace) -> Line:
-    """The group is reset to where it is, in a new generation. The commit before it."""
+    """The group is reset to where it is. The commit before it."""
     last = stored(trace)[-1]
     end = completion(trace, last)
-    epoch = number(last, "epoch") + 1
-    told(trace, end, 0, "reset_off", {"off": last["off"]}, {"epoch": epoch})
-    told(trace, end, 1, "fetch_off", {}, {"off": last["off"], "epoch": epoch})
+    told(trace, end, 0, "reset_off", {"off": last["off"]}, {})
+    told(trace, end, 1, "fetch_off", {}, {"off": last["off"]})
     # Behind `end` the later one stands first.
     file = trace.files[str(end["src"]), number(end, "inc")]
     at = file.index(end) + 1
     file[at : at + 4] = file[at + 2 : at + 4] + file[at : at + 2]
     trace.renumber()
     return last
-
-
-@mutation("C13")
-def a_queue_has_two_owners_in_a_generation(trace: Trace) -> None:
-    one = lines(trace, Ev.MEMBER, e="assign", q=0)[0]
-    other = lines(trace, Ev.MEMBER, e="join", consumer="c1" if one["consumer"] == "c0" else "c0")[0]
-    second = add(trace, other)
-    kept = {name: second[name] for name in ("src", "inc", "mono", "wall", "consumer")}
-    second.clear()
-    second |= one | kept
-    trace.renumber()
 
 
 @mutation("C14")
@@ -90,17 +78,9 @@ def a_commit_by_somebody_who_owns_nothing(trace: Trace) -> None:
         completion(trace, last),
         0,
         "commit_off",
-        {"consumer": "c9", "epoch": number(last, "epoch") + 7, "off": last["off"]},
+        {"consumer": "c9", "off": last["off"]},
         {},
     )
-
-
-@mutation("C14 C16")
-def a_commit_of_a_generation_that_is_over(trace: Trace) -> None:
-    """Its consumer had been told of a later one."""
-    before, last = stored(trace)[-2:]
-    assigned_again(trace, before, epoch=number(before, "epoch") + 5, off=before["off"])
-    assert last["epoch"] == before["epoch"]
 
 
 @mutation("C15 C22")
@@ -112,56 +92,16 @@ def a_group_is_told_an_offset_beyond_the_end(trace: Trace) -> None:
 @mutation("C15")
 def an_offset_beyond_the_end_is_taken(trace: Trace) -> None:
     last = stored(trace)[-1]
-    about = {"consumer": last["consumer"], "epoch": last["epoch"], "off": number(last, "off") + 1_000}
+    about = {"consumer": last["consumer"], "off": number(last, "off") + 1_000}
     told(trace, completion(trace, last), 0, "commit_off", about, {})
 
 
-@mutation("C16")
-def an_acknowledged_offset_is_lost_at_a_promotion(trace: Trace) -> None:
-    """The next assignment begins below it."""
-    last = stored(trace)[-1]
-    assigned_again(trace, last, epoch=number(last, "epoch") + 5, off=number(last, "off") - 1)
-
-
-@mutation("C17")
-def a_reset_that_is_forgotten(trace: Trace) -> None:
-    reset_well(trace)
-    for line in lines(trace, Ev.OP, f="reset_off", type="invoke"):
-        line["off"] = number(line, "off") - 2
-
-
-@mutation("C14")
-def a_reset_that_begins_no_generation(trace: Trace) -> None:
-    last = reset_well(trace)
-    about = {"consumer": last["consumer"], "epoch": last["epoch"], "off": last["off"]}
-    told(trace, lines(trace, Ev.OP, f="fetch_off", type="ok")[0], 2, "commit_off", about, {})
-    for line in lines(trace, Ev.OP, op=_OP + 2):
-        line["mono"] = number(line, "mono") + 1
-
-
-@mutation("C17")
-def a_member_does_not_heed_a_reset(trace: Trace) -> None:
-    """It goes on in the new generation, and never went back."""
-    last = reset_well(trace)
-    invoke, _ = lines(trace, Ev.OP, f="reset_off")
-    invoke["off"] = number(last, "off") - 1
-    about = {"consumer": last["consumer"], "epoch": number(last, "epoch") + 1, "off": last["off"]}
-    told(trace, lines(trace, Ev.OP, f="fetch_off", type="ok")[0], 2, "commit_off", about, {})
-
-
-@mutation("C16 C18")
+@mutation("C18")
 def a_consumer_begins_beyond_where_it_was_to(trace: Trace) -> None:
     """Another one had been given what lies between."""
     again = lines(trace, Ev.MEMBER, e="assign")[-1]
     assert again["epoch"] == 2
     again["off"] = number(again, "off") - 1
-
-
-@mutation("C20")
-def a_member_is_put_back_into_an_earlier_generation(trace: Trace) -> None:
-    after = stored(trace)[-1]
-    earlier = number(after, "epoch") - 1
-    assigned_again(trace, after, epoch=earlier, off=number(after, "off"))
 
 
 @mutation("C22")
@@ -191,13 +131,6 @@ def a_reset_of_which_no_line_tells(trace: Trace) -> None:
     tell_reset(trace, invoke, number(commit, "off"))
 
 
-def without_generations(trace: Trace) -> None:
-    """As members of the remoting protocol write."""
-    for f in ("commit_off", "fetch_off", "reset_off"):
-        for line in lines(trace, Ev.OP, f=f):
-            line.pop("epoch", None)
-
-
 def later(trace: Trace, line: Line, ns: int) -> None:
     """It happens later, and so does what its writer does after it."""
     file = trace.files[str(line["src"]), number(line, "inc")]
@@ -206,18 +139,30 @@ def later(trace: Trace, line: Line, ns: int) -> None:
 
 
 @mutation("C16")
-def an_offset_without_a_generation_is_lost(trace: Trace) -> None:
+def an_acknowledged_offset_is_lost(trace: Trace) -> None:
     last = stored(trace)[-1]
-    again = assigned_again(trace, last, epoch=number(last, "epoch") + 5, off=number(last, "off") - 1)
+    again = assigned_again(trace, last, epoch=9, off=number(last, "off") - 1)
     later(trace, again, 6_000_000_000)
-    without_generations(trace)
 
 
 @mutation("C17")
-def a_reset_without_a_generation_is_forgotten(trace: Trace) -> None:
+def a_reset_that_is_forgotten(trace: Trace) -> None:
     reset_well(trace)
     for line in lines(trace, Ev.OP, f="reset_off", type="invoke"):
         line["off"] = number(line, "off") - 2
     for f in ("reset_off", "fetch_off"):
         later(trace, lines(trace, Ev.OP, f=f, type="invoke")[0], 1)
-    without_generations(trace)
+
+
+@mutation("C25")
+def a_queue_is_given_away_while_its_lock_lives(trace: Trace) -> None:
+    """Its consumer had crashed."""
+    for line in lines(trace, Ev.MEMBER, e="join"):
+        line["delay_ms"] = 60_000
+
+
+@mutation("C24")
+def a_reset_without_effect(trace: Trace) -> None:
+    """The group goes on where it was, and its commits hide that."""
+    first = next(line for line in stored(trace) if number(line, "off") > 0)
+    told(trace, completion(trace, first), 0, "reset_off", {"off": number(first, "off") - 1}, {})

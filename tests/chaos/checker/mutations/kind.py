@@ -3,17 +3,17 @@ Importing this puts the defects among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import acked, as_transaction, lines, middle, mutation, number, remove
+from tests.chaos.checker.synthetic import Line, Trace
 
 _OP = 9_200_000
 _MS = 1_000_000
 
 
 def delay(trace: Trace) -> Line:
-    """The invoke of a message whose sender is answered before the others begin, and that is due in a ms, when
-    it was stored."""
+    """The invoke of a message whose sender is answered before the others begin, and that is due in a ms at
+    the earliest, by all that cluster time may gain, when it was stored."""
     invoke, answer = middle(trace)
     remove(trace, invoke, answer)
     file = trace.files[str(invoke["src"]), number(invoke, "inc")]
@@ -24,7 +24,7 @@ def delay(trace: Trace) -> Line:
         line["proc"] = "early"
     for name in ("node", "term", "lidx", "qoff"):
         del answer[name]
-    invoke["delay_ms"] = 1
+    invoke["delay_ms"] = 1_101
     file[1:1] = [invoke, answer]
     trace.renumber()
     return invoke
@@ -50,7 +50,7 @@ def all_kinds_well(trace: Trace) -> None:
 
 @mutation("B5")
 def a_delayed_message_comes_before_it_is_due(trace: Trace) -> None:
-    delay(trace)["delay_ms"] = 2
+    delay(trace)["delay_ms"] = 1_102
 
 
 @mutation("L5 P5 C2")

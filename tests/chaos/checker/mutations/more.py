@@ -3,7 +3,6 @@ and what is only worth a warning. Importing this puts them among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace, digest_of
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import (
     acked,
@@ -16,6 +15,7 @@ from tests.chaos.checker.mutations.base import (
     number,
     remove,
 )
+from tests.chaos.checker.synthetic import Line, Trace, digest_of
 
 SECOND_NS = 1_000_000_000
 
@@ -289,9 +289,12 @@ def vote_before_a_restart(trace: Trace, *, wiped: bool) -> None:
         wipe(trace, str(recover["node"]))
     last = [line for line in trace.files[src, 0] if line["ev"] == "raft"][-1]
     before = trace.files[src, 0][: trace.files[src, 0].index(last)]
-    ended = [number(line, "last") for line in before if line.get("e") == "append"][-1]
-    own = {"candidate": voted["node"], "last_index": ended}
+    end = [line for line in before if line.get("e") == "append"][-1]
+    own = {"candidate": voted["node"], "last_index": end["last"], "last_term": end["eterm"]}
     become(trace, last, voted, inc=last["inc"], mono=last["mono"], **own)
+    stood = lines(trace, Ev.RAFT, e="candidate")[0]
+    of_node = {name: last[name] for name in ("src", "inc", "node", "mono")}
+    become(trace, last, stood, term=voted["term"], **of_node)
     # The vote was durable.
     synced = next(
         line
@@ -318,12 +321,20 @@ def a_restarted_node_had_voted_for_itself(trace: Trace) -> None:
 def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> None:
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
     kept = {name: value for name, value in voted.items() if name != "vote"}
-    become(trace, voted, kept, term=1)
+    before = lines(trace, Ev.RAFT, e="term_vote", term=1, node=voted["node"])[0]
+    become(trace, voted, kept, term=1, vote=before["vote"])
     become(trace, voted, kept, e="follower", term=2, role_epoch=4)
     remove(trace, voted)
 
 
-@mutation("R4")
+@mutation("R12")
+def a_vote_is_forgotten_by_a_node_that_runs(trace: Trace) -> None:
+    voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
+    kept = {name: value for name, value in voted.items() if name != "vote"}
+    become(trace, voted, kept, mono=number(voted, "mono") + 1)
+
+
+@mutation("R4 R12")
 def a_set_term_becomes_durable(trace: Trace) -> None:
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
     become(trace, voted, {name: value for name, value in voted.items() if name != "vote"}, term=1)

@@ -3,13 +3,17 @@ this puts the defects among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import add, lines, mutation, number, remove
+from tests.chaos.checker.mutations.hostile import starve
+from tests.chaos.checker.mutations.more import later
+from tests.chaos.checker.synthetic import Line, Trace
 
 _OP = 9_100_000
 #: So many messages of a queue are received.
 _COUNT = 4
+#: 5 ms, and what cluster time may gain.
+HELD_MS = 1_105
 
 
 class Receiver:
@@ -104,7 +108,7 @@ def receive_well(trace: Trace, mode: str = "shared") -> None:
 def receive_again_with_reason(trace: Trace) -> None:
     """A member fails, is not sure of an ack, is too slow, and crashes: one message each."""
     group = Receiver(trace, "shared")
-    group.receive("s0", (0, 0), (1, 0), (2, 0), (3, 0), held_ms=5)
+    group.receive("s0", (0, 0), (1, 0), (2, 0), (3, 0), held_ms=HELD_MS)
     group.fail("s0", 0)
     group.ack("s0", 1, "info")
     group.receive("s1", (0, 1), (1, 1))
@@ -120,7 +124,7 @@ def receive_again_with_reason(trace: Trace) -> None:
 @mutation("C12")
 def a_message_is_given_to_two_at_a_time(trace: Trace) -> None:
     group = Receiver(trace, "shared")
-    group.receive("s0", (0, 0), (1, 0), held_ms=5)
+    group.receive("s0", (0, 0), (1, 0), held_ms=HELD_MS)
     group.fail("s0", 0)
     group.ack("s0", 0)
     group.wait(4)
@@ -133,17 +137,17 @@ def a_message_is_given_to_two_at_a_time(trace: Trace) -> None:
 def the_rest_of_a_queue_is_given_with_reason(trace: Trace) -> None:
     """Who had what stands before it is through with it, too slow, has failed, or is gone."""
     group = Receiver(trace, "fifo")
-    group.receive("s0", (0, 0), held_ms=5)
+    group.receive("s0", (0, 0), held_ms=HELD_MS)
     group.ack("s0", 0, "info")
-    group.receive("s1", (1, 0), held_ms=5)
+    group.receive("s1", (1, 0), held_ms=HELD_MS)
     group.wait(6)
-    group.receive("s0", (1, 1), held_ms=5)
+    group.receive("s0", (1, 1), held_ms=HELD_MS)
     group.fail("s0", 1)
     group.receive("s1", (1, 2), held_ms=5_000)
     group.ack("s1", 1)
     group.receive("s0", (2, 0), held_ms=5_000)
     group.crash("s0")
-    group.receive("s1", (2, 1), (3, 0), held_ms=5)
+    group.receive("s1", (2, 1), (3, 0), held_ms=HELD_MS)
     for place in (2, 3):
         group.ack("s1", place)
     group.end()
@@ -153,10 +157,10 @@ def the_rest_of_a_queue_is_given_with_reason(trace: Trace) -> None:
 def the_rest_of_a_queue_is_given_to_another_member(trace: Trace) -> None:
     """The group receives in order, and somebody still has what stands before it."""
     group = Receiver(trace, "fifo")
-    group.receive("s0", (0, 0), (1, 0), held_ms=5)
+    group.receive("s0", (0, 0), (1, 0), held_ms=HELD_MS)
     group.ack("s0", 0)
     group.wait(3)
-    group.receive("s1", (2, 0), held_ms=5)
+    group.receive("s1", (2, 0), held_ms=HELD_MS)
     for name, place in (("s0", 1), ("s1", 2)):
         group.ack(name, place)
     group.end()
@@ -279,6 +283,32 @@ def routes_name_an_old_master_for_ever(trace: Trace) -> None:
     group.wait(4_000)
     group.ask_route("s0", term=2)
     group.end()
+
+
+def _ask_late(trace: Trace, since_ms: int, until_ms: int) -> None:
+    """Four seconds after the end of the trace a route names an old master. A process has waited for a
+    processor in the meantime; the times are relative to that end."""
+    group = Receiver(trace, "shared")
+    end = max(number(line, "mono") for line in trace.all_lines())
+    group.wait(4_000)
+    group.ask_route("s0", term=2)
+    group.end()
+    starve(trace, "n1", end + since_ms * 1_000_000, end + until_ms * 1_000_000)
+
+
+@mutation("")
+def routes_name_an_old_master_on_a_busy_machine(trace: Trace) -> None:
+    _ask_late(trace, 1_000, 3_000)
+
+
+@mutation("S14")
+def routes_name_an_old_master_after_the_machine_was_busy(trace: Trace) -> None:
+    """Most of that was before the change of master, which is near the end."""
+    later(trace, lines(trace, Ev.META, e="started")[-1], 10_000_000_000)
+    ready = max(number(line, "mono") for line in trace.all_lines() if line.get("e") == "master_ready")
+    end = max(number(line, "mono") for line in trace.all_lines())
+    assert end - ready < 1_000_000_000
+    _ask_late(trace, -4_000, 500)
 
 
 @mutation("S14")

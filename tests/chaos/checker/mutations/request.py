@@ -3,9 +3,9 @@ among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import acked, add, lines, middle, mutation, number, remove
+from tests.chaos.checker.synthetic import Trace
 
 
 @mutation("P9")
@@ -222,7 +222,7 @@ def nodes_hash_a_tag_as_nobody_else_does(trace: Trace) -> None:
             line["tag_hash"] = of_long + 2**32 if of_long < 0 else of_long - 2**32
 
 
-@mutation("R6")
+@mutation("R6 R23")
 def a_follower_says_another_term_of_an_entry(trace: Trace) -> None:
     lines(trace, Ev.STORE, e="append", node="n3")[1]["eterm"] = 7
 

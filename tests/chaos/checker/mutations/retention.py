@@ -3,14 +3,16 @@ puts the latter among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import LEDGER, Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import add, everywhere, lines, mutation, number, remove
 from tests.chaos.checker.mutations.more import look_up
+from tests.chaos.checker.synthetic import LEDGER, Line, Trace
 
 #: All entries up to here are removed, and the entry that lets them go: the first of the second term.
 GONE, PURGE = 6, 10
 KEEP = 1000
+#: Everything is removed sooner, by all that cluster time may gain.
+TOO_LONG_MS = 1_101
 
 
 def remove_well(trace: Trace, **kept: int) -> None:
@@ -88,12 +90,12 @@ def what_is_removed_has_too_little_behind_it(trace: Trace) -> None:
 
 @mutation("P10")
 def what_is_removed_is_too_young(trace: Trace) -> None:
-    remove_well(trace, keep_ms=1)
+    remove_well(trace, keep_ms=TOO_LONG_MS)
 
 
 @mutation("P10")
 def what_is_removed_is_too_young_and_has_too_little_behind_it(trace: Trace) -> None:
-    remove_well(trace, keep_ms=1, keep_bytes=KEEP + 1)
+    remove_well(trace, keep_ms=TOO_LONG_MS, keep_bytes=KEEP + 1)
 
 
 @mutation("P10")
@@ -132,7 +134,7 @@ def the_final_reads_begin_behind_what_was_removed(trace: Trace) -> None:
 @mutation("B2 L6b L14 P10")
 def the_final_reads_lack_what_was_purged_after_them(trace: Trace) -> None:
     """Which was too early."""
-    remove_well(trace, keep_ms=1)
+    remove_well(trace, keep_ms=TOO_LONG_MS)
     purge_after_all(trace)
 
 

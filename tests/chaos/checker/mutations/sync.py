@@ -3,9 +3,9 @@ all is well. Importing this puts them among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import acked, lines, mutation, number, remove
+from tests.chaos.checker.synthetic import Line, Trace
 
 
 def synced(trace: Trace, index: int) -> list[Line]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations.base import add, lines, mutation, number, remove
+from tests.chaos.checker.synthetic import Line, Trace
 
 
 @mutation("W1 W10")

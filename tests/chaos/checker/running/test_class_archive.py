@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.engines.class_archive import OFF, VARIABLE, ClassArchive, class_archive
+from chaos.checker.engines.spark import OFF, VARIABLE, ClassArchive, class_archive
 
 JAVA = "openjdk 17.0.15"
 WHOLE, HALF = b"head and body", bytes(4) + b"body"

@@ -19,8 +19,8 @@ import pytest
 
 import chaos.checker.main
 from chaos.checker.engines.java import java_home
-from chaos.checker.synthetic import clean_trace
 from tests.chaos.checker.mutations.base import MUTATIONS
+from tests.chaos.checker.synthetic import clean_trace
 from tests.conftest import DID_NOT_RUN
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.process, pytest.mark.timeout(600)]

@@ -13,15 +13,15 @@ import pytest
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Severity
-from chaos.checker.follow import ASSUMED, MONOTONE, WATCHED, Outcome, follow
-from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.judge import CheckVerdict, RunJudgment, judge
+from chaos.checker.main import ASSUMED, MONOTONE, WATCHED, FollowResult, follow
 from chaos.checker.needs import NEEDS
-from chaos.checker.synthetic import Trace, clean_trace
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.mutations.base import MUTATIONS
+from tests.chaos.checker.synthetic import Trace, clean_trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -72,8 +72,8 @@ class GrowingRun:
         return [names[name] for name in sorted(names, key=lambda name: f"{name}.jsonl")]
 
 
-def looker(run_dir: Path) -> Callable[[], list[RunResult]]:
-    def look() -> list[RunResult]:
+def looker(run_dir: Path) -> Callable[[], list[RunJudgment]]:
+    def look() -> list[RunJudgment]:
         # The second engine takes whole lines only; the engine of record marks half ones.
         for path in (run_dir / RAW_DIR).iterdir():
             text = path.read_text()
@@ -86,27 +86,30 @@ def looker(run_dir: Path) -> Callable[[], list[RunResult]]:
     return look
 
 
-def watch(trace: Trace, folder: Path, parts: int = 8) -> tuple[Outcome, GrowingRun]:
+def watch(trace: Trace, folder: Path, parts: int = 8) -> tuple[FollowResult, GrowingRun]:
     run = GrowingRun(trace, folder, parts)
     outcome = follow([run.run_dir], looker(run.run_dir), run.grow, patience=3)
     return outcome, run
 
 
+@pytest.mark.slow
 def test_a_broken_promise_ends_the_watch_before_the_run_ends(tmp_path: Path) -> None:
     outcome, run = watch(mutated("a_follower_truncates_what_is_committed"), tmp_path)
     assert outcome.broken is not None
     (result,) = outcome.broken
-    assert {f.check.id for f in result.findings if f.verdict is Verdict.INVALID} == {"R9"}
+    assert {f.check.id for f in result.findings if f.verdict is CheckVerdict.INVALID} == {"R5", "R9"}
     assert run.written < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broker", [True, False])
 def test_a_sound_run_is_watched_to_its_end(broker: bool, tmp_path: Path) -> None:
     outcome, run = watch(clean_trace("run", broker=broker, seed=5), tmp_path)
-    assert outcome == Outcome(None, outcome.looks)
+    assert outcome == FollowResult(None, outcome.looks)
     assert run.written == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_growing_is_over(tmp_path: Path) -> None:
     """A writer that was expected never came: without patience the watch would go on for ever."""
     outcome, run = watch(mutated("a_writer_is_missing"), tmp_path)
@@ -117,13 +120,14 @@ def test_a_run_that_stops_growing_is_over(tmp_path: Path) -> None:
 def test_a_run_that_never_begins_is_given_up(tmp_path: Path) -> None:
     pauses: list[int] = []
 
-    def never() -> list[RunResult]:
+    def never() -> list[RunJudgment]:
         raise AssertionError("there is nothing to look at")
 
-    assert follow([tmp_path], never, lambda: pauses.append(1), patience=4) == Outcome(None, 0)
+    assert follow([tmp_path], never, lambda: pauses.append(1), patience=4) == FollowResult(None, 0)
     assert len(pauses) == 4
 
 
+@pytest.mark.slow
 def test_what_is_not_yet_written_is_never_taken_for_broken(tmp_path: Path) -> None:
     """Every writer is cut off somewhere else, as when files are read while they grow."""
     rng = random.Random(4)
@@ -138,7 +142,7 @@ def test_what_is_not_yet_written_is_never_taken_for_broken(tmp_path: Path) -> No
     engine.load(runs)
     make_tables(engine)
     for result in judge(engine, WATCHED):
-        assert not [(f.check.id, f.witnesses) for f in result.findings if f.verdict is Verdict.INVALID]
+        assert not [(f.check.id, f.witnesses) for f in result.findings if f.verdict is CheckVerdict.INVALID]
 
 
 def test_what_is_watched_are_hard_checks_whose_needs_can_be_told_of_a_beginning() -> None:
@@ -150,6 +154,7 @@ def test_what_is_watched_are_hard_checks_whose_needs_can_be_told_of_a_beginning(
         assert all(NEEDS[need].from_prefix and by_id[NEEDS[need].by] in WATCHED for need in needs), id_
 
 
+@pytest.mark.slow
 def test_the_command_follows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "spark_loader", duck_loader)
     for name, code in (("a_follower_truncates_what_is_committed", 1), ("a_line_is_missing", 2)):

@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 
 from chaos.checker import main as command
 from chaos.checker.engines.spark import SparkEngine
-from chaos.checker.files import file_troubles
-from chaos.checker.intake import IntakeError, take_in
+from chaos.checker.intake import IntakeError, inspect_runs
+from chaos.checker.main import file_troubles
 from chaos.checker.paths import file_of
-from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from chaos.trace.parquet import convert
 from chaos.trace.schema import RAW_DIR
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.runs import HISTORIES
+from tests.chaos.checker.synthetic import clean_trace
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -57,12 +57,12 @@ def test_spark_reads_the_files_that_are_named_and_no_others(spark: SparkSession,
     """Of lines, and of columns; and not several times."""
     dirs = write_runs(tmp_path)
     engine = SparkEngine(spark, tmp_path / "tables")
-    engine.load(take_in(dirs))
+    engine.load(inspect_runs(dirs))
     assert read_by(engine) == WRITTEN
     for run_dir in dirs:
         convert(run_dir, remove_raw=True)
     engine = SparkEngine(spark, tmp_path / "tables1")
-    engine.load(take_in(dirs))
+    engine.load(inspect_runs(dirs))
     assert read_by(engine) == WRITTEN
 
 
@@ -78,7 +78,7 @@ def test_columns_in_folders_of_values_are_read_with_those_values(spark: SparkSes
     )
     folder.rename(path.parent / "parts")
     engine = SparkEngine(spark, tmp_path / "tables")
-    engine.load(take_in(dirs))
+    engine.load(inspect_runs(dirs))
     found = engine.rows("SELECT run, ev, count(*) AS n FROM events GROUP BY run, ev")
     assert {row["run"]: (row["ev"], row["n"]) for row in found} == {
         "run1": ("meta", 1),
@@ -92,7 +92,7 @@ def test_the_second_engine_reads_the_files_that_are_named(tmp_path: Path) -> Non
     engine.load(dirs)
     assert read_by(engine) == WRITTEN
     make_tables(engine)
-    assert file_troubles(engine, take_in(dirs)).said == {}
+    assert file_troubles(engine, inspect_runs(dirs)).said == {}
 
 
 def test_a_converted_trace_is_made_of_its_own_lines(tmp_path: Path) -> None:
@@ -100,6 +100,7 @@ def test_a_converted_trace_is_made_of_its_own_lines(tmp_path: Path) -> None:
     assert found == WRITTEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["run[1]", "{a,b}", "x:y", "q?m", "p%20c", "new\nline", "ünï-日本", "h#sh", "k=v"]
 )
@@ -125,7 +126,7 @@ def test_a_name_that_java_cannot_open_is_refused(tmp_path: Path) -> None:
     run_dir = tmp_path / "bytes\udcff"
     clean_trace("r", rounds=1).write(run_dir)
     with pytest.raises(IntakeError, match=r"bytes\\xff is not UTF-8.* rename it"):
-        take_in([run_dir])
+        inspect_runs([run_dir])
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.engines.class_archive import OFF, VARIABLE
-from chaos.checker.synthetic import clean_trace
+from chaos.checker.engines.spark import OFF, VARIABLE
+from tests.chaos.checker.synthetic import clean_trace
 from tests.process.small_disks import mounted
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.process, pytest.mark.timeout(600)]
@@ -65,7 +65,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing(when: str, tmp_path: Path)
         assert process.stdout.read() == ""
     assert found
     assert process.returncode == 128 + signal.SIGTERM
-    assert "ended by SIGTERM; this says nothing about the run" in said
+    assert "terminated by SIGTERM; this is no verdict on the run" in said
     assert "Traceback" not in said
     assert list(jvms_of(work)) == []
     assert list(work.iterdir()) == []
@@ -101,7 +101,7 @@ def test_a_command_that_loses_the_exception_of_a_signal_ends_all_the_same(tmp_pa
         child = int(process.stdout.readline())
         assert len(list(tmp_path.iterdir())) == 1
         process.send_signal(signal.SIGTERM)
-        assert process.stderr.read() == "ended by SIGTERM; this says nothing about the run\n"
+        assert process.stderr.read() == "terminated by SIGTERM; this is no verdict on the run\n"
     assert process.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
     assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
@@ -123,8 +123,8 @@ try:
     with ending.signals_raise(patience_s=500):
         Last()
         {waits}
-except ending.Terminated as ended:
-    print(ending.said_of(ended), file=sys.stderr)
+except ending.TerminationRequest as ended:
+    print(ending.termination_message(ended), file=sys.stderr)
     sys.exit(ended.code)
 """
 IN_A_DEL = """
@@ -178,7 +178,7 @@ WAITS = "threading.Event().wait()"
 def test_a_signal_that_comes_where_nobody_hears_it_is_not_lost(prepared: str, waits: str) -> None:
     program = TOLD_UNHEARD.format(prepared=prepared, waits=waits)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert ended.stderr == "ended by SIGTERM; this says nothing about the run\n"
+    assert ended.stderr == "terminated by SIGTERM; this is no verdict on the run\n"
     assert ended.returncode == 128 + signal.SIGTERM
 
 
@@ -191,7 +191,7 @@ def test_a_full_work_directory_is_a_line(tmp_path: Path) -> None:
             assert process.stdout is not None and process.stderr is not None
             said = process.stderr.read()
         assert process.returncode == 255, said
-        assert f"error: no space left for tables in {work}; name another directory with --work" in said
+        assert f"error: no space left for tables in {work}; use another directory (--work)" in said
         assert "Traceback" not in said
         assert "Exception" not in said
         assert list(work.iterdir()) == []

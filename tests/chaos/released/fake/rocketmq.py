@@ -75,6 +75,11 @@ class _Client:
 
 
 class _Rpc:
+    def send_message_async(self, name: str) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(name)
+        return answer
+
     def end_transaction_async(self, resolution: TransactionResolution) -> Future[Any]:
         answer: Future[Any] = Future()
         is_done = resolution is TransactionResolution.COMMIT
@@ -119,7 +124,11 @@ class Producer(_Client):
         if message.body == b"hang":
             threading.Event().wait()
         handle = f"handle of {getattr(message, 'delivery_timestamp', None)}"
-        return SimpleNamespace(offset=len(message.body), message_id="id", recall_handle=handle)
+        try:
+            message_id = self.rpc_client.send_message_async("id").result()
+        except Exception:
+            message_id = self.rpc_client.send_message_async("id again").result()
+        return SimpleNamespace(offset=len(message.body), message_id=message_id, recall_handle=handle)
 
 
 def _received() -> Message:

@@ -1,1 +1,0 @@
-"""From a judged message to an entry of the log: gather, number, append."""

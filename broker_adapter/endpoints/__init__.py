@@ -1,0 +1,1 @@
+"""Client requests: the client protocols, and the forwarding of requests between nodes."""

@@ -1,0 +1,1 @@
+"""Filter expressions of consumers: tags and SQL92, compiled for delivery."""

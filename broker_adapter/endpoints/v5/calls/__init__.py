@@ -1,0 +1,1 @@
+"""The calls of MessagingService, implemented on the master."""

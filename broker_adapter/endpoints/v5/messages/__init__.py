@@ -1,0 +1,1 @@
+"""Conversion and validation of requests, responses and messages."""

@@ -1,1 +1,0 @@
-"""Bytes that RocketMQ defines: records, properties, ids, units of ConsumeQueues, items of IndexFiles."""

@@ -1,1 +1,0 @@
-"""The protocol by which a master ships its CommitLog to slaves, as RocketMQ does (HAService, HAClient)."""

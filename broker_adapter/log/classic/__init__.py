@@ -1,0 +1,1 @@
+"""Read and write the store directory of a RocketMQ broker without DLedger."""

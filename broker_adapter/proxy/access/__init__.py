@@ -1,1 +1,0 @@
-"""Who may call, and what for: accounts in a file, signatures of calls, a table of permissions."""

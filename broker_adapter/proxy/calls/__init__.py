@@ -1,1 +1,0 @@
-"""The calls of MessagingService, as the master answers them."""

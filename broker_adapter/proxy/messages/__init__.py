@@ -1,1 +1,0 @@
-"""What is in the calls: messages, names, filter expressions, errors; in and out."""

@@ -1,0 +1,1 @@
+"""The path from a validated message to a log entry: batch, assign queue offsets, append."""

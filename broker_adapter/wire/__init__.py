@@ -1,0 +1,1 @@
+"""Binary formats defined by RocketMQ: records, properties, ids, ConsumeQueue units, IndexFile items."""

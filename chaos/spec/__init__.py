@@ -1,1 +1,0 @@
-"""A third opinion on the traces of the log: an executable specification, stepped through a trace."""

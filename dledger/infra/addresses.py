@@ -1,0 +1,18 @@
+"""Addresses in their textual form: host:port, with an IPv6 host in brackets."""
+
+from __future__ import annotations
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Split an address into host, without brackets, and port. Neither is validated. If there is no colon, the
+    host is empty."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def host_of(address: str) -> str:
+    return split_address(address)[0]
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,1 @@
+"""Files, file descriptors, and configuration files."""

@@ -1,0 +1,1 @@
+"""Read-only status over HTTP."""

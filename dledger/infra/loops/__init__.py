@@ -1,0 +1,1 @@
+"""The event loop, its threads, and measurements of their delays."""

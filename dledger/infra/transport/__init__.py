@@ -1,0 +1,1 @@
+"""gRPC for all services: channels, servers, TLS, limits, and encoding."""

@@ -1,0 +1,1 @@
+"""tests.broker_adapter.delivery"""

@@ -1,0 +1,92 @@
+"""What the options of `dledger dev` mean, without a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+
+from broker_adapter.cli import dev_command, dev_nodes
+from broker_adapter.cli.dev_command import dev
+from broker_adapter.cli.dev_nodes import NodesSettings, run_nodes
+from broker_adapter.server.dev import DevBroker, DevSettings
+from dledger import FlushMode
+from dledger.store.disk_store import DiskLogStore
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_messages_are_confirmed_on_disk_unless_no_fsync_is_given(tmp_path: Path, fsync: bool) -> None:
+    DevBroker(DevSettings(tmp_path, fsync=fsync), lambda _: None).make_node()
+    store = DiskLogStore.open(tmp_path / "store")
+    assert store.identity.flush_mode is (FlushMode.SYNC_FLUSH if fsync else FlushMode.ASYNC_FLUSH)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "advertised", "is_reachable"),
+    [
+        ([], "127.0.0.1", False),
+        (["--listen", "0.0.0.0"], "127.0.0.1", True),
+        (["--listen", "192.168.0.7"], "192.168.0.7", True),
+        (["--listen", "0.0.0.0", "--advertise", "h"], "h", True),
+    ],
+)
+def test_clients_are_told_of_a_host_that_they_can_reach(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], advertised: str, is_reachable: bool
+) -> None:
+    ran: list[DevSettings] = []
+
+    def run(settings: DevSettings, show: object) -> int:
+        ran.append(settings)
+        return 0
+
+    monkeypatch.setattr(dev_command, "_run_one", run)
+    done = CliRunner().invoke(dev, ["--dir", str(tmp_path), "--port", "0", *options])
+    assert done.exit_code == 0, done.output
+    [settings] = ran
+    assert settings.addresses()["broker"] == f"{advertised}:{settings.ports.broker}"
+    config = settings.node_config()
+    config.refuse_plaintext()
+    assert config.allow_plaintext is settings.name_server_config().allow_plaintext is is_reachable
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--nodes", "3", "--listen", "0.0.0.0"],
+        ["--nodes", "3", "--advertise", "h"],
+        ["--log", "--advertise", "h"],
+        ["--nodes", "3", "--port", "0", "--grpc-port", "1"],
+    ],
+)
+def test_options_that_several_nodes_do_not_support_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr(dev_command, "_run_nodes", lambda *_: None)
+    done = CliRunner().invoke(dev, options)
+    assert done.exit_code == 2 and "several nodes and --log" in done.output
+
+
+def test_nodes_are_stopped_if_they_do_not_become_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    did: list[str] = []
+
+    class Cluster:
+        plan = cast(Any, type("Plan", (), {"companions": ()}))
+
+        def start(self) -> None:
+            did.append("start")
+
+        def wait_for_leader(self, seconds: float) -> None:
+            raise TimeoutError
+
+        def stop(self) -> None:
+            did.append("stop")
+
+    monkeypatch.setattr(dev_nodes, "_create", lambda _: Cluster())
+    with pytest.raises(TimeoutError):
+        run_nodes(NodesSettings(tmp_path, 3, None, True, True, False, True))
+    assert did == ["start", "stop"]

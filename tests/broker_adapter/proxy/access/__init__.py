@@ -1,1 +1,0 @@
-"""tests.broker_adapter.proxy.access"""

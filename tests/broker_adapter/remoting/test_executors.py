@@ -1,0 +1,371 @@
+"""Executors: which requests run, which wait, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter.config.remoting import RemotingSettings
+from broker_adapter.endpoints.v4.node import make_executors
+from broker_adapter.errors import ResponseCode
+from broker_adapter.namesrv.name_server import NameServer, NameServerLimits
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+from dledger.infra.loops.turns import LARGE_BYTES, MAX_WOKEN
+from dledger.infra.quotas import FairQueue
+from tests.node.local import until
+
+ECHO, LARGE = 1, 6
+FLOOD, OTHER = "10.0.0.1", "10.0.0.2"
+
+
+class _User:
+    def connected(self, connection: RemotingConnection) -> None: ...
+
+    unsent = connected
+
+    def closed(self, connection: RemotingConnection, reason: str) -> None: ...
+
+
+class _Answered(RemotingConnection):
+    """Keeps what would be sent."""
+
+    def __init__(self, host: str = "") -> None:
+        super().__init__(_User(), lambda *_: None, ConnectionLimits(), FairQueue(1 << 20))
+        self.host = self.peer = host
+        self.answers: list[RemotingCommand] = []
+
+    def send(self, command: RemotingCommand) -> None:
+        self.answers.append(command)
+
+
+async def test_one_request_of_another_address_does_not_wait_behind_a_flood() -> None:
+    """With the places of the NameServer's executor for routes: one address could fill its queue for all."""
+    started: list[str] = []
+    permits = asyncio.Semaphore(0)
+
+    async def processor(connection: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(connection.host)
+        await permits.acquire()
+
+    dispatch = Dispatch()
+    dispatch.register([ECHO], processor, Executor("route", running=8, waiting=4096))
+    flood, other = _Answered(FLOOD), _Answered(OTHER)
+    for _ in range(3000):
+        dispatch.answer(flood, RemotingCommand(ECHO))
+    await until(lambda: len(started) >= 6)
+    dispatch.answer(other, RemotingCommand(ECHO))
+    for _ in range(8):
+        permits.release()
+    await until(lambda: len(started) >= 14)
+    assert OTHER in started
+    await dispatch.stop()
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES])
+async def test_connections_of_one_address_do_not_multiply_its_turns(size: int) -> None:
+    """Each had turns of its own: those of a thousand connections came before any of another address."""
+    started: list[str] = []
+
+    async def processor(connection: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(connection.host)
+
+    dispatch = Dispatch()
+    dispatch.register([ECHO], processor, Executor("sends", running=4096, waiting=0))
+    for number in range(200):
+        connection = _Answered(FLOOD)
+        connection.peer = f"{FLOOD}:{number}"
+        dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size)))
+    dispatch.answer(_Answered(OTHER), RemotingCommand(ECHO, body=bytes(size)))
+    await until(lambda: OTHER in started)
+    assert started.index(OTHER) <= 2 * MAX_WOKEN
+    await dispatch.stop()
+
+
+async def test_large_requests_that_wait_on_connections_of_one_address_delay_no_other_address() -> None:
+    """They wait for a turn of their own each, and those turns belong to addresses, too."""
+    started: list[str] = []
+
+    async def processor(connection: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(connection.host)
+
+    dispatch = Dispatch()
+    dispatch.register([ECHO], processor, Executor("sends", running=4096, waiting=0))
+    for _ in range(200):
+        dispatch.answer(_Answered(FLOOD), RemotingCommand(ECHO, body=bytes(LARGE_BYTES)))
+    await until(lambda: len(started) >= 20)
+    before = len(started)
+    dispatch.answer(_Answered(OTHER), RemotingCommand(ECHO, body=bytes(LARGE_BYTES)))
+    await until(lambda: OTHER in started)
+    assert started.index(OTHER) - before <= 2 * MAX_WOKEN
+    await dispatch.stop()
+
+
+def _name_server() -> NameServer:
+    limits = NameServerLimits()
+    return NameServer(cast(Any, None), cast(Any, None), now_ms=int, unix_ms=int, limits=limits)
+
+
+def _executors_of_both_servers() -> list[Executor]:
+    server = _name_server()
+    return [*make_executors(RemotingSettings()).values(), server.registrations, server.routes, server.config]
+
+
+@pytest.mark.parametrize("name", [executor.name for executor in _executors_of_both_servers()])
+async def test_an_executor_full_of_one_address_starts_the_next_request_of_another(name: str) -> None:
+    """Each executor of brokers and NameServers. One connection that sends without waiting is enough."""
+    started: list[str] = []
+    permits = asyncio.Semaphore(0)
+
+    async def processor(connection: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(connection.host)
+        await permits.acquire()
+
+    [executor] = [one for one in _executors_of_both_servers() if one.name == name]
+    dispatch, flood, other = Dispatch(), _Answered(FLOOD), _Answered(OTHER)
+    dispatch.register([ECHO], processor, executor)
+    while not flood.answers:
+        dispatch.answer(flood, RemotingCommand(ECHO))
+    busy = min(executor.running, executor.under_way) if executor.waiting else executor.under_way
+    share = -(-3 * executor.running // 4)
+    await until(lambda: len(started) >= min(share, busy))
+    dispatch.answer(other, RemotingCommand(ECHO))
+    assert not other.answers
+    if len(started) >= executor.running:
+        permits.release()
+    await until(lambda: OTHER in started)
+    await dispatch.stop()
+
+
+async def test_a_request_whose_turn_comes_too_late_is_refused_and_not_begun() -> None:
+    clock_s, begun, go_on = [7.0], list[int](), asyncio.Event()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        begun.append(request.opaque)
+        await go_on.wait()
+        return request.answer(0)
+
+    dispatch, connection = Dispatch(now=lambda: clock_s[0]), _Answered()
+    executor = Executor("sends", running=1, waiting=8)
+    dispatch.register([ECHO], processor, executor, most_wait_s=0.2)
+    dispatch.register([LARGE], processor, executor)
+    for opaque, (arrived_s, code) in enumerate([(7, ECHO), (7, LARGE), (7, ECHO), (7.125, ECHO)]):
+        clock_s[0] = arrived_s
+        dispatch.answer(connection, RemotingCommand(code, opaque=opaque))
+        await until(lambda: begun == [0])
+    clock_s[0] = 7.25  # the third waited for 250 ms, the fourth for 125
+    go_on.set()
+    await dispatch.drained()
+    assert begun == [0, 1, 3]
+    [refused] = [answer for answer in connection.answers if answer.code != 0]
+    assert (refused.opaque, refused.code) == (2, ResponseCode.SYSTEM_BUSY)
+    assert "808" in (refused.remark or "") and "[TIMEOUT_CLEAN_QUEUE]broker busy" in (refused.remark or "")
+    assert "period in queue: 250ms, size of queue: " in (refused.remark or "")
+
+
+async def test_what_waits_for_its_turn_is_not_begun_when_its_connection_has_ended() -> None:
+    begun, go_on = list[int](), asyncio.Event()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        begun.append(request.opaque)
+        await go_on.wait()
+
+    dispatch, connection = Dispatch(), _Answered()
+    dispatch.register([ECHO], processor, Executor("sends", running=1, waiting=8))
+    for opaque in range(2):
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=opaque))
+    await until(lambda: begun == [0])
+    connection.close("it has gone")
+    go_on.set()
+    await dispatch.drained()
+    assert begun == [0]
+
+
+@pytest.mark.parametrize(("is_expensive", "most"), [(False, MAX_WOKEN), (True, 1)])
+async def test_processors_that_do_not_wait_share_the_turns(is_expensive: bool, most: int) -> None:
+    of_turn = [0]
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        of_turn[-1] += 1
+
+    dispatch = Dispatch()
+    dispatch.register([ECHO], processor, Executor("all", 64, 64, is_expensive=is_expensive))
+    connection = _Answered()
+    for _ in range(50):
+        dispatch.answer(connection, RemotingCommand(ECHO))
+    while sum(of_turn) < 50:
+        assert len(of_turn) < 200, of_turn
+        of_turn.append(0)
+        await asyncio.sleep(0)
+    assert max(of_turn) <= most
+
+
+async def test_bodies_of_large_requests_in_progress_are_bounded_in_bytes() -> None:
+    permits = asyncio.Semaphore(0)
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        await permits.acquire()
+        return request.answer(0)
+
+    total, executor = 8 * LARGE_BYTES, Executor("sends", running=100, waiting=0)
+    dispatch = Dispatch(max_request_bytes=total)
+    dispatch.register([ECHO], processor, executor)
+    flood, other = _Answered(FLOOD), _Answered(OTHER)
+
+    def send(connection: _Answered, size: int) -> None:
+        dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size)))
+
+    for _ in range(7):
+        send(flood, LARGE_BYTES)
+    assert dispatch.under_way == 6, "one address gets three quarters"
+    [refused] = flood.answers
+    assert refused.code == ResponseCode.SYSTEM_BUSY and executor.refused == 1
+    assert "801" in (refused.remark or "") and "[OVERLOAD]system busy: " in (refused.remark or "")
+    # the send-only port of the same node
+    dispatch.variant({}).answer(other, RemotingCommand(ECHO, body=bytes(3 * LARGE_BYTES)))
+    assert [answer.code for answer in other.answers] == [ResponseCode.SYSTEM_BUSY]
+    send(other, 2 * LARGE_BYTES)
+    send(flood, LARGE_BYTES - 1)
+    assert dispatch.under_way == 8 and len(flood.answers) == len(other.answers) == 1
+    for _ in range(8):
+        permits.release()
+    await dispatch.drained()
+    send(other, 2 * total)
+    send(other, LARGE_BYTES)
+    assert dispatch.under_way == 1, "a single request fits whatever its size"
+    await dispatch.stop()
+    send(other, total)
+    assert dispatch.under_way == 1, "canceled requests release their bytes"
+    await dispatch.stop()
+
+
+async def test_headers_of_small_requests_in_progress_are_bounded_in_bytes() -> None:
+    """A header has up to 256 KiB, and thousands of requests may wait: they were bounded in number only."""
+    permits = asyncio.Semaphore(0)
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        await permits.acquire()
+        return request.answer(0)
+
+    dispatch = Dispatch(max_request_bytes=8 << 20)
+    dispatch.register([ECHO], processor, Executor("pulls", running=10_000, waiting=0))
+    flood, other = _Answered(FLOOD), _Answered(OTHER)
+    fields = {f"f{number}": "x" * 1000 for number in range(200)}
+    while not flood.answers:
+        dispatch.answer(flood, RemotingCommand(ECHO, fields))
+    assert 20 < dispatch.under_way <= 30, "three quarters of 8 MiB, and 215 KB for each request"
+    assert "of small requests" in (flood.answers[0].remark or "")
+    before = dispatch.under_way
+    dispatch.answer(other, RemotingCommand(ECHO, fields))
+    dispatch.answer(flood, RemotingCommand(ECHO, body=bytes(LARGE_BYTES)))
+    assert dispatch.under_way == before + 2, "of another address, and a large one"
+    for _ in range(before + 2):
+        permits.release()
+    await dispatch.drained()
+    dispatch.answer(flood, RemotingCommand(ECHO, fields))
+    assert dispatch.under_way == 1, "released"
+    await dispatch.stop()
+
+
+async def test_a_full_executor_refuses_a_large_request_without_counting_its_bytes() -> None:
+    go_on = asyncio.Event()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        await go_on.wait()
+        return request.answer(0)
+
+    dispatch, connection = Dispatch(max_request_bytes=LARGE_BYTES), _Answered()
+    dispatch.register([LARGE], processor, Executor("full", running=1, waiting=0))
+    dispatch.register([ECHO], processor, Executor("sends", running=1, waiting=0))
+    for opaque, (code, size) in enumerate([(LARGE, 0), (LARGE, LARGE_BYTES), (ECHO, LARGE_BYTES)]):
+        dispatch.answer(connection, RemotingCommand(code, body=bytes(size), opaque=opaque))
+    assert [(answer.opaque, answer.code) for answer in connection.answers] == [(1, ResponseCode.SYSTEM_BUSY)]
+    go_on.set()
+    await dispatch.drained()
+    assert sorted(answer.opaque for answer in connection.answers if answer.code == 0) == [0, 2]
+
+
+async def test_requests_of_closed_connections_keep_no_slot() -> None:
+    started = list[int]()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(request.opaque)
+        await asyncio.get_running_loop().create_future()
+
+    dispatch, executor = Dispatch(), Executor("pulls", running=2, waiting=8, ends_with_connection=True)
+    dispatch.register([ECHO], processor, executor)
+    running, early = _Answered(FLOOD), _Answered(OTHER)
+    dispatch.answer(running, RemotingCommand(ECHO, opaque=1))
+    await until(lambda: started == [1])
+    dispatch.answer(early, RemotingCommand(ECHO, opaque=2))
+    early.close("it closes before its request starts")
+    running.close("it closes while its request runs")
+    dispatch.gone(running)
+    await dispatch.drained()
+    assert started == [1] and (executor.slots.used, executor.under_way) == (0, 0)
+    assert not dispatch._of_connection
+
+
+async def test_a_request_that_has_ended_does_not_let_others_outlive_their_connection() -> None:
+    permits = {1: asyncio.Event(), 2: asyncio.Event()}
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        await permits[request.opaque].wait()
+        return request.answer(0)
+
+    dispatch, executor = Dispatch(), Executor("pulls", running=2, waiting=8, ends_with_connection=True)
+    dispatch.register([ECHO], processor, executor)
+    connection = _Answered()
+    for opaque in permits:
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=opaque))
+    permits[1].set()
+    await until(lambda: dispatch.under_way == 1)
+    connection.close("it closes while its second request runs")
+    dispatch.gone(connection)
+    await until(lambda: not dispatch.under_way)
+    assert [answer.opaque for answer in connection.answers] == [1]
+
+
+async def test_requests_of_one_connection_keep_their_order_behind_a_large_one() -> None:
+    started = list[int]()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(request.opaque)
+
+    dispatch, connection = Dispatch(), _Answered(FLOOD)
+    dispatch.register([ECHO], processor, Executor("sends", running=64, waiting=0))
+    for opaque, size in enumerate([0, LARGE_BYTES, 0, LARGE_BYTES, 0, 0]):
+        dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size), opaque=opaque))
+    await dispatch.drained()
+    assert started == list(range(6))
+
+
+async def test_requests_from_an_ipv6_address_are_released_under_the_network_that_was_counted() -> None:
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(0)
+
+    dispatch, executor = Dispatch(), Executor("sends", running=1, waiting=0)
+    dispatch.register([ECHO], processor, executor)
+    for host in (f"2001:db8::{number}" for number in range(8)):
+        connection = _Answered(host)
+        dispatch.answer(connection, RemotingCommand(ECHO))
+        await dispatch.drained()
+        await until(lambda connection=connection: connection.is_idle)  # type: ignore[misc]
+        assert [answer.code for answer in connection.answers] == [0]
+    assert executor.under_way == 0
+
+
+async def test_a_name_server_counts_registrations_that_exceed_the_bytes_in_progress() -> None:
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(0)
+
+    server, dispatch, connection = _name_server(), Dispatch(max_request_bytes=LARGE_BYTES), _Answered(FLOOD)
+    dispatch.register([ECHO], processor, server.registrations)
+    for _ in range(2):
+        dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(LARGE_BYTES)))
+    assert [answer.code for answer in connection.answers] == [ResponseCode.SYSTEM_BUSY]
+    assert server.limits_hit == {"registration": 1} and server.registrations.refused == 1
+    await dispatch.stop()

@@ -1,0 +1,1 @@
+"""tests.broker_adapter.v5.forwarding"""

@@ -1,1 +1,0 @@
-"""Tools for those who change this project. Not part of the product."""
