@@ -37,6 +37,11 @@ class ClientServiceSettings(BaseModel):
     """host:port by node id at which clients reach the nodes, if different from `members`. Must be equal on
     all nodes.
     """
+    advertise_requested: bool = False
+    """Routes contain the endpoints that the client sends with its request, which it has connected to, instead
+    of the addresses in `members`, `advertise` and `tls_advertise`. For ports that are mapped to others, like
+    `useEndpointPortFromRequest` of RocketMQ's proxy. Must be equal on all nodes.
+    """
     listen: _Address | Literal[""] = ""
     """host:port of an additional plain-text port for clients. If empty, there is no such port."""
     tls_listen: _Address | Literal[""] = ""

@@ -184,10 +184,15 @@ def routes_by_port(
                 raise ConfigError(text, code=Code.CONFIG_INVALID)
     plain = {**_at_port_of(settings.listen, members), **settings.advertise}
     tls = {**_at_port_of(settings.tls_listen, members), **settings.tls_advertise}
+    ports = {
+        NODE_PORT: (settings.advertise, node_has_tls),
+        PLAIN_PORT: (plain, False),
+        TLS_PORT: (tls, True),
+    }
+    by_request = settings.advertise_requested
     return {
-        NODE_PORT: Routes(broker_name, members, settings.advertise, has_tls=node_has_tls),
-        PLAIN_PORT: Routes(broker_name, members, plain),
-        TLS_PORT: Routes(broker_name, members, tls, has_tls=True),
+        port: Routes(broker_name, members, advertised, has_tls=has_tls, by_request=by_request)
+        for port, (advertised, has_tls) in ports.items()
     }
 
 

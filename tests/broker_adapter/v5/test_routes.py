@@ -8,6 +8,7 @@ import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.rejected import Rejected
 from broker_adapter.endpoints.v5.calls.client_calls import RouteCalls
 from broker_adapter.endpoints.v5.calls.routes import Routes, accepts
 from broker_adapter.v2 import definition_pb2 as pb
@@ -28,6 +29,12 @@ def client(language: str, version: str = "") -> CallContext:
 
 def accepted(config: TopicConfig, language: str, version: str = "") -> list[pb.MessageType]:
     return list(routes().queues(TOPIC, config, client(language, version))[0].accept_message_types)
+
+
+def endpoints(*hosts: str, scheme: pb.AddressScheme = pb.AddressScheme.DOMAIN_NAME) -> pb.Endpoints:
+    return pb.Endpoints(
+        scheme=scheme, addresses=[pb.Address(host=host, port=49_000 + i) for i, host in enumerate(hosts)]
+    )
 
 
 def places(queues: list[pb.MessageQueue]) -> list[tuple[str, int]]:
@@ -251,3 +258,63 @@ async def test_a_route_is_made_once_until_the_topic_is_another_one(made: list[st
         await service.known_route(*asked(f"t{number}"))
     assert await service.known_route(*asked("t")) != answers[0]
     assert made.count("queues") == 3 + 64 + 1
+
+
+def by_request() -> RouteCalls:
+    return RouteCalls(AllTopics(2), {"": Routes("broker-a", {"n1": "10.0.0.1:8081"}, {}, by_request=True)})
+
+
+async def brokers_of(service: RouteCalls, dialed: pb.Endpoints, language: str = "JAVA") -> list[pb.Broker]:
+    """Return the brokers in the route, and check that those in the assignment are the same."""
+    request, context = asked("t", language)
+    request.endpoints.CopyFrom(dialed)
+    route = calls.QueryRouteResponse.FromString(await service.query_route(request, context))
+    wanted = calls.QueryAssignmentRequest(topic=request.topic, group=resource("g"), endpoints=dialed)
+    assigned = (await service.query_assignment(wanted, context)).assignments
+    brokers = {broker.name: broker for broker in (queue.broker for queue in route.message_queues)}
+    assert brokers == {one.message_queue.broker.name: one.message_queue.broker for one in assigned}
+    return list(brokers.values())
+
+
+async def test_a_route_contains_the_endpoints_that_each_client_has_dialed() -> None:
+    service = by_request()
+    six = endpoints("[::1]", scheme=pb.AddressScheme.IPv6)  # some clients send brackets
+    for dialed in (endpoints("localhost"), endpoints("docker"), six):
+        assert [broker.endpoints for broker in await brokers_of(service, dialed)] == [dialed]
+
+
+async def test_a_route_contains_the_configured_address_if_a_request_has_no_endpoints() -> None:
+    [broker] = await brokers_of(by_request(), pb.Endpoints())
+    assert [(one.host, one.port) for one in broker.endpoints.addresses] == [("10.0.0.1", 8081)]
+
+
+async def test_endpoints_of_requests_are_ignored_unless_configured() -> None:
+    service = RouteCalls(AllTopics(2), {"": routes()})
+    [broker] = await brokers_of(service, endpoints("localhost"))
+    assert ports(broker) == [10911, 10912, 10913]
+
+
+async def test_several_dialed_addresses_are_one_broker_or_one_each_for_node_js() -> None:
+    dialed = endpoints("10.0.0.1", "10.0.0.2", scheme=pb.AddressScheme.IPv4)
+    [broker] = await brokers_of(by_request(), dialed)
+    assert broker.endpoints == dialed
+    apart = await brokers_of(by_request(), dialed, "NODE_JS")
+    assert [ports(one) for one in apart] == [[49_000], [49_001]]
+
+
+@pytest.mark.parametrize(
+    "dialed",
+    [
+        endpoints(""),
+        endpoints("a b"),
+        endpoints("x" * 600),
+        endpoints(*["10.0.0.1"] * 100, scheme=pb.AddressScheme.IPv4),
+        endpoints("h", scheme=pb.AddressScheme.ADDRESS_SCHEME_UNSPECIFIED),
+        pb.Endpoints(scheme=pb.AddressScheme.IPv4, addresses=[pb.Address(host="h", port=0)]),
+        pb.Endpoints(scheme=pb.AddressScheme.IPv4, addresses=[pb.Address(host="h", port=65_536)]),
+    ],
+)
+async def test_invalid_endpoints_are_rejected(dialed: pb.Endpoints) -> None:
+    with pytest.raises(Rejected) as rejected:
+        await brokers_of(by_request(), dialed)
+    assert rejected.value.code == pb.Code.ILLEGAL_ACCESS_POINT

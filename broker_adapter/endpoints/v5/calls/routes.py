@@ -7,22 +7,29 @@ address per broker. They get a broker for each node, with the queues of all node
 next attempt of a send uses another node. The same applies to Python clients with TLS, which would require the
 list of all addresses as a name in the certificate.
 
-Clients compare whole routes, so a route must depend only on the configuration and the topic.
+Clients compare whole routes, so a route must depend only on the configuration, the topic, and the endpoints
+that the client itself sends.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from ipaddress import ip_address
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.endpoints.context import GO, JAVA, NODE_JS, PYTHON, CallContext
 from broker_adapter.endpoints.directory import message_type_of
+from broker_adapter.endpoints.rejected import Code, Rejected
 from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.wire.broker_ids import MASTER_ID
 from dledger.infra.addresses import split_address
 
+#: Maximum size of the endpoints that a client sends, which its routes repeat for each queue (bytes).
+_MAX_ENDPOINTS_BYTES = 512
+_HOST = re.compile(r"[^\s/@]+")
+_SCHEMES = frozenset({pb.AddressScheme.IPv4, pb.AddressScheme.IPv6, pb.AddressScheme.DOMAIN_NAME})
 #: The queue id in an assignment that stands for all queues of the broker.
 _ALL_QUEUES = -1
 
@@ -53,7 +60,8 @@ def accepts(config: TopicConfig, kind: pb.MessageType) -> bool:
 class Routes:
     """Builds the routes of all topics for one port, with or without TLS.
 
-    `members`: host:port by node id; addresses in `advertised` take precedence.
+    `members`: host:port by node id; addresses in `advertised` take precedence. `by_request`: the endpoints of
+    a request replace both.
     """
 
     def __init__(
@@ -63,18 +71,41 @@ class Routes:
         advertised: Mapping[str, str],
         *,
         has_tls: bool = False,
+        by_request: bool = False,
     ) -> None:
         places = {node_id: advertised.get(node_id, members[node_id]) for node_id in sorted(members)}
-        addresses = [_split(address) for address in places.values()]
+        self._broker_name, self._has_tls, self._by_request = broker_name, has_tls, by_request
+        self._set({node_id: _split(address) for node_id, address in places.items()})
+
+    def requested(self, endpoints: pb.Endpoints) -> Routes:
+        """Return the routes for a client that sends these endpoints, which it has connected to.
+
+        These are the same routes unless `by_request` is set. Raises Rejected (ILLEGAL_ACCESS_POINT) if the
+        endpoints are invalid.
+        """
+        if not self._by_request or not endpoints.addresses:
+            return self
+        _check(endpoints)
+        routes = copy(self)
+        routes._set(
+            {str(number): (place.host, place.port) for number, place in enumerate(endpoints.addresses)},
+            endpoints.scheme,
+        )
+        return routes
+
+    def _set(self, places: Mapping[str, tuple[str, int]], scheme: pb.AddressScheme | None = None) -> None:
+        addresses = list(places.values())
+        schemes = {_scheme(host) for host, _ in addresses} if scheme is None else {scheme}
         self._each = [
-            _broker(f"{broker_name}-{node_id}", [address])
-            for node_id, address in zip(places, addresses, strict=True)
+            _broker(f"{self._broker_name}-{name}", [address], scheme or _scheme(address[0]))
+            for name, address in places.items()
         ]
-        schemes = {_scheme(host) for host, _ in addresses}
         # A list of addresses cannot contain host names, or both IPv4 and IPv6 addresses.
         is_one_place = len(addresses) == 1 or schemes in ({pb.AddressScheme.IPv4}, {pb.AddressScheme.IPv6})
-        self._shared = _broker(broker_name, addresses) if is_one_place else None
-        self._apart = _ONE_NAME if has_tls else _ONE_ADDRESS
+        self._shared = _broker(self._broker_name, addresses, min(schemes)) if is_one_place else None
+        self._apart = _ONE_NAME if self._has_tls else _ONE_ADDRESS
+        #: Distinguishes routes with different addresses.
+        self.key = (scheme, self._has_tls, tuple(places.items()))
 
     def shape(self, client: CallContext) -> tuple[bool, bool]:
         """Return the properties of a client that determine its route."""
@@ -158,12 +189,21 @@ def _version(text: str) -> tuple[int, ...]:
     return (0,) if found is None else tuple(int(part) for part in found[0].split("."))
 
 
-def _broker(name: str, addresses: list[tuple[str, int]]) -> pb.Broker:
+def _check(endpoints: pb.Endpoints) -> None:
+    are_valid = all(_HOST.fullmatch(place.host) and 0 < place.port < 65536 for place in endpoints.addresses)
+    if endpoints.scheme not in _SCHEMES or not are_valid:
+        raise Rejected(Code.ILLEGAL_ACCESS_POINT, "the endpoints of the request are not hosts with ports")
+    if endpoints.ByteSize() > _MAX_ENDPOINTS_BYTES:
+        text = f"the endpoints of the request have more than {_MAX_ENDPOINTS_BYTES} bytes"
+        raise Rejected(Code.ILLEGAL_ACCESS_POINT, text)
+
+
+def _broker(name: str, addresses: list[tuple[str, int]], scheme: pb.AddressScheme) -> pb.Broker:
     return pb.Broker(
         name=name,
         id=MASTER_ID,  # clients use only the queue under this id
         endpoints=pb.Endpoints(
-            scheme=_scheme(addresses[0][0]),
+            scheme=scheme,
             addresses=[pb.Address(host=host, port=port) for host, port in addresses],
         ),
     )
