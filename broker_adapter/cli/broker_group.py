@@ -18,9 +18,10 @@ from broker_adapter.cli.role_command import role
 from broker_adapter.cli.status_command import status
 from broker_adapter.cli.topic_commands import topic
 from broker_adapter.errors import BrokerError
+from dledger.cli.suggesting_group import SuggestingGroup
 
 
-class _Group(click.Group):
+class _Group(SuggestingGroup):
     """Prints a broker error on one line and exits with the code of the error.
 
     The root command handles errors of the log.

@@ -8,11 +8,12 @@ from broker_adapter.api import GroupConfig
 from broker_adapter.cli.connect.options import call_broker, json_option, target_options
 from broker_adapter.cli.connect.target import Target
 from dledger.cli.output import print_json, print_table
+from dledger.cli.suggesting_group import SuggestingGroup
 
 _YES = {True: "yes", False: "no"}
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def group() -> None:
     """Create, delete and list consumer groups.
 

@@ -17,6 +17,7 @@ from dledger.cli.client_options import TIMEOUT, parse_servers, tls_files, tls_op
 from dledger.cli.exits import Exit, show_exit_codes
 from dledger.cli.output import print_json, print_table
 from dledger.cli.overrides import overrides_of
+from dledger.cli.suggesting_group import SuggestingGroup
 
 if TYPE_CHECKING:
     from broker_adapter.client import TopicRoute
@@ -42,7 +43,7 @@ Exit codes:
 """
 
 
-class _NameServerCli(click.Group):
+class _NameServerCli(SuggestingGroup):
     """Prints an error on one line and exits with its code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -350,7 +351,7 @@ def wipe(ctx: click.Context, broker: str, give_back: bool, run_client: Callable[
     click.echo(f"{broker} is {'writable' if give_back else 'not writable'} now ({count} topics)")
 
 
-@cli.group()
+@cli.group(cls=SuggestingGroup)
 def kv() -> None:
     """Read and change settings by namespace and key. Changes go to every server in --servers.
 

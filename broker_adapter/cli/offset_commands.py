@@ -13,6 +13,7 @@ from broker_adapter.cli.messages.queue_choice import choose_queues
 from broker_adapter.client import Admin, MessageQueue
 from broker_adapter.errors import Status, error_for
 from dledger.cli.output import print_json, print_table
+from dledger.cli.suggesting_group import SuggestingGroup
 
 
 class _Progress(NamedTuple):
@@ -29,7 +30,7 @@ class _Progress(NamedTuple):
         return self.max_offset - max(self.offset, self.min_offset)
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def offsets() -> None:
     """Show and reset the offsets of consumer groups.
 

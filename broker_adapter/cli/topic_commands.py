@@ -11,12 +11,13 @@ from broker_adapter.errors import Status, error_for
 from broker_adapter.wire.attributes import MESSAGE_TYPE, UNSPECIFIED
 from broker_adapter.wire.topic_names import UNSENDABLE_TOPICS
 from dledger.cli.output import counted, print_json, print_table
+from dledger.cli.suggesting_group import SuggestingGroup
 
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 _MAX_QUEUES = 1024
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def topic() -> None:
     """Create, delete and list topics, and show their statistics.
 

@@ -14,12 +14,13 @@ from chaos.cli.failover_command import failover
 from chaos.cli.run_command import run
 from chaos.cli.soak_command import soak
 from chaos.plans.scenario import all_scenarios
+from dledger.cli.suggesting_group import SuggestingGroup
 
 #: Same code as for a run that could not be executed.
 _EXIT_FAILED = 3
 
 
-class _ChaosCommands(click.Group):
+class _ChaosCommands(SuggestingGroup):
     """Reports an unusable file or directory on one line."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -31,8 +31,7 @@ _INTERNAL_MAGIC = 2
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--entries", is_flag=True, help="Also list the headers of the entries.")
 @click.option(
-    "--from",
-    "from_index",
+    "--from-index",
     type=click.IntRange(0, MAX_INT64),
     default=0,
     show_default=True,
@@ -55,7 +54,7 @@ def inspect(directory: Path, entries: bool, from_index: int, count: int | None, 
     \b
     Examples:
       dledger inspect /var/lib/log
-      dledger inspect /tmp/log/n1/store --entries --from 1000 --count 20
+      dledger inspect /tmp/log/n1/store --entries --from-index 1000 --count 20
       dledger inspect /var/lib/log --json | jq .verdict
     """
     report = inspect_directory(directory)

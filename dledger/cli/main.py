@@ -13,6 +13,7 @@ import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error, show_exit_codes
 from dledger.cli.start import importing
+from dledger.cli.suggesting_group import SuggestingGroup
 from dledger.errors import Code, DLedgerError
 from dledger.infra.libraries import configure_libraries
 
@@ -39,7 +40,7 @@ _COMMANDS = {
 PLUG_INS: Final = "dledger.commands"
 
 
-class RootGroup(click.Group):
+class RootGroup(SuggestingGroup):
     """Loads commands on demand, and turns errors into one line and an exit code."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

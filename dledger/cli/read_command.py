@@ -20,8 +20,7 @@ from dledger.client.reader import ReadMode
 @click.command()
 @client_options
 @click.option(
-    "--from",
-    "from_index",
+    "--from-index",
     type=click.IntRange(0, MAX_INT64),
     help="First index.  [default: the start of the log]",
 )
@@ -57,7 +56,7 @@ def read(
     \b
     Examples:
       dledger read --servers 127.0.0.1:20911 > copy.txt
-      dledger read --from 1000 --count 10 --json
+      dledger read --from-index 1000 --count 10 --json
       dledger read --follow | grep ERROR
     """
     write = _write_json if as_json else _write_line

@@ -88,7 +88,7 @@ def test_version(command: Command) -> None:
         ("append", "--servers", "a:1", "--timeout", "0"),
         ("read", "--servers", "a:1", "--count", "0"),
         ("read", "--servers", "a:1", "--count", BEYOND),
-        ("read", "--servers", "a:1", "--from", BEYOND),
+        ("read", "--servers", "a:1", "--from-index", BEYOND),
         ("read", "--servers", "a:1", "--timeout", "nan"),
         ("status", "--servers", "a:1", "--timeout", "inf"),
         ("status", "--servers", "a:1", "--timeout", "-1"),
@@ -96,7 +96,7 @@ def test_version(command: Command) -> None:
         ("purge", "--servers", "a:1", "--before", BEYOND),
         ("purge", "--servers", "a:1", "--before", "1", "--timeout", "nan"),
         ("scrub", "--servers", "a:1", "--rate", BEYOND),
-        ("inspect", ".", "--entries", "--from", BEYOND),
+        ("inspect", ".", "--entries", "--from-index", BEYOND),
         ("inspect", ".", "--entries", "--count", BEYOND),
         ("transfer", "--servers", "a:1", "--to", "n1", "--timeout", "nan"),
         ("cluster", "up", "--dir", "d", "--timeout", "-1"),
@@ -114,6 +114,26 @@ def test_version(command: Command) -> None:
 def test_usage_errors(command: Command, arguments: tuple[str, ...]) -> None:
     result = command(*arguments, code=2)
     assert "Error: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("apend",), "there is no command 'apend'; did you mean append?"),
+        (("clustr", "up"), "did you mean cluster?"),
+        (("cluster", "stats"), "did you mean status"),
+        (("kill",), "there is no command 'kill'; did you mean cluster kill?"),
+        (("append", "--server", "a:1"), "--servers"),
+        (("read", "--servers", "a:1", "--from", "3"), "--from-index"),
+    ],
+)
+def test_similar_names_are_suggested(command: Command, arguments: tuple[str, ...], hint: str) -> None:
+    assert hint in command(*arguments, code=2).stderr
+
+
+def test_nothing_is_suggested_that_resembles_nothing(command: Command) -> None:
+    shown = command("xyzzy", code=2).stderr
+    assert "there is no command 'xyzzy'" in shown and "did you mean" not in shown
 
 
 def test_servers() -> None:

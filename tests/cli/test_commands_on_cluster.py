@@ -40,14 +40,15 @@ def test_what_was_appended_is_read_byte_for_byte(on_cluster: Command) -> None:
     appended = on_cluster("append", stdin=BINARY)
     assert "5 lines acknowledged" in appended.stderr
     assert "last index" in appended.stderr
-    assert on_cluster("read", "--from", str(start)).stdout_bytes == BINARY + b"\n"
+    assert on_cluster("read", "--from-index", str(start)).stdout_bytes == BINARY + b"\n"
 
 
 def test_json_tells_text_from_bytes(on_cluster: Command) -> None:
     start = end_of(on_cluster)
     on_cluster("append", "--quiet", stdin=BINARY)
     shown = [
-        json.loads(line) for line in on_cluster("read", "--from", str(start), "--json").stdout.splitlines()
+        json.loads(line)
+        for line in on_cluster("read", "--from-index", str(start), "--json").stdout.splitlines()
     ]
     bodies = [base64.b64decode(e["body_base64"]) if "body_base64" in e else e["body"].encode() for e in shown]
     assert bodies == BINARY.split(b"\n")
@@ -61,19 +62,19 @@ def test_a_file_in_many_batches(on_cluster: Command, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(data)
     start = end_of(on_cluster)
     on_cluster("append", "--file", str(tmp_path / "lines"), "--batch-bytes", "8192")
-    assert on_cluster("read", "--from", str(start)).stdout_bytes == data
+    assert on_cluster("read", "--from-index", str(start)).stdout_bytes == data
 
 
 def test_reading_a_part(on_cluster: Command) -> None:
     start = end_of(on_cluster)
     on_cluster("append", "--no-session", stdin=b"one\ntwo\nthree\n")
-    assert on_cluster("read", "--from", str(start), "--count", "2").stdout == "one\ntwo\n"
-    assert on_cluster("read", "--from", str(start), "--count", "1", "--local").exit_code == 0
-    assert on_cluster("read", "--from", str(start), "--count", "2", "--follow").stdout == "one\ntwo\n"
+    assert on_cluster("read", "--from-index", str(start), "--count", "2").stdout == "one\ntwo\n"
+    assert on_cluster("read", "--from-index", str(start), "--count", "1", "--local").exit_code == 0
+    assert on_cluster("read", "--from-index", str(start), "--count", "2", "--follow").stdout == "one\ntwo\n"
 
 
 def test_reading_past_the_end_is_one_line(on_cluster: Command) -> None:
-    result = on_cluster("read", "--from", "99999999", code=1)
+    result = on_cluster("read", "--from-index", "99999999", code=1)
     assert result.stderr.startswith("error 410 INDEX_OUT_OF_RANGE: ")
     assert result.stderr.count("\n") == 1
 
@@ -85,7 +86,7 @@ def test_a_line_over_the_limit_is_named(on_cluster: Command) -> None:
     )
     assert "1 lines acknowledged, 1 failed" in result.stderr
     assert "error 610 BODY_TOO_LARGE: line 2 is longer than 10 bytes" in result.stderr
-    assert on_cluster("read", "--from", str(start)).stdout == "short\n"
+    assert on_cluster("read", "--from-index", str(start)).stdout == "short\n"
 
 
 def test_status_for_people_and_programs(cluster: LocalCluster, on_cluster: Command) -> None:
@@ -121,7 +122,7 @@ def test_a_killed_leader_costs_nothing(cluster: LocalCluster, on_cluster: Comman
     on_cluster("append", stdin=b"one\n")
     killed = on_cluster("cluster", "kill", "--dir", directory, "leader").stdout.split()[2]
     on_cluster("append", stdin=b"two\n")
-    assert on_cluster("read", "--from", str(start)).stdout == "one\ntwo\n"
+    assert on_cluster("read", "--from-index", str(start)).stdout == "one\ntwo\n"
     shown = json.loads(on_cluster("cluster", "status", "--dir", directory, "--json").stdout)
     victim = next(node for node in shown["nodes"] if node["node_id"] == killed)
     assert (victim["state"], victim["why"]) == ("down", "killed by SIGKILL")
@@ -147,7 +148,7 @@ def test_no_majority_leaves_lines_in_doubt(cluster: LocalCluster, on_cluster: Co
         assert process.stdin is not None
         process.stdin.write(b"well\n")
         process.stdin.flush()
-        on_cluster("read", "--from", str(start), "--count", "1", "--follow")
+        on_cluster("read", "--from-index", str(start), "--count", "1", "--follow")
         for node_id in followers:
             cluster.pause(node_id)
         try:
@@ -200,7 +201,7 @@ def test_ctrl_c_says_what_became_of_the_lines(on_cluster: Command) -> None:
         start = end_of(on_cluster)
         process.stdin.write(b"only line\n")
         process.stdin.flush()
-        on_cluster("read", "--from", str(start), "--count", "1", "--follow")
+        on_cluster("read", "--from-index", str(start), "--count", "1", "--follow")
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read().decode()
         assert process.wait() == 130
@@ -221,7 +222,7 @@ def test_inspect_tells_good_from_damaged(cluster: LocalCluster, on_cluster: Comm
     shown = json.loads(on_cluster("inspect", str(copy), "--json").stdout)
     assert shown["verdict"] == "clean"
     assert shown["identity"]["node_id"] == node_id
-    people = on_cluster("inspect", str(copy), "--entries", "--from", "1", "--count", "2").stdout
+    people = on_cluster("inspect", str(copy), "--entries", "--from-index", "1", "--count", "2").stdout
     assert "verdict    clean" in people
     before = snapshot(copy)
     data = sorted((copy / "data").iterdir())[0]

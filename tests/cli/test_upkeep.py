@@ -37,7 +37,7 @@ def test_purging_then_a_backup_and_a_new_cluster_of_it(
         return nodes[0] if all(0 < node.ledger_begin_index <= 15_000 for node in nodes) else None
 
     begin = cluster.wait_until(purged, 30, "a purged log").ledger_begin_index  # type: ignore[arg-type]
-    refused = on_cluster("read", "--from", "0", code=1)
+    refused = on_cluster("read", "--from-index", "0", code=1)
     assert "419 INDEX_LESS_THAN_LOCAL_BEGIN" in refused.stderr
     assert str(begin) in refused.stderr
 

@@ -107,5 +107,24 @@ def test_links_of_an_explanation_lead_to_files() -> None:
         assert (ROOT / "docs" / target).exists(), target
 
 
-def test_an_unknown_number_is_a_usage_error() -> None:
-    assert CliRunner().invoke(cli, ["explain", "12"]).exit_code == 2
+@pytest.mark.parametrize("name", ["NOT_MASTER", "not_master", "not-master"])
+def test_a_name_is_explained_as_its_number_is(name: str) -> None:
+    assert (
+        CliRunner().invoke(cli, ["explain", name]).output
+        == CliRunner().invoke(cli, ["explain", "700"]).output
+    )
+
+
+def test_a_name_of_two_errors_explains_both() -> None:
+    shown = CliRunner().invoke(cli, ["explain", "DISK_FULL"]).output
+    assert f"{Code.DISK_FULL:d} DISK_FULL" in shown and f"{Status.DISK_FULL:d} DISK_FULL" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [("12", "docs/reference/troubleshooting.md"), ("NOT_MASTR", "did you mean NOT_MASTER")],
+)
+def test_an_unknown_error_is_a_usage_error(error: str, hint: str) -> None:
+    shown = CliRunner().invoke(cli, ["explain", error])
+    assert shown.exit_code == 2
+    assert hint in shown.output

@@ -54,6 +54,8 @@ def test_a_peer_address_beyond_this_machine_needs_tls() -> None:
     ("change", "words"),
     [
         ({"node_idd": "n1"}, ["unknown key node_idd", "did you mean node_id?", "preferred_leaders"]),
+        ({"max_batch_bytes": 1}, ["unknown key max_batch_bytes", "did you mean limits.max_batch_bytes?"]),
+        ({"limits": {"node_id": "n1"}}, ["unknown key limits.node_id", "did you mean node_id?"]),
         ({"limits": {"max_batch_byte": 1}}, ["limits.max_batch_byte", "did you mean max_batch_bytes?"]),
         ({"timing": {"colour": 1}}, ["timing.colour", "valid keys are heartbeat_ms"]),
         ({"node_id": "n9"}, ["node_id 'n9'", "n1, n2, n3"]),

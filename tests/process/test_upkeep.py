@@ -109,7 +109,7 @@ async def test_people_let_entries_go_by_index_and_by_age(tmp_path: Path) -> None
                 )
 
             await cluster.wait_for(begins_in(0, 200))
-            refused = await cluster.command("read", "--from", "0", "--count", "1", code=1)
+            refused = await cluster.command("read", "--from-index", "0", "--count", "1", code=1)
             assert "419 INDEX_LESS_THAN_LOCAL_BEGIN" in refused
             begin = max(s.ledger_begin_index for s in (await cluster.wait_for(lambda seen: seen)).values())
             assert str(begin) in refused

@@ -20,6 +20,7 @@ from dledger.cli.local.cluster_kinds import ClusterKind
 from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode
 from dledger.cli.output import print_json, print_table
+from dledger.cli.suggesting_group import SuggestingGroup
 
 _LEADER_SECONDS = 30.0
 _SIGNALS = {
@@ -38,7 +39,7 @@ _dir_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cluster() -> None:
     """Run, watch and disturb a cluster of real processes on this machine.
 

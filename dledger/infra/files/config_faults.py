@@ -5,7 +5,6 @@ Every error names the key, the fault, and the valid values.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from dledger.errors import Code, ConfigError
+from dledger.infra.similar_names import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,12 +58,26 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 def _unknown_key(place: list[str], model: type[BaseModel]) -> str:
     section = model
     for part in place[:-1]:
-        inner = section.model_fields[part].annotation if part in section.model_fields else None
-        inner = next((a for a in get_args(inner) if a is not type(None)), inner)  # of an optional section
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
+        if inner is None:
             break
         section = inner
     valid = list(section.model_fields)
-    close = difflib.get_close_matches(place[-1], valid, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"unknown key {'.'.join(place)}: {hint}valid keys are {', '.join(valid)}"
+    same_name = [key for key in _keys(model) if key.split(".")[-1] == place[-1]]  # in other sections
+    hint = f"did you mean {' or '.join(same_name)}?" if same_name else did_you_mean(place[-1], valid)
+    separator = " " if hint else ""
+    return f"unknown key {'.'.join(place)}: {hint}{separator}valid keys are {', '.join(valid)}"
+
+
+def _keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Return the paths of all keys, with those of the sections below."""
+    for name, field in model.model_fields.items():
+        yield f"{above}{name}"
+        if (section := _section_of(field.annotation)) is not None:
+            yield from _keys(section, f"{above}{name}.")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a section, which may be optional, or None if the key is not a section."""
+    inner = next((one for one in get_args(annotation) if one is not type(None)), annotation)
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
