@@ -425,6 +425,8 @@ async def test_rule_9_a_node_stops_without_its_stuck_disk(tmp_path: Path) -> Non
         assert not node.is_released
     finally:
         disk.release()
+    # pytest removes the directory after the test: the worker must not write a checkpoint there any more.
+    assert await asyncio.to_thread(node._worker.stop, 60.0)
 
 
 async def test_rule_9_a_node_stops_without_a_read_that_does_not_return(
