@@ -70,9 +70,19 @@ def test_up_status_down_and_up_again(command: Command, directory: Path) -> None:
     plan = json.loads((directory / "cluster.json").read_text())
     assert ",".join(node["address"] for node in plan["nodes"]) == servers
 
-    again = run(command, "cluster", "up", *where, "--detach", code=1)
-    assert "already run" in again.stderr
+    again = run(command, "cluster", "up", *where, code=1)
+    assert "already run" in again.stderr and "--detach" in again.stderr
     assert "Traceback" not in again.stderr
+
+    run(command, "cluster", "kill", *where, "n2")
+    again = run(command, "cluster", "up", *where, "--detach", "--timeout", "60")
+    assert "started n2;" in again.stderr
+    before, now = (
+        {n["node_id"]: n["pid"] for n in one["nodes"]} for one in (shown, status_of(command, directory))
+    )
+    assert [name for name in before if before[name] != now[name]] == ["n2"]
+    again = run(command, "cluster", "up", *where, "--detach", "--timeout", "60")
+    assert "started no node;" in again.stderr
 
     down = run(command, "cluster", "down", *where, "--timeout", "60")
     assert down.stderr.split() == ["n1", "stopped", "n2", "stopped", "n3", "stopped"]

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -85,8 +85,8 @@ def up(
     """Start a local cluster: a new one, or the existing one in --dir.
 
     A new directory gets configs, identities and cluster.json. An existing one is never initialized again, so
-    its log is kept, and nodes that are down are started. In the foreground, the command prints events until
-    Ctrl-C and then stops the nodes.
+    its log is kept. With --detach, nodes that are running continue, and the others are started. In the
+    foreground, the command prints events until Ctrl-C and then stops the nodes.
 
     \b
     Examples:
@@ -96,15 +96,15 @@ def up(
     """
     chosen = [kind for kind in _kinds if kinds[kind.name]]
     local = _open_or_create(directory, nodes, base_port, tls, chosen, kinds)
-    if running := [name for name in local.running() if name in local.node_ids]:
+    running = [name for name in local.running() if name in local.node_ids]
+    if running and not detach:
         raise ClusterError(
-            f"{', '.join(running)} of {local.directory} are already running: see `dledger cluster "
-            "status`, stop them with `dledger cluster down`, or start one node with `dledger cluster "
-            "restart-node`"
+            f"{', '.join(running)} of {local.directory} are already running: start the others with "
+            "`--detach`, see `dledger cluster status`, or stop all with `dledger cluster down`"
         )
-    with stopping_after_failure(local):
+    with nullcontext() if running else stopping_after_failure(local):
         started = local.start()
-        click.echo(f"started {', '.join(started)}; waiting for a leader", err=True)
+        click.echo(f"started {', '.join(started) or 'no node'}; waiting for a leader", err=True)
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
         # The next user of the cluster should not meet a node that is still starting.
