@@ -1,4 +1,4 @@
-"""The tutorials can be followed as they stand, in an empty directory."""
+"""The tutorials and the README can be followed as they stand, in an empty directory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from tests.clients import installed
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.tutorial import matches, steps_of
 
-PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))}
+PAGES = {
+    path.stem: path for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")))
+}
 #: A network and processes of its own: the page's ports are free, and nothing outlives the test.
 _NAMESPACE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def test_there_is_a_tutorial_for_each_kind_of_reader() -> None:
-    assert set(PAGES) == {"broker", "failover", "log"}
+    assert set(PAGES) == {"README", "broker", "failover", "log"}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_command_and_file_of_a_tutorial_is_used(name: str) -> None:
+def test_every_command_and_file_of_the_page_is_used(name: str) -> None:
     text = PAGES[name].read_text()
-    followed = [step.block for step in steps_of(text) if step.use != "shown"]
-    outputs = [step.output for step in steps_of(text)]
-    assert [block.text for block in blocks_of(text) if block.text not in (*followed, *outputs)] == []
+    used = {block for step in steps_of(text) for block in (step.block, step.output)}
+    assert [block.text for block in blocks_of(text) if block.text not in used] == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_outputs_are_compared(expected: str, printed: str, same: bool) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("tutorials")
 @pytest.mark.parametrize("name", PAGES)
-def test_a_tutorial_can_be_followed(name: str, tmp_path: Path) -> None:
+def test_the_page_can_be_followed(name: str, tmp_path: Path) -> None:
     if name == "broker":
         installed.require("python")
     command = [sys.executable, "-m", "tests.docs.tutorial", str(PAGES[name]), str(tmp_path)]
