@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
 from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.connect.options import target_options
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.client import (
-    Message,
-    Producer,
-    QueueNumber,
-    Selector,
-    SendResult,
-    select_by_hash,
-)
-from broker_adapter.errors import (
-    BrokerError,
-    IllegalMessage,
-    PutIndeterminate,
-    PutRefused,
-    Status,
-    TopicRefused,
-)
-from broker_adapter.wire.java_hash import java_hash
+from broker_adapter.cli.messages.line_sender import LineSender, MessageRule, StoredLines
+from broker_adapter.client import Producer
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
 from broker_adapter.wire.message import MAX_BODY_BYTES
 from dledger.cli.append_command import open_source
 from dledger.cli.exits import Exit
@@ -40,96 +25,6 @@ from dledger.cli.progress_line import ProgressLine
 
 _READ_BYTES = 256 << 10
 _READ_LINES = 4096
-_PAUSE_SECONDS = 0.1
-#: Number of locks that keep lines of the same queue, or with the same key, in order.
-_LOCKS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class MessageRule:
-    """How lines are converted into messages."""
-
-    topic: str
-    tag: str | None = None
-    keys: tuple[str, ...] = ()
-    key_field: int | None = None  # counted from 1
-    separator: str | None = None  # None: white space
-    ordered: bool = False
-    queue: int | None = None
-
-    def keys_of(self, line: bytes) -> tuple[str, ...]:
-        if self.key_field is None:
-            return self.keys
-        fields = line.decode(errors="replace").split(self.separator)
-        found = fields[self.key_field - 1].split() if self.key_field <= len(fields) else []
-        return (*self.keys, *found)
-
-    def messages(self, lines: Sequence[bytes]) -> list[Message]:
-        keys = self.keys_of(lines[0])
-        return [Message(self.topic, line, tags=self.tag or "", keys=keys) for line in lines]
-
-
-class LineSender:
-    """Sends lines, preserving their order within a queue.
-
-    A line that was certainly not stored is sent again for up to `timeout` seconds.
-    """
-
-    def __init__(self, producer: Producer, rule: MessageRule, timeout: float, *, again: bool) -> None:
-        """`again`: also send lines again whose outcome is unknown."""
-        self._producer = producer
-        self._rule = rule
-        self._timeout = timeout
-        self._again = again
-        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
-        self._turn = -1
-
-    async def send(self, lines: Sequence[bytes]) -> StoredLines:
-        messages = self._rule.messages(lines)
-        key = " ".join(messages[0].keys) if self._rule.ordered else ""
-        number = self._rule.queue
-        if number is None and not key:
-            number = await self._next_queue()
-        place = java_hash(key) if key else number or 0
-        async with self._locks[place % _LOCKS]:
-            return await self._send_until_stored(messages, key, number)
-
-    async def _next_queue(self) -> int | None:
-        """Return the next queue, round-robin, or None if the topic has no queues yet."""
-        self._turn += 1
-        turn = self._turn
-        try:
-            numbers = sorted({queue.queue_id for queue in await self._producer.queues(self._rule.topic)})
-        except BrokerError:
-            return None  # if the send fails as well, its error shows the reason
-        return numbers[turn % len(numbers)] if numbers else None
-
-    async def _send_until_stored(self, messages: list[Message], key: str, number: int | None) -> StoredLines:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout
-        while True:
-            try:
-                result = await self._send_once(messages, key, number)
-                return StoredLines(result.queue.queue_id, result.queue_offset + len(messages) - 1)
-            except BrokerError as error:
-                if not self._is_repeated(error) or loop.time() + _PAUSE_SECONDS > deadline:
-                    raise
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-    def _is_repeated(self, error: BrokerError) -> bool:
-        if isinstance(error, TopicRefused):
-            return error.status is Status.QUEUE_UNKNOWN  # no master is known yet
-        return isinstance(error, PutRefused) or (self._again and isinstance(error, PutIndeterminate))
-
-    async def _send_once(self, messages: list[Message], key: str, number: int | None) -> SendResult:
-        selector: Selector | None = None
-        if number is not None:
-            selector = QueueNumber(number)
-        elif key:
-            selector = select_by_hash
-        if len(messages) > 1:
-            return await self._producer.send_batch(messages, selector=selector, arg=key)
-        return await self._producer.send(messages[0], selector=selector, arg=key)
 
 
 @click.command()
@@ -158,9 +53,9 @@ class LineSender:
 @click.option(
     "--batch",
     type=click.IntRange(1, 4096),
-    default=1,
+    default=1024,
     show_default=True,
-    help="Maximum number of lines in one atomic batch, in one queue.",
+    help="Maximum number of lines in one atomic batch, in one queue; 1: each line in a request of its own.",
 )
 @click.option(
     "--max-line-bytes",
@@ -193,13 +88,14 @@ def produce(
     """Send each line as a message, and wait until a majority has stored it.
 
     Reads stdin as a stream of any length. Lines may contain any bytes; the newline is not stored. Lines of
-    one queue are sent in order, one after the other; --batch is faster. The command waits during a change of
-    the master. If the master crashes, it repeats the lines in flight, which are stored once. Lines without a
-    response are then in doubt, which ends the run unless --send-again is given.
+    one queue are stored in order: one request is in flight for each queue, and the lines that arrive
+    meanwhile form the next one. The command waits during a change of the master. If the master crashes, it
+    repeats the lines in flight, which are stored once. Lines without a response are then in doubt, which ends
+    the run unless --send-again is given.
 
-    After the first failure the command stops reading and prints the numbers of lines that were acknowledged,
-    that failed, and that are in doubt. The exit code is 1 (failed lines were not stored) or 3 (some may be
-    stored).
+    After the first failure the command sends no further lines, and prints the numbers of lines that were
+    acknowledged, that failed, and that are in doubt. The exit code is 1 (failed lines were not stored) or 3
+    (some may be stored).
 
     \b
     Examples:
@@ -208,8 +104,6 @@ def produce(
       dledger broker produce --topic orders --file orders.csv --key-field 1 --separator , --ordered
       echo hello | dledger broker produce --topic orders --key A17 --quiet
     """
-    if batch > 1 and key_field is not None:
-        raise click.UsageError("all messages of a --batch have the same keys: omit --key-field")
     if ordered and not keys and key_field is None:
         raise click.UsageError("--ordered requires --key or --key-field")
     if ordered and queue is not None:
@@ -237,17 +131,16 @@ async def _produce(
     target: Target,
     rule: MessageRule,
     batches: LineBatches,
-    lines_per_send: int,
+    max_lines: int,
     send_again: bool,
     progress: ProgressLine,
 ) -> ProduceTally:
     names = await target.name_servers()
     async with Producer("dledger-produce", names, options=target.options, tls=target.client_tls) as producer:
-        sender = LineSender(producer, rule, target.timeout, again=send_again)
+        sender = LineSender(producer, rule, target.timeout, max_lines=max_lines, again=send_again)
         run = ProduceRun(
             sender.send,
             batches,
-            lines_per_send=lines_per_send,
             on_progress=lambda tally: progress.show(lambda: _describe(tally)),
         )
         try:
@@ -291,20 +184,9 @@ def _print_summary(tally: ProduceTally, topic: str) -> None:
     click.echo(text, err=True)
 
 
-#: Maximum number and total bytes of concurrent sends. Both are below the limits of the producer.
-MAX_SENDS = 1024
+#: Maximum number and total bytes of the lines in flight, and of those that wait for their queue.
+MAX_LINES = 4096
 MAX_BYTES = 32 << 20
-
-
-class StoredLines(NamedTuple):
-    """The positions at which lines were stored, which are consecutive in one queue."""
-
-    queue_id: int
-    last_offset: int
-
-
-#: Sends lines as one atomic batch, in the order of the calls.
-Send = Callable[[Sequence[bytes]], Awaitable[StoredLines]]
 
 
 @dataclass(slots=True)
@@ -327,23 +209,22 @@ _ERRORS: ErrorKinds[BrokerError] = ErrorKinds(
 
 
 class ProduceRun(LineRun[ProduceTally, StoredLines, BrokerError]):
-    """Sends `batches` once, with `lines_per_send` lines per request."""
+    """Sends each line of `batches` once. `send` is called in the order of the lines."""
 
     def __init__(
         self,
-        send: Send,
+        send: Callable[[bytes], Awaitable[StoredLines]],
         batches: LineBatches,
         *,
-        lines_per_send: int = 1,
         on_progress: Callable[[ProduceTally], None] | None = None,
     ) -> None:
         super().__init__(
-            send,
+            lambda bodies: send(bodies[0]),
             batches,
             ProduceTally(),
             _ERRORS,
-            max_sends=MAX_SENDS,
+            max_sends=MAX_LINES,
             max_bytes=MAX_BYTES,
-            lines_per_send=lines_per_send,
+            lines_per_send=1,
             on_progress=on_progress,
         )
