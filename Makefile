@@ -31,7 +31,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential interop interop-java interop-proxy interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
+.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential test-suite interop interop-java interop-proxy interop-suite interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -190,6 +190,16 @@ interop-proxy:
 	  || { rm -rf $(INTEROP)/proxy; echo "WARNING: RocketMQ's proxy could not be fetched: it is NOT measured"; }; \
 	fi
 
+interop-suite:
+	@if ! command -v mvn >/dev/null || ! command -v javac >/dev/null; then \
+	  echo "WARNING: mvn and javac are not on PATH: RocketMQ's integration tests do NOT run"; \
+	elif test -z "$$(find $(INTEROP)/suite/fetched -newer tests/interop/suite/pom.xml 2>/dev/null)"; then \
+	  rm -rf $(INTEROP)/suite/lib && \
+	  mvn --quiet --batch-mode --file tests/interop/suite/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/suite/lib && \
+	  touch $(INTEROP)/suite/fetched \
+	  || { rm -rf $(INTEROP)/suite/lib; echo "WARNING: RocketMQ's integration tests could not be fetched: they do NOT run"; }; \
+	fi
+
 interop-go:
 	@if ! command -v go >/dev/null; then \
 	  echo "WARNING: go is not on PATH: tests with rocketmq-client-go do NOT run"; \
@@ -207,13 +217,16 @@ interop-node:
 	fi
 
 # Most of these tests wait for RocketMQ's periodic tasks of 10 to 60 s, so four run in parallel.
-test-interop: $(DEV) interop ## Test genuine RocketMQ with our NameServer and brokers (15 minutes; needs java, mvn and 8 GB of memory)
+test-interop: $(DEV) interop interop-suite ## Test genuine RocketMQ with our NameServer and brokers (15 minutes; needs java, mvn and 8 GB of memory)
 	@$(BIN)/python -m pytest --tier long -n 4 --dist loadfile $(ARGS) tests/interop --ignore tests/interop/test_faults.py
 
 # Prints each failing sequence after shrinking and exits with 1; --replay FILE repeats a sequence.
 test-differential: SEEDS = 20
 test-differential: $(DEV) interop-java ## Send generated requests to our brokers and RocketMQ, and compare (SEEDS=20, ARGS="--seed 1 --restarts")
 	@$(BIN)/python -m tests.interop.differential --seeds $(SEEDS) $(ARGS)
+
+test-suite: $(DEV) interop-suite ## Run RocketMQ's own integration tests with our brokers (20 minutes; needs javac, mvn; ARGS="--store classic")
+	@$(BIN)/python -m tests.interop.suite $(ARGS)
 
 test-interop-faults: $(DEV) interop ## Inject faults under 50 sends per second of each RocketMQ client (20 minutes; prints a table)
 	@$(BIN)/python -m pytest --tier long -q -s $(ARGS) tests/interop/test_faults.py
