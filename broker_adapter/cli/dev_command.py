@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from broker_adapter.server.dev import DevPorts, DevSettings
 
 _LOOPBACK = "127.0.0.1"
+_CLIENT, _LATER = "client", "later"
 _ATTEMPTS = 100
 _PORT = click.IntRange(1, 65535)
 
@@ -54,7 +55,12 @@ _PORT = click.IntRange(1, 65535)
 @click.option(
     "--listen", default=_LOOPBACK, show_default=True, help="Host to listen on; 0.0.0.0 in a container."
 )
-@click.option("--advertise", metavar="HOST", help="Host that clients connect to.  [default: 127.0.0.1]")
+@click.option(
+    "--advertise",
+    metavar="HOST|client|later",
+    help="Host in routes. client: RocketMQ 5 clients get the endpoints that they use. later: so do they, and "
+    "RocketMQ 4 clients get what PUT /advertise sets.  [default: 127.0.0.1]",
+)
 @click.option("--no-fsync", is_flag=True, help="Confirm messages before they are on disk.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object once it is ready.")
 @click.option(
@@ -99,6 +105,7 @@ def dev(
       dledger dev --nodes 3
       dledger dev --nodes 3 --log
       dledger dev --listen 0.0.0.0 --advertise 192.168.0.7
+      dledger dev --listen 0.0.0.0 --advertise later
 
     \b
     Exit codes:
@@ -123,12 +130,21 @@ def dev(
             raise click.UsageError(
                 f"{directory} contains several nodes: add --nodes, or choose another --dir"
             )
-        host = advertise or (_LOOPBACK if listen == "0.0.0.0" else listen)
-        ports = _ports(given, any_free=port == 0)
+        ports = _ports(given, listen, any_free=port == 0)
         from broker_adapter.server.dev import DevSettings
 
         settings = DevSettings(
-            directory.resolve(), ports, listen, host, not no_fsync, log_level, stop_with_stdin
+            directory.resolve(),
+            ports,
+            listen,
+            requested=advertise in (_CLIENT, _LATER),
+            later=advertise == _LATER,
+            fsync=not no_fsync,
+            log_level=log_level,
+            stops_with_stdin=stop_with_stdin,
+        )
+        settings = settings._replace(
+            advertise=settings.own_host if advertise is None or settings.requested else advertise
         )
         show = _as_json if as_json else partial(_as_text, is_temporary)
         raise click.exceptions.Exit(_run_one(settings, show))
@@ -161,12 +177,12 @@ def _run_nodes(
     run_nodes(NodesSettings(directory, nodes, ports, fsync, as_json, stops_with_stdin, log_only))
 
 
-def _ports(given: Mapping[str, int], *, any_free: bool) -> DevPorts:
-    """Return the ports. Raises ConfigError PORT_IN_USE."""
+def _ports(given: Mapping[str, int], listen: str, *, any_free: bool) -> DevPorts:
+    """Return the ports to use at the host `listen`. Raises ConfigError PORT_IN_USE."""
     from broker_adapter.server.dev import DevPorts
 
-    ports = (_free_ports() if any_free else DevPorts())._replace(**given)
-    if busy := [str(one) for one in ports.all() if port_in_use(_LOOPBACK, one)]:
+    ports = (_free_ports(listen) if any_free else DevPorts())._replace(**given)
+    if busy := [str(one) for one in ports.all() if port_in_use(listen, one)]:
         raise ConfigError(
             f"these ports are in use by another process: {', '.join(busy)}; stop it, or use `--port 0` for "
             "free ports",
@@ -175,13 +191,13 @@ def _ports(given: Mapping[str, int], *, any_free: bool) -> DevPorts:
     return ports
 
 
-def _free_ports() -> DevPorts:
+def _free_ports(listen: str) -> DevPorts:
     from broker_adapter.server.dev import DevPorts
 
     for _ in range(_ATTEMPTS):
         ports = DevPorts(*free_ports(len(DevPorts._fields)))
         numbers = ports.all()
-        if len(set(numbers)) == len(numbers) and not any(port_in_use(_LOOPBACK, one) for one in numbers):
+        if len(set(numbers)) == len(numbers) and not any(port_in_use(listen, one) for one in numbers):
             return ports
     raise ConfigError("this machine has no free ports left", code=Code.PORT_IN_USE)
 

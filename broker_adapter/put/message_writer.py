@@ -278,8 +278,13 @@ class MessageWriter:
 
     @property
     def store_host(self) -> Host:
-        """Return the store host of all records that this broker writes."""
+        """Return the store host of the records that this broker writes."""
         return self._store_host
+
+    def set_store_host(self, host: Host) -> None:
+        """Replace the store host of records that are written from now on."""
+        self._store_host = host
+        self._command_overheads.clear()  # an IPv6 address is longer
 
     def stop(self) -> None:
         self._stopping = True

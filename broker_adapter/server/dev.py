@@ -20,6 +20,7 @@ from broker_adapter.config.remoting import SEND_PORT_OFFSET
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.namesrv.config import NameServerConfig
 from broker_adapter.namesrv.server import NameServerProcess
+from broker_adapter.server.advertising import Advertising
 from broker_adapter.server.program import BrokerProgram
 from dledger import (
     Code,
@@ -75,13 +76,17 @@ class DevPorts(NamedTuple):
 
 
 class DevSettings(NamedTuple):
-    """`listen`: host to listen on. `advertise`: host that routes name. `fsync` False: acknowledge messages
-    before they are on disk. `stops_with_stdin`: stop when stdin is closed."""
+    """`listen`: host to listen on. `advertise`: host in routes. `requested`: RocketMQ 5 clients get the
+    endpoints of their requests instead. `later`: RocketMQ 4 clients get no routes until `PUT /advertise`.
+    `fsync` False: acknowledge messages before they are on disk. `stops_with_stdin`: stop when stdin closes.
+    """
 
     directory: Path
     ports: DevPorts = DevPorts()
     listen: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
+    requested: bool = False
+    later: bool = False
     fsync: bool = True
     log_level: str = "warning"
     stops_with_stdin: bool = False
@@ -108,7 +113,7 @@ class DevSettings(NamedTuple):
             "directory": str(directory / "store"),
             "node_id": _NODE,
             "cluster_id": "dev",
-            "members": {_NODE: join_address("127.0.0.1", ports.grpc)},
+            "members": {_NODE: join_address(self.own_host, ports.grpc)},
             "listen": join_address(self.listen, ports.grpc),
             "http_members": {_NODE: join_address(self.advertise, ports.page)},
             "http_allowed_hosts": ["*"] if self.is_reachable else [],
@@ -126,6 +131,11 @@ class DevSettings(NamedTuple):
         )
 
     @property
+    def own_host(self) -> str:
+        """Return the host at which this process reaches its own ports."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
+
+    @property
     def is_reachable(self) -> bool:
         """Return True if other machines can connect."""
         return self.listen not in ("127.0.0.1", "::1", "localhost")
@@ -133,13 +143,16 @@ class DevSettings(NamedTuple):
     def broker_settings(self) -> dict[str, Any]:
         ports = self.ports
         return {
-            "namesrv": [join_address("127.0.0.1", ports.name_server)],
+            "namesrv": [join_address(self.own_host, ports.name_server)],
             "remoting": {
                 "listen": join_address(self.listen, ports.broker),
                 "vip_listen": join_address(self.listen, ports.vip),
                 "advertise": join_address(self.advertise, ports.broker),
             },
-            "rocketmq_v2": {"advertise": {_NODE: join_address(self.advertise, ports.grpc)}},
+            "rocketmq_v2": {
+                "advertise": {_NODE: join_address(self.advertise, ports.grpc)},
+                "advertise_requested": self.requested,
+            },
         }
 
 
@@ -155,6 +168,7 @@ class DevBroker:
         self._broker = BrokerProgram(self.config, parse_settings(settings.broker_settings()))
         self._on_ready = on_ready
         self._running = AsyncExitStack()
+        self._advertising: Advertising | None = None
 
     def make_node(self) -> NodeServer:
         """Create the node, and its directory if this is the first start."""
@@ -167,6 +181,8 @@ class DevBroker:
         node = self._broker.make_node()
         assert isinstance(node, NodeServer)
         self._node = node
+        if self.settings.later:
+            self._advertising = Advertising(self._broker, node)
         return node
 
     async def start(self) -> None:
@@ -180,8 +196,12 @@ class DevBroker:
             await self._broker.start()
             self._running.push_async_callback(self._broker.stop)
             await self._until_ready(name_server)
-            self._on_ready(_process_age_s())
-            await self._serve_page()
+            if self.settings.later:
+                await self._serve_page()  # first, because programs send the addresses to it
+                self._on_ready(_process_age_s())
+            else:
+                self._on_ready(_process_age_s())
+                await self._serve_page()
         except BaseException:
             await self.stop()
             raise
@@ -192,7 +212,10 @@ class DevBroker:
     async def _until_ready(self, name_server: NameServerProcess) -> None:
         try:
             async with asyncio.timeout(_READY_S):
-                while not (self._broker.writer.is_open() and name_server.name_server.brokers()):
+                while not (
+                    self._broker.writer.is_open()
+                    and (self.settings.later or name_server.name_server.brokers())
+                ):
                     await asyncio.sleep(_READY_CHECK_S)
         except TimeoutError:
             health = self._node.status.node_status().health
@@ -205,7 +228,12 @@ class DevBroker:
         # No client waits for the page, and its libraries take a fifth of the start.
         start_http = await asyncio.to_thread(_import_start_http)
         listen = join_address(self.settings.listen, self.settings.ports.page)
-        page = await start_http(self._node.status, listen, allowed_hosts=self.config.http_hosts)
+        advertising, hosts = self._advertising, self.config.http_hosts
+        if advertising is None:
+            page = await start_http(self._node.status, listen, allowed_hosts=hosts)
+        else:
+            puts = {"/advertise": advertising.put}
+            page = await start_http(advertising, listen, puts=puts, allowed_hosts=hosts)
         self._running.push_async_callback(page.stop)
 
 

@@ -168,14 +168,15 @@ class BrokerProgram:
         self.node = node = self.host.make_node(
             self.dispatcher, self.metadata, self.delivery_state, self._trace, options
         )
-        address = settings.remoting.message_id_address(config.address)
-        self._replies = ReplyProcessor(self.remoting_clients, address, node.cluster_time_ms)
+        self._replies = ReplyProcessor(
+            self.remoting_clients, lambda: str(self.writer.store_host), node.cluster_time_ms
+        )
         max_record, max_entries = config.limits.max_body_bytes, batch_entries(config.limits.max_batch_entries)
         largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             self.host.appends,
-            resolve_store_host(address),
+            resolve_store_host(settings.remoting.message_id_address(config.address)),
             PutLimits(largest, max_record - COMMAND_OVERHEAD, settings.send_timeout_ms),
             master=self.master_address,
             on_refused=self._on_refused,
@@ -469,7 +470,7 @@ class BrokerProgram:
                 self.topic_creation.ensure,
             ),
             SendRules(
-                self.writer.store_host,
+                lambda: self.writer.store_host,
                 max_body_bytes,
                 node_id,
                 self.settings.cluster,
@@ -540,10 +541,11 @@ class BrokerProgram:
         self.broker.long_polls.wake_all()
         self.delivery.wake_all()
         self.directory.role_changed()
-        self._register()
+        self.register()
 
-    def _register(self) -> None:
-        if self._registrar is None or self.adapter.broker_id < 0:
+    def register(self) -> None:
+        """Register with the NameServers, unless this node has no role or no advertised address yet."""
+        if self._registrar is None or self.adapter.broker_id < 0 or not self.remoting.advertised:
             return
         if not self.host.may_register(is_master=self.adapter.is_master):
             return
@@ -636,7 +638,7 @@ class BrokerProgram:
     def _topics_may_have_changed(self) -> None:
         self.directory.topics_changed()
         if self.metadata.topics is not self._topics:
-            self._register()
+            self.register()
 
 
 def _day() -> int:

@@ -26,7 +26,8 @@ HEAD returns the same response without a body, and so does OPTIONS, which HAProx
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from aiohttp import web
@@ -80,14 +81,15 @@ async def start_http(
     listen: str,
     tls: ssl.SSLContext | None = None,
     *,
+    puts: Mapping[str, WebHandler] = MappingProxyType({}),
     allowed_hosts: Collection[str] = (),
     limits: HttpConnectionLimits | None = None,
 ) -> HttpServer:
     """Serve `source` on `listen`: host:port, [v6]:port, or :port for all interfaces. Port 0 selects a free
     port.
 
-    Host headers are checked as in `serve_web`. With `tls` it serves HTTPS; new connections use the
-    certificate that was last loaded into that context.
+    Host headers are checked, and `puts` are served, as in `serve_web`. With `tls` it serves HTTPS; new
+    connections use the certificate that was last loaded into that context.
 
     Raises ConfigError with PORT_IN_USE if another process uses the port, CONFIG_INVALID if the address is
     invalid.
@@ -98,6 +100,7 @@ async def start_http(
         listen,
         tls,
         allowed_hosts=allowed_hosts,
+        puts=puts,
         probes=PROBES,
         limits=limits,
         on_stop=cache.close,

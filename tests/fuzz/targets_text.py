@@ -21,6 +21,7 @@ from broker_adapter.endpoints.filters.sql_tokens import SqlError
 from broker_adapter.endpoints.rejected import Rejected
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.namesrv import config as namesrv_config
+from broker_adapter.server.advertising import parse_ports
 from broker_adapter.v2 import definition_pb2
 from broker_adapter.wire.attributes import parse_changes
 from chaos.checker.readers import edn, jepsen, porcupine
@@ -259,6 +260,14 @@ TARGETS = (
         _changes,
         lambda data: parse_changes(data.decode("utf-8", "replace")),
         (parse_changes,),
+        (IllegalMessage,),
+        text=True,
+    ),
+    Target(
+        "advertised-ports",
+        lambda _: b'{"host": "localhost", "broker": 49154, "send_only": null}',
+        parse_ports,
+        (parse_ports,),
         (IllegalMessage,),
         text=True,
     ),

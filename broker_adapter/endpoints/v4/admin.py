@@ -40,16 +40,16 @@ class AdminProcessor:
         broker: BrokerApi,
         traffic: Traffic,
         broker_name: str,
-        address: str,
+        address: Callable[[], str],
         version: Callable[[], int],
         directory: Directory,
         defaults: Iterable[TopicConfig] = (),
     ) -> None:
         """`broker_name`: broker name of the queues.
 
-        `address`: address of this node. `version`: number that increases with each change to topics and
-        groups. `directory`: looks up single topics and groups. `defaults`: topics that are announced to
-        NameServers but have no messages.
+        `address` returns the address of this node. `version`: number that increases with each change to
+        topics and groups. `directory`: looks up single topics and groups. `defaults`: topics that are
+        announced to NameServers but have no messages.
         """
         self._broker = broker
         self._traffic = traffic
@@ -179,7 +179,7 @@ class AdminProcessor:
                     used[group] = [(rows, rate) for (_, rows), rate in zip(topics, rates, strict=True)]
         return _done(
             request,
-            await self._texts.run(client_of(context.remote), bodies.all_consume_stats, self._address, used),
+            await self._texts.run(client_of(context.remote), bodies.all_consume_stats, self._address(), used),
         )
 
     async def _progress(

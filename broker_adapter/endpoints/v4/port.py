@@ -53,6 +53,7 @@ class RemotingPort:
         #: Supported request codes.
         self.codes = dispatch.codes
         self._host = member_address.rpartition(":")[0]
+        self._advertised: tuple[str, str] | None = None
         self._tls: ServerTls | None = None
         self.server: RemotingServer | None = None
         if not settings.listen:
@@ -87,9 +88,16 @@ class RemotingPort:
         """Return the bound host:port, or "" if the protocol is disabled."""
         return self.server.address if self.server else ""
 
+    def advertise(self, address: str, send_address: str) -> None:
+        """Replace the advertised addresses (host:port) of the port and of its send-only port. "" withholds
+        an address from routes."""
+        self._advertised = (address, send_address)
+
     @property
     def advertised(self) -> str:
         """Return the host:port that is advertised to clients, or "" if the protocol is disabled."""
+        if self._advertised is not None:
+            return self._advertised[0]
         if not self.address:
             return ""
         return self._settings.advertise or f"{self._host}:{self.address.rpartition(':')[2]}"
@@ -99,6 +107,8 @@ class RemotingPort:
         """Return the host:port of the send-only port that is advertised to clients, or "" if there is
         none.
         """
+        if self._advertised is not None:
+            return self._advertised[1]
         if not self.send_address:
             return ""
         host = self.advertised.rpartition(":")[0]

@@ -43,11 +43,13 @@ _TOLD = (
 class ReplyProcessor:
     """Delivers replies.
 
-    `clients`: the clients of this node. `address`: host:port of this node, as clients know it. `now_ms`:
-    cluster time.
+    `clients`: the clients of this node. `address` returns the host:port of this node, as clients know it.
+    `now_ms`: cluster time.
     """
 
-    def __init__(self, clients: RemotingClients, address: str, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, clients: RemotingClients, address: Callable[[], str], now_ms: Callable[[], int]
+    ) -> None:
         self._clients = clients
         self._address = address
         self._now_ms = now_ms
@@ -68,7 +70,7 @@ class ReplyProcessor:
         fields = request.fields
         client_id = _client_id(fields)
         told = {name: fields[name] for name in _TOLD if name in fields}
-        told["bornHost"], told["storeHost"] = context.remote, self._address
+        told["bornHost"], told["storeHost"] = context.remote, self._address()
         told["storeTimestamp"] = str(self._now_ms())
         pushes = [
             _is_taken(connection, RemotingCommand(_PUSH, dict(told), request.command.body))

@@ -65,11 +65,12 @@ _SHORT = struct.Struct(">h")
 class SendRules(NamedTuple):
     """The limits of sends, and the names in their responses.
 
-    `store_host`: host:port that becomes part of the ids of messages stored by this node. `max_body_bytes`:
-    limit per message. `duplicate_filter`: see DUPLICATE_FILTER, or "" if repeated sends are stored again.
+    `store_host` returns the host:port that becomes part of the ids of messages stored by this node.
+    `max_body_bytes`: limit per message. `duplicate_filter`: see DUPLICATE_FILTER, or "" if repeated sends are
+    stored again.
     """
 
-    store_host: Host
+    store_host: Callable[[], Host]
     max_body_bytes: int
     node_id: str
     cluster: str
@@ -248,7 +249,7 @@ class SendProcessor:
         return {"nodeId": self._rules.node_id, "term": str(term), "logIndex": str(index)}
 
     def _offset_id(self, physical_offset: int) -> str:
-        return format_offset_id(self._rules.store_host, physical_offset)
+        return format_offset_id(self._rules.store_host(), physical_offset)
 
 
 class Delay(NamedTuple):

@@ -136,7 +136,7 @@ def master_processors(
             broker,
             store.traffic,
             settings.name,
-            str(sends.store_host),
+            lambda: str(sends.store_host()),
             topics.version,
             directory,
             default_topics(settings),

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -141,13 +142,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def port_in_use(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # Servers set the same option, so a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL  # the host is not this machine
     return False
 
 

@@ -1,4 +1,5 @@
-"""A read-only HTTP status server: JSON, Prometheus metrics, static pages. Callers provide the content.
+"""An HTTP status server: JSON, Prometheus metrics, static pages. Callers provide the content. It is read-only
+unless a caller provides handlers of PUT.
 
 Paths below /page/ are files of a page, and are not listed in the answer to an unknown path.
 """
@@ -13,6 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -38,6 +40,8 @@ _request_log = logging.getLogger(f"{__name__}.requests")
 _request_log.addFilter(_ClientErrorFilter())
 
 _STOP_SECONDS = 1.0
+#: Maximum size of the body of a PUT (bytes).
+_MAX_BODY_BYTES = 4 << 10
 _METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _REFUSAL = (
@@ -88,13 +92,14 @@ async def serve_web(
     listen: str,
     tls: ssl.SSLContext | None = None,
     *,
+    puts: Mapping[str, WebHandler] = MappingProxyType({}),
     allowed_hosts: Collection[str] = (),
     probes: Collection[str] = ("/livez",),
     limits: HttpConnectionLimits | None = None,
     on_stop: Callable[[], Awaitable[None]] | None = None,
 ) -> HttpServer:
     """Serve handlers by path on `listen`: host:port, [v6]:port or :port (all interfaces). Port 0 selects a
-    free port.
+    free port. `puts`: handlers of PUT at other paths. Bodies are limited to 4 KiB.
 
     The Host header of a request may be an IP address, localhost, the host of `listen`, this machine's name,
     or one of `allowed_hosts` (`AllowedHosts`). `probes`: paths answered when all other slots are busy.
@@ -105,7 +110,7 @@ async def serve_web(
     host = _host(listen)
     table = ConnectionTable(limits or HttpConnectionLimits())
     hosts = AllowedHosts({host, socket.gethostname(), *allowed_hosts})
-    app = _application(handlers, _within_limits(table, frozenset(probes)), _of_hosts(hosts))
+    app = _application(handlers, puts, _within_limits(table, frozenset(probes)), _of_hosts(hosts))
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -124,13 +129,20 @@ async def serve_web(
     return HttpServer(runner, listener, address, on_stop)
 
 
-def _application(handlers: Mapping[str, WebHandler], limits: Any, hosts: Any) -> web.Application:
-    paths = [path for path in handlers if not path.startswith("/page/")]
-    app = web.Application(middlewares=[limits, _errors_as_json(paths), hosts])
+def _application(
+    handlers: Mapping[str, WebHandler], puts: Mapping[str, WebHandler], limits: Any, hosts: Any
+) -> web.Application:
+    paths = [path for path in (*handlers, *puts) if not path.startswith("/page/")]
+    app = web.Application(
+        middlewares=[limits, _errors_as_json(paths), hosts], client_max_size=_MAX_BODY_BYTES
+    )
     app.on_response_prepare.append(_add_headers)
     for path, handler in handlers.items():
         app.router.add_get(path, handler)  # includes HEAD
         app.router.add_options(path, handler)
+    for path, handler in puts.items():
+        # Without OPTIONS, so that browsers refuse to send a PUT from a page of another site.
+        app.router.add_put(path, handler)
     return app
 
 
@@ -196,9 +208,12 @@ def _errors_as_json(paths: list[str]) -> Any:
             return json_answer(request, 404, {"error": "no such path", "paths": paths})
         except web.HTTPMethodNotAllowed as error:
             methods = sorted(error.allowed_methods)
-            response = json_answer(request, 405, {"error": "read only", "methods": methods})
+            text = "only PUT" if "PUT" in methods else "read only"
+            response = json_answer(request, 405, {"error": text, "methods": methods})
             response.headers["Allow"] = ", ".join(methods)
             return response
+        except web.HTTPRequestEntityTooLarge:
+            return json_answer(request, 413, {"error": f"a body has at most {_MAX_BODY_BYTES} bytes"})
         except web.HTTPException:
             raise
         except Exception:

@@ -304,7 +304,7 @@ async def open_port(
         return request.answer(ResponseCode.SUCCESS)
 
     settings, clients = parse_settings({"remoting": {"listen": "127.0.0.1:0"}}), RemotingClients()
-    node_clients = NodeClients(clients, ReplyProcessor(clients, "", lambda: 0), left)
+    node_clients = NodeClients(clients, ReplyProcessor(clients, lambda: "", lambda: 0), left)
     rules = OperatorRules(commands={RequestCode.CHANGE_BROKER_ROLE: done})
     report = NodeReport(settings, lambda: 0, Traffic(lambda: 0.0, lambda: 0), dict, dict)
     executors, topics = make_executors(settings.remoting), NodeTopics(Mock(Directory), AsyncMock())

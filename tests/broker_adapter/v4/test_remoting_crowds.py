@@ -203,7 +203,7 @@ async def test_questions_about_all_groups_wait_for_each_other_and_read_once_for_
     requests: the loop did nothing else any more, and with 3,000 groups none was answered."""
     world = ManyGroups()
     traffic = Traffic(lambda: 0.0, lambda: 0)
-    admin = AdminProcessor(world, traffic, "b", "a", lambda: 0, world)  # type: ignore[arg-type]
+    admin = AdminProcessor(world, traffic, "b", lambda: "a", lambda: 0, world)  # type: ignore[arg-type]
     request = RemotingRequest(RemotingCommand(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}))
     context = CallContext("c")
     asked = [admin.all_consume_stats(request, context) for _ in range(5)]
