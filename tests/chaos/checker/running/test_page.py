@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from chaos.checker.checks import CHECKS
 from chaos.checker.intake import inspect_runs
 from chaos.checker.judge import broken, judge
+from chaos.checker.reporting.chart import draw
 from chaos.checker.reporting.figures import BINS, Measurements, measure_runs
-from chaos.checker.reporting.page import draw
 from chaos.checker.reporting.report import as_json, write_report
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
@@ -81,7 +82,7 @@ class TestInABrowser:
     def test_all_checks_are_in_the_tables_and_the_rest_is_folded_away(self, page: WebDriver) -> None:
         rows = page.find_elements(By.CSS_SELECTOR, "table.checks tr td:first-child")
         assert sorted(str(row.get_property("textContent")) for row in rows) == sorted(c.id for c in CHECKS)
-        folded = page.find_element(By.CSS_SELECTOR, "details")
+        folded = page.find_element(By.CSS_SELECTOR, "table.checks + details")
         assert not folded.find_element(By.CSS_SELECTOR, "table").is_displayed()
         folded.find_element(By.CSS_SELECTOR, "summary").click()
         assert "not in this trace" in folded.text
@@ -103,6 +104,19 @@ class TestInABrowser:
         frames = plots.find_elements(By.CSS_SELECTOR, "rect.frame")
         lowest = max(frame.rect["y"] + frame.rect["height"] for frame in frames)
         assert lowest <= plots.rect["y"] + plots.rect["height"], "a plot does not fit"
+
+    def test_masters_and_faults_are_there_in_words(self, page: WebDriver) -> None:
+        rows = page.find_elements(By.CSS_SELECTOR, "table.words tr")
+        said = " ".join(str(row.get_property("textContent")) for row in rows)
+        assert "is master or leader (term 2)" in said and "fault: kill" in said and "fault: isolate" in said
+
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_the_page_is_no_wider_than_the_window(self, page: WebDriver, width: int) -> None:
+        page.set_window_size(width, 900)
+        wide = page.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide[0] <= wide[1]
+        smallest = page.find_element(By.CSS_SELECTOR, "svg.plots text.time")
+        assert smallest.size["height"] > 7, "legible"
 
     def test_the_timeline_marks_what_was_broken(self, page: WebDriver) -> None:
         plots = page.find_element(By.CSS_SELECTOR, "svg.plots")
@@ -201,11 +215,11 @@ def test_a_run_without_operations_has_no_plots() -> None:
     assert draw(Measurements()) == ""
 
 
-def test_a_mastership_during_that_of_an_isolated_node_is_visible() -> None:
+def test_masterships_that_overlap_have_lanes_of_their_own() -> None:
     def role(node: str, event: str, term: int, second: int) -> dict[str, object]:
         return {"node": node, "e": event, "term": term, "mono": second * 10**9}
 
-    # n9 is isolated from 10 s to 90 s and does not know that n1 is master from 20 s on, which n9 would cover.
+    # n9 is isolated from 10 s to 90 s and does not know that n1 is master from 20 s on.
     roles = [
         role("n9", "master_ready", 1, 0),
         role("n1", "master_ready", 2, 20),
@@ -216,9 +230,11 @@ def test_a_mastership_during_that_of_an_isolated_node_is_visible() -> None:
     ]
     drawn = draw(Measurements(begin=0, end=100 * 10**9, roles=roles))
     lane = drawn.partition(">master</text>")[2]
-    bars = re.findall(
-        r'class="master_ready" x="([\d.]+)" y="[\d.]+" width="([\d.]+)".*?<title>(.*?)</title>', lane
-    )
-    assert [title for *_, title in bars] == ["n9, term 1", "n1, term 2", "n2, term 3", "n2, term 4"]
-    ends = [float(left) + float(width) for left, width, _ in bars]
-    assert all(end <= float(left) + 0.1 for end, (left, *_) in zip(ends, bars[1:], strict=False))
+    pattern = r'class="master_ready" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)".*?<title>(.*?)</title>'
+    bars = [(title, float(x), y, float(width)) for x, y, width, title in re.findall(pattern, lane)]
+    assert [title for title, *_ in bars] == ["n9, term 1", "n1, term 2", "n2, term 3", "n2, term 4"]
+    first, *others = bars
+    assert first[3] == pytest.approx(0.9 * (first[3] + others[-1][1] + others[-1][3] - first[1] - first[3]))
+    assert {y for _, _, y, _ in others} == {others[0][2]} != {first[2]}
+    for (_, x, _, width), (_, following, _, _) in pairwise(others):
+        assert x + width <= following + 0.1
