@@ -23,6 +23,7 @@ from dledger.infra.files.descriptors import PRIVATE_DIRECTORY, raise_limit
 from dledger.infra.files.disk import Disk, OsDisk
 from dledger.infra.files.watching import FileWatch
 from dledger.infra.logs import configure_logging, get_logger
+from dledger.infra.loops.service_manager import ServiceManager
 from dledger.infra.loops.signals import STOP_SIGNALS, stop_signal
 from dledger.infra.loops.watchdog import LoopWatchdog
 from dledger.infra.transport.listener import TlsMode
@@ -237,9 +238,13 @@ async def _serve(process: NameServerProcess) -> int:
     watchdog = LoopWatchdog(_LOOP_STALL_S)
     watchdog.watch(loop, STOP_SIGNALS)
     await process.start()
+    service_manager = ServiceManager.from_environment()
+    service_manager.ready()
     _log.info("stopping", signal=(await asked).name)
+    service_manager.stopping()
     await process.stop()
     watchdog.stop()
+    service_manager.close()
     return EXIT_OK
 
 

@@ -16,6 +16,7 @@ from dledger.infra.files.descriptors import descriptors, raise_limit
 from dledger.infra.files.disk import Disk, OsDisk
 from dledger.infra.logs import configure_logging, get_logger
 from dledger.infra.loops.polling import NodeLoop
+from dledger.infra.loops.service_manager import ServiceManager
 from dledger.infra.loops.signals import STOP_SIGNALS, stop_signal
 from dledger.infra.loops.wakefulness import DEVICE, CpuLatency, CpuWakeLock
 from dledger.infra.loops.watchdog import LoopWatchdog
@@ -127,11 +128,15 @@ async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> i
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY)
+    service_manager = ServiceManager.from_environment()
+    service_manager.ready()
     get_logger("node").info("stopping", signal=(await stop_requested).name)
+    service_manager.stopping()
     if program is not None:
         await program.stop()
     await server.stop()
     watchdog.stop()
+    service_manager.close()
     return _ended(server)
 
 

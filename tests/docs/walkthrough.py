@@ -14,8 +14,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+from tests.deploy.notify_socket import notify_socket
 from tests.docs.pages import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "getting-started.md"
@@ -89,6 +91,7 @@ class Machines:
         self.folder = folder
         self._ports = ports
         self._servers: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
+        self._starts = count()
         self._bin = folder / "bin"
         self._bin.mkdir()
         install = shutil.which("install")
@@ -114,6 +117,7 @@ class Machines:
         """The page's addresses and paths, as they are on this machine."""
         for address, port in self._ports.items():
             text = text.replace(address, f"127.0.0.1:{port}")
+        text = text.replace("examples/deploy/", f"{ROOT}/examples/deploy/")
         text = text.replace("IP:10.0.0.$i", "IP:127.0.0.1").replace("/opt/dledger/bin", str(self._bin))
         text = text.replace("dledger init ", f"dledger init --data-file-size {1 << 24} ")
         return re.sub(r"(?<![\w/])/(etc|var/lib)/", rf"{self.folder}/{place}/\1/", text)
@@ -161,9 +165,14 @@ class Machines:
             assert self._servers.pop(key).wait(_STOP_S) == 0
         if words[0] != "stop":
             unit = self.folder / str(place) / "etc/systemd/system" / f"{words[-1]}.service"
-            command = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)[0].split()
-            with (self.folder / str(place) / f"{words[-1]}.log").open("ab") as log:
-                self._servers[key] = subprocess.Popen(command, stderr=log, stdout=log, env=_environment())
+            command = re.findall(r"^ExecStart=(.*)$", self._here(unit.read_text(), place), re.MULTILINE)[0]
+            log = (self.folder / str(place) / f"{words[-1]}.log").open("ab")
+            with log, notify_socket(f"@walk-{os.getpid()}-{next(self._starts)}") as manager:
+                environment = {**_environment(), **manager.variables()}
+                self._servers[key] = subprocess.Popen(
+                    command.split(), stderr=log, stdout=log, env=environment
+                )
+                manager.wait_for("READY=1")  # as systemctl does for a unit with Type=notify
 
     def pause(self, seconds: float) -> None:
         """Between two looks. AssertionError if a server has ended unasked, with the end of its log."""
