@@ -271,8 +271,9 @@ details summary { cursor: pointer; color: var(--quiet); margin: .8em 0; }
   var(--rule); }
 svg { width: 100%; height: auto; } .wide { overflow-x: auto; }
 @media (max-width: 700px) { body { margin: 1em auto; }
-  h2, li, .box { overflow-wrap: anywhere; } code, th.n { white-space: normal; } svg { min-width: 700px; } table { display: block;
-  overflow-x: auto; } .checks td:nth-child(n+4), .checks th:nth-child(n+4) { display: none; } }
+  h2, li, .box { overflow-wrap: anywhere; } code, th.n { white-space: normal; }
+  svg { min-width: 700px; } table { display: block; overflow-x: auto; }
+  .checks td:nth-child(n+4), .checks th:nth-child(n+4) { display: none; } }
 svg text { font: 12px system-ui, sans-serif; fill: var(--text); }
 svg .unit, svg .time, svg .value { fill: var(--quiet); font-size: 11px; }
 svg .time { text-anchor: middle; } svg .value { text-anchor: end; }
