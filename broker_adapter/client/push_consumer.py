@@ -54,6 +54,7 @@ _MAX_RESET_VALUES = 1 << 16
 #: Valid offsets.
 _OFFSETS = range(1 << 63)
 _REBALANCE_AGAIN_S = 1.0  # after an incomplete rebalance
+_MISSING_TOPIC_S = 5.0  # while a subscribed topic does not exist
 
 
 class PushConsumer(RemotingClient):
@@ -109,6 +110,7 @@ class PushConsumer(RemotingClient):
         self._rebalance = asyncio.Event()
         self._is_balanced = False
         self._was_balanced = False  # a rebalance has completed since the start
+        self._missing: set[str] = set()  # subscribed topics without a route
         self._balancing = asyncio.Lock()  # guards changes of the assigned queues
         self._retry_topic = RETRY_PREFIX + group
         self._is_running = False
@@ -147,10 +149,15 @@ class PushConsumer(RemotingClient):
         self._subscriptions[topic] = Subscription(topic, expression, now_ms())
 
     async def start(self) -> None:
-        """Join the group. Raises TopicRefused or NameServerUnavailable if a subscribed topic has no route."""
+        """Join the group. A subscribed topic may be created later, as for RocketMQ's consumer. Raises
+        NameServerUnavailable.
+        """
         self._is_running, self._started_ms = True, now_ms()
         for topic in self._subscriptions:
-            await self._client.routes.get(topic)
+            try:
+                await self._client.routes.get(topic)
+            except TopicRefused as error:
+                _log.warning("waiting for a topic: %s", error)
         if self._is_clustering:
             self._subscriptions[self._retry_topic] = Subscription(self._retry_topic, ALL, now_ms())
         self._client.dispatch.register(
@@ -166,9 +173,9 @@ class PushConsumer(RemotingClient):
         self._client.routes.on_change = lambda topic: self._rebalance.set()
         self._client.start()
         await self._heartbeat()
-        await self._balance()
+        pause_s = await self._balance()
         self._client.run(self._every(self._client.options.heartbeat_broker_s, self._heartbeat))
-        self._client.run(self._keep_balance())
+        self._client.run(self._keep_balance(pause_s))
         self._client.run(self._every(self._settings.commit_interval_s, self._commit))
         if self._is_ordered:
             self._client.run(self._every(self._settings.lock_interval_s, self._renew_locks))
@@ -282,20 +289,16 @@ class PushConsumer(RemotingClient):
 
     # -- queues
 
-    async def _keep_balance(self) -> None:
-        is_complete = True
+    async def _keep_balance(self, pause_s: float) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REBALANCE_S if is_complete else _REBALANCE_AGAIN_S):
+                async with asyncio.timeout(pause_s):
                     await self._rebalance.wait()
             self._rebalance.clear()
-            is_complete = await self._balance()
+            pause_s = await self._balance()
 
-    async def _balance(self) -> bool:
-        """Acquire and release queues.
-
-        Return False if the result is incomplete and another attempt should follow soon.
-        """
+    async def _balance(self) -> float:
+        """Acquire and release queues. Return the time in seconds until the next attempt."""
         is_complete = True
         is_balanced = True
         for topic in list(self._subscriptions):
@@ -303,6 +306,7 @@ class PushConsumer(RemotingClient):
                 async with self._balancing:
                     is_complete &= await self._balance_topic(topic)
             except TopicRefused:
+                self._missing.add(topic)
                 # The broker creates the retry topic some time after the first heartbeat.
                 is_complete &= topic != self._retry_topic
             except BrokerError as error:
@@ -315,12 +319,19 @@ class PushConsumer(RemotingClient):
                 is_balanced &= is_complete
         self._is_balanced = is_balanced
         self._was_balanced |= is_balanced
-        return is_complete
+        if not is_complete:
+            return _REBALANCE_AGAIN_S
+        return _MISSING_TOPIC_S if self._missing else _REBALANCE_S
 
     async def _balance_topic(self, topic: str) -> bool:
         if not self._is_running:
             return True
         queues = (await self._client.routes.get(topic)).subscribe_queues(topic)
+        if topic in self._missing:
+            # Its brokers may be new to this client, and would otherwise not know this member until the next
+            # heartbeat.
+            self._missing.discard(topic)
+            await self._heartbeat()
         assigned = list(queues)
         if self._is_clustering:
             members = await self._members(topic)

@@ -194,6 +194,32 @@ async def test_consumers_with_default_settings_start_at_the_first_message_of_a_r
             assert [one.body for one in await pulling.poll(60)] == [b"new"]
 
 
+@pytest.mark.parametrize("model", list(MessageModel))
+async def test_a_consumer_can_start_before_its_topic_exists(
+    names: str, model: MessageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_adapter.client.push_consumer._MISSING_TOPIC_S", 0.1)
+    seen: list[bytes] = []
+    consumer = PushConsumer(
+        "g",
+        names,
+        lambda messages: seen.extend(one.body for one in messages),
+        model=model,
+        settings=CONSUMING,
+        options=OPTIONS,
+    )
+    consumer.subscribe(TOPIC)
+    async with (
+        Producer("p", names, options=OPTIONS) as producer,
+        Admin(names, options=OPTIONS) as admin,
+        consumer,
+    ):
+        assert consumer.is_balanced and consumer.assigned == []
+        await admin.create_topic(TOPIC, queues=1)
+        await producer.send(Message(TOPIC, b"first"))
+        await until(lambda: seen == [b"first"])
+
+
 async def test_a_member_that_was_given_nothing_has_stored_where_it_started(names: str) -> None:
     """Or the next one would start behind the messages that arrived between them."""
     seen: list[bytes] = []
