@@ -332,11 +332,15 @@ def check_loaded(
         IntakeError: no line is readable.
     """
     started = time.monotonic()
+    shown = ""
 
     def progress(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        line = f"{what}: {done} of {total} done"
         # Show progress only in long checks.
-        if time.monotonic() - started > PROGRESS_AFTER_S:
-            write_error(f"{what}: {done} of {total} done")
+        if line != shown and time.monotonic() - started > PROGRESS_AFTER_S:
+            shown = line
+            write_error(line)
 
     make_tables(engine, partial(progress, "tables"))
     troubles = file_troubles(engine, intake)

@@ -112,6 +112,15 @@ _SETTINGS = {
 }
 
 
+#: Logging of the JVM. With another level than warn, Spark prints a hint how to change it.
+_NO_LOG = """\
+appender.none.type = Null
+appender.none.name = none
+rootLogger.level = warn
+rootLogger.appenderRef.none.ref = none
+"""
+
+
 def schema() -> StructType:
     """Return the schema of raw lines, with a column for lines that do not fit it."""
     fields = [StructField(name, _TYPES[kind]) for name, kind in FIELDS.items()]
@@ -146,7 +155,10 @@ def start(
     if "SPARK_ENV_LOADED" not in os.environ:
         builder = builder.config("spark.driver.memory", memory)
         archive = _class_archive(home) if archived else None
+        logging = work_dir / "log4j2.properties"
+        logging.write_text(_NO_LOG)
         options = [_QUICK_JVM if quick else _LARGE_JVM, *([archive.options] if archive else [])]
+        options.append(f"-Dlog4j2.configurationFile={logging.absolute().as_uri()}")
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
         builder = builder.config("spark.driver.extraClassPath", _first_jars())
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
