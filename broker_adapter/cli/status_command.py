@@ -12,7 +12,7 @@ import click
 
 from broker_adapter.cli.connect.errors import error_line
 from broker_adapter.cli.connect.options import json_option, shown_time, target_options
-from broker_adapter.cli.connect.target import Target
+from broker_adapter.cli.connect.target import Target, unreachable
 from broker_adapter.client import Admin
 from broker_adapter.errors import BrokerError
 from broker_adapter.namesrv.values import BrokerEntry, ClusterInfo
@@ -108,7 +108,7 @@ async def query_nodes(target: Target, log_group: str) -> Answers:
         infos = await target.cluster_infos()
         found = [info for info in infos.values() if isinstance(info, ClusterInfo)]
         if not found:
-            raise await target.unreachable(infos)
+            raise unreachable(infos)
         for address, info in infos.items():
             if isinstance(info, BrokerError):
                 click.echo(f"NameServer {address} did not respond: {info.message}", err=True)

@@ -35,6 +35,7 @@ from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.signing import sign
 from broker_adapter.wire.broker_ids import MASTER_ID
 from broker_adapter.wire.unique_keys import UniqueKeys
+from dledger.infra.port_kinds import PortHints, PortKind
 from dledger.infra.quotas import FairQueue
 
 
@@ -58,7 +59,9 @@ class ClientInstance:
         self.options = options or ClientOptions()
         self.dispatch = Dispatch()
         self.connections = Connections(self.options, self.dispatch, tls)
-        self.name_servers = NameServers(name_servers, self.connections, self.options)
+        self.name_servers = NameServers(
+            name_servers, self.connections, self.options, PortHints(PortKind.NAME_SERVER, lambda: tls)
+        )
         self.routes = RouteCache(self.name_servers, self.options)
         self.keys = UniqueKeys(now_ms)
         #: Identifies a member of a group, so each client needs a different id.
@@ -177,7 +180,11 @@ class NameServers:
     """Sends requests to one NameServer until that one fails, and then to the next one."""
 
     def __init__(
-        self, addresses: Sequence[str] | str, connections: Connections, options: ClientOptions
+        self,
+        addresses: Sequence[str] | str,
+        connections: Connections,
+        options: ClientOptions,
+        hints: PortHints,
     ) -> None:
         """`addresses`: host:port each, or one string with `;` as separator, as in RocketMQ's settings."""
         given = addresses.split(";") if isinstance(addresses, str) else addresses
@@ -186,6 +193,7 @@ class NameServers:
             raise ValueError("a client needs at least one NameServer address")
         self._connections = connections
         self._options = options
+        self._hints = hints
         self._current = 0
 
     async def invoke(self, request: RemotingCommand) -> RemotingCommand:
@@ -193,15 +201,22 @@ class NameServers:
 
         Raises NameServerUnavailable (NAMESRV_UNREACHABLE).
         """
-        problems = []
+        problems = {}
         for _ in self.addresses:
             address = self.addresses[self._current % len(self.addresses)]
             try:
-                return await self._connections.invoke(address, request, self._options.request_timeout_s)
+                answer = await self._connections.invoke(address, request, self._options.request_timeout_s)
             except (PutRefused, AnswerMissing) as error:
-                problems.append(error.message)
-                self._current += 1
-        raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, "; ".join(problems))
+                problems[address] = error.message
+            else:
+                is_unknown = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                if not (is_unknown and (hint := await self._hints.hint(address))):
+                    return answer
+                problems[address] = hint
+            self._current += 1
+        hints = await asyncio.gather(*map(self._hints.hint, problems))
+        texts = (hint or text for hint, text in zip(hints, problems.values(), strict=True))
+        raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, "; ".join(texts))
 
 
 class RouteCache:

@@ -34,6 +34,7 @@ from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.wire.broker_ids import MASTER_ID
 from broker_adapter.wire.longs import long_of
 from dledger import TlsFiles
+from dledger.infra.port_kinds import ALPN, PortHints, PortKind
 from dledger.infra.transport.tls import ClientTls
 
 T = TypeVar("T")
@@ -60,7 +61,10 @@ class NameServerClient:
         self.addresses = tuple(dict.fromkeys(addresses))
         if not self.addresses:
             raise ValueError("at least one NameServer address is required")
-        self._security = None if tls is None else ClientTls(tls)
+        self._security = security = None if tls is None else ClientTls(tls)
+        self._hints = PortHints(
+            PortKind.NAME_SERVER, lambda: None if security is None else security.stream_context(ALPN)
+        )
         self._timeout_s = timeout_s
         self._connections: dict[str, RemotingConnection] = {}
         self._current = 0
@@ -157,6 +161,18 @@ class NameServerClient:
         self, address: str, code: RequestCode, fields: Mapping[str, str], but: ResponseCode | None = None
     ) -> RemotingCommand:
         """Send a request. Return the response if its code is SUCCESS or `but`; otherwise raise an error."""
+        try:
+            return await self._request(address, code, fields, but)
+        except BrokerError as error:
+            if error.status not in (Status.NAMESRV_UNREACHABLE, Status.CODE_UNKNOWN):
+                raise
+            if not (hint := await self._hints.hint(address)):
+                raise
+            raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, hint) from None
+
+    async def _request(
+        self, address: str, code: RequestCode, fields: Mapping[str, str], but: ResponseCode | None
+    ) -> RemotingCommand:
         try:
             connection = self._connections.get(address)
             if connection is None or connection.is_closed:

@@ -32,6 +32,12 @@ _TURN, _TURN_BYTES = 16, 16 << 10
 _OPAQUES = 1 << 31
 _INT = struct.Struct(">i")
 _MARK_END = 2 * _INT.size
+#: The first bytes of other protocols, which are read as the length of a frame.
+_OTHER_PROTOCOLS = {
+    b"HTTP": "the other end is an HTTP server, such as a status page",
+    b"GET ": "the other end is an HTTP client, and this is no status page",
+    b"PRI ": "the other end is a gRPC client, and this is no gRPC port",
+}
 _COMPACT_BYTES = 64 << 10
 #: Values of SO_LINGER: reset the connection and drop unsent data, or close it normally.
 _RESET, _IN_ORDER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
@@ -112,7 +118,9 @@ class FrameReader:
             return None
         length: int = _INT.unpack_from(self._buffer, self._at)[0]
         if not _INT.size <= length <= self._max_frame:
-            raise FrameRefused(f"the frame is {length} bytes long; expected {_INT.size} to {self._max_frame}")
+            other = _OTHER_PROTOCOLS.get(_INT.pack(length))
+            text = f"the frame is {length} bytes long; expected {_INT.size} to {self._max_frame}"
+            raise FrameRefused(f"{text}: {other}" if other else text)
         if buffered >= _MARK_END:
             _, header = split_mark(_INT.unpack_from(self._buffer, self._at + _INT.size)[0])
             if header > length - _INT.size:

@@ -306,12 +306,21 @@ class AsyncClient:
     def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
         """Verify all entries stored by `server` and repair damage. Yields progress until done."""
         self._check_open()
-        return self._directory.client(server).scrub(bytes_per_second)
+        return self._explained(server, self._directory.client(server).scrub(bytes_per_second))
 
     def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a header, then all entries committed at `server` now, in their stored encoding."""
         self._check_open()
-        return self._directory.client(server).backup()
+        return self._explained(server, self._directory.client(server).backup())
+
+    async def _explained(self, server: str, parts: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """Yield the parts. A failure names what listens at the address, if that is not a node."""
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+        except NetworkFailure as failure:
+            raise await self._directory.explained(server, failure) from None
 
     async def _on_leader(
         self,

@@ -9,8 +9,10 @@ from contextlib import suppress
 import tenacity
 
 from dledger.errors import Code, DLedgerError, NotLeader
+from dledger.infra.port_kinds import ALPN, PortHints, PortKind
 from dledger.infra.transport.channels import ChannelSecurity
-from dledger.rpc.log_client import LogClient, TlsFailure
+from dledger.infra.transport.tls import ClientTls
+from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
 from dledger.status.model import NodeStatus
 
 #: Time limit of a status request in a search, in seconds.
@@ -45,6 +47,8 @@ class LeaderDirectory:
             raise ValueError("at least one server address is needed")
         self._group = group
         self._security = security
+        tls = security if isinstance(security, ClientTls) else None
+        self._hints = PortHints(PortKind.GRPC, lambda: None if tls is None else tls.stream_context(ALPN))
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._failures: dict[str, DLedgerError] = {}  # of the last request of a search, by server
@@ -146,7 +150,7 @@ class LeaderDirectory:
             try:
                 return await self.client(address).get_status(timeout)
             except DLedgerError as error:
-                return error
+                return await self.explained(address, error)
 
         answers = await asyncio.gather(*map(status_of, self.addresses))
         return dict(zip(self.addresses, answers, strict=True))
@@ -190,6 +194,13 @@ class LeaderDirectory:
         assert search.best is not None
         self.term = max(self.term, search.best[0])
         return search.best[1]
+
+    async def explained(self, address: str, failure: DLedgerError) -> DLedgerError:
+        """Return the failure, or an error with the server that listens at the address in place of a node."""
+        if not (isinstance(failure, NetworkFailure) and failure.may_be_other_port):
+            return failure
+        hint = await self._hints.hint(address)
+        return NetworkFailure(hint) if hint else failure
 
     def note_failure(self, address: str, failure: DLedgerError | None) -> None:
         """Record the failure of a server, or its answer, for `no_leader`."""
@@ -258,7 +269,7 @@ class _LeaderSearch:
         try:
             status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
         except DLedgerError as failure:
-            self._directory.note_failure(address, failure)
+            self._directory.note_failure(address, await self._directory.explained(address, failure))
             raise
         self._directory.note_failure(address, None)
         if address in self._directory.addresses:

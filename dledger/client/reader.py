@@ -143,7 +143,7 @@ class LogReadStream:
         try:
             await client.get_status(PROBE_TIMEOUT)
         except DLedgerError as error:
-            raise self._give_up(address, error) from None
+            raise self._give_up(address, await self._directory.explained(address, error)) from None
         return client
 
     def _give_up(self, address: str, reason: DLedgerError) -> _ServerFailed:
@@ -164,7 +164,8 @@ class LogReadStream:
             chunk = waiting.result()
             return None if chunk is None else self._accept(chunk)
         except NetworkFailure as failure:
-            raise self._give_up(client.address, failure) from None
+            reason = await self._directory.explained(client.address, failure)
+            raise self._give_up(client.address, reason) from None
         except ReadFailed as error:
             # A lagging follower does not have the end yet that another server has reported.
             if error.code == Code.READ_NOT_CONFIRMED or (

@@ -18,7 +18,7 @@ import grpc.aio
 from dledger.errors import Code, DLedgerError, Overloaded, error_for
 from dledger.infra.transport.call_limit import TOO_MANY_CALLS
 from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
-from dledger.infra.transport.tls_failures import explain, explain_unreachable
+from dledger.infra.transport.tls_failures import explain, explain_unreachable, is_absent
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request, wire_ms
@@ -36,6 +36,8 @@ class NetworkFailure(DLedgerError):
     server may or may not have executed the request."""
 
     default_code = Code.NETWORK_ERROR
+    #: True if the server may be of another kind: it accepted a connection and then closed it, for example.
+    may_be_other_port = False
 
 
 class TlsFailure(NetworkFailure):
@@ -87,9 +89,12 @@ def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurit
         # The call was not processed: this code is definite.
         return Overloaded(f"{address}: {details}", code=Code.TOO_MANY_CONNECTIONS)
     if (known := explain(address, error.details(), security)) is not None:
-        return TlsFailure(f"{address}: {known.message}", code=known.code)
-    problem = explain_unreachable(details) or f"{error.code().name}: {details}"
-    return NetworkFailure(f"{address}: {problem}")
+        failure: NetworkFailure = TlsFailure(f"{address}: {known.message}", code=known.code)
+    else:
+        problem = explain_unreachable(details) or f"{error.code().name}: {details}"
+        failure = NetworkFailure(f"{address}: {problem}")
+    failure.may_be_other_port = error.code() is grpc.StatusCode.UNAVAILABLE and not is_absent(details)
+    return failure
 
 
 async def answer_of(

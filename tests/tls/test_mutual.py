@@ -18,8 +18,9 @@ from dledger.cli.local.certificates import Authority
 from dledger.client import TlsFiles
 from dledger.core.messages import Heartbeat, PositionRequest, PushResponse, TakeLeadership, VoteRequest
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader
+from dledger.infra.port_kinds import ALPN, PortKind, port_kind_at
 from dledger.infra.transport.channels import ChannelSecurity
-from dledger.infra.transport.tls import channel_security, load
+from dledger.infra.transport.tls import ClientTls, channel_security, load
 from dledger.node.server import NodeServer
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
@@ -115,6 +116,28 @@ async def test_a_server_with_another_name_or_without_tls(world: TlsWorld) -> Non
             await client.get_status(2.0)
         assert caught.value.code is Code.PLAINTEXT_REFUSED
         await client.close()
+
+
+async def test_a_port_with_tls_is_recognized(world: TlsWorld) -> None:
+    single = {"n1": world.members["n1"]}
+    tls = {"tls": world.section(world.files("n1"))}
+    async with running(make_server(world.folder, "n1", single, tls)) as (node,):
+        context = ClientTls(world.client_files()).stream_context(ALPN)
+        assert await port_kind_at(node.address, context) is PortKind.GRPC
+        assert await port_kind_at(node.address) is None, "its server closes plain text"
+    assert await port_kind_at(node.address, context) is None, "no server listens"
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 20, b"\xff" * 20, b"[1]" * 20])
+async def test_a_server_of_another_kind_is_not_recognized(answer: bytes) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await port_kind_at(f"127.0.0.1:{port}") is None
 
 
 POSERS = [

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker_adapter.client import Admin, ClientOptions
-from broker_adapter.client.port_kinds import RemotingPortKind, remoting_port_at
 from broker_adapter.errors import BrokerError, PutRefused, Status
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.values import ClusterInfo
@@ -68,19 +67,7 @@ class Target:
             await asyncio.sleep(_POLL_SECONDS)
         if found:
             return list(found)
-        raise await self.unreachable(infos)
-
-    async def unreachable(self, infos: Mapping[str, ClusterInfo | BrokerError]) -> PutRefused:
-        """Return the error to report when no NameServer has responded."""
-        failures = "; ".join(str(info) for info in infos.values())
-        mistakes = await self._mistaken_ports(self.namesrv, are_nodes=False)
-        return PutRefused(Status.NOT_CONNECTED, mistakes or f"no NameServer responded: {failures}")
-
-    async def _mistaken_ports(self, addresses: Sequence[str], *, are_nodes: bool) -> str:
-        found = await mistaken_ports(
-            addresses, are_nodes=are_nodes, tls=self.tls, remoting_tls=self.client_tls
-        )
-        return "; ".join(found)
+        raise unreachable(infos)
 
     async def cluster_infos(self) -> Mapping[str, ClusterInfo | BrokerError]:
         """Query each NameServer. Return its cluster information, or the error, by address."""
@@ -98,10 +85,9 @@ class Target:
         names = sorted({name for owner in owners for name in owner.get("nameservers", ())})
         if names:
             return names
-        failures = [str(answer) for answer in answers.values() if not isinstance(answer, NodeStatus)]
-        problem = "; ".join(failures) or "their brokers do not register with a NameServer"
-        mistakes = await self._mistaken_ports(self.servers, are_nodes=True) if failures else ""
-        raise PutRefused(Status.NOT_CONNECTED, mistakes or f"{', '.join(self.servers)}: {problem}")
+        failures = [answer.message for answer in answers.values() if not isinstance(answer, NodeStatus)]
+        problem = f"{', '.join(self.servers)}: their brokers do not register with a NameServer"
+        raise PutRefused(Status.NOT_CONNECTED, "; ".join(failures) or problem)
 
     @asynccontextmanager
     async def admin(self) -> AsyncGenerator[Admin, None]:
@@ -110,38 +96,7 @@ class Target:
             yield admin
 
 
-_SECONDS = 2.0
-
-
-async def mistaken_ports(
-    addresses: Sequence[str],
-    *,
-    are_nodes: bool,
-    tls: TlsFiles | None,
-    remoting_tls: ssl.SSLContext | None,
-) -> list[str]:
-    """Return a hint for each address that belongs to the wrong kind of server.
-
-    `are_nodes`: the addresses are from `--servers`, not from `--namesrv`.
-    """
-    questions = (_mistake(address, are_nodes, tls, remoting_tls) for address in addresses)
-    return [text for text in await asyncio.gather(*questions) if text]
-
-
-async def _mistake(
-    address: str, are_nodes: bool, tls: TlsFiles | None, remoting_tls: ssl.SSLContext | None
-) -> str:
-    port = await remoting_port_at(address, timeout_s=_SECONDS, tls=remoting_tls)
-    if port is RemotingPortKind.BROKER:
-        return f"{address} is a broker's port for RocketMQ clients: pass its `listen` address to --servers"
-    if port is RemotingPortKind.NAME_SERVER:
-        return f"{address} is a NameServer: pass it to --namesrv" if are_nodes else ""
-    if are_nodes:
-        return ""
-    return f"{address} is a node: pass it to --servers" if await _is_node(address, tls) else ""
-
-
-async def _is_node(address: str, tls: TlsFiles | None) -> bool:
-    async with AsyncClient([address], session=False, tls=tls) as client:
-        answers = await client.status(timeout=_SECONDS)
-    return any(isinstance(one, NodeStatus) for one in answers.values())
+def unreachable(infos: Mapping[str, ClusterInfo | BrokerError]) -> PutRefused:
+    """Return the error to report when no NameServer has responded."""
+    failures = (info.message for info in infos.values() if isinstance(info, BrokerError))
+    return PutRefused(Status.NOT_CONNECTED, f"no NameServer responded: {'; '.join(failures)}")

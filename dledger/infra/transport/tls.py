@@ -11,6 +11,7 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -262,10 +263,12 @@ class ClientTls:
             self._security = channel_security(self._keeper.material)
         return self._security
 
-    def stream_context(self) -> ssl.SSLContext:
-        """Create a context for a protocol other than gRPC, from the current files. Create one per
-        connection."""
+    def stream_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+        """Create a context for a protocol other than gRPC, from the current files. Create one per connection.
+        `protocols`: for ALPN."""
         context = _context(ssl.PROTOCOL_TLS_CLIENT)
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
         files = self._keeper.files
         if files.certificate is not None and files.key is not None:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)

@@ -53,7 +53,14 @@ _UNREACHABLE = (
     ("Connection refused", "connection refused: no server listens there"),
     ("errors resolving", "the host name is unknown"),
     ("Failed parsing HTTP/2", "no gRPC server listens there: is this another port of the node?"),
+    ("Method not found", "this gRPC port does not serve the log: is it for RocketMQ 5 clients only?"),
 )
+_ABSENT = ("Connection refused", "errors resolving")
+
+
+def is_absent(details: str) -> bool:
+    """Return True if no server listens at the address."""
+    return any(sign in details for sign in _ABSENT)
 
 
 def explain_unreachable(details: str | None) -> str | None:

@@ -240,23 +240,6 @@ def test_status_shows_roles_lag_and_registrations(cluster: LocalCluster, on_brok
     assert any(line.split()[-3:] == ["SYNC_MASTER", "0", "B"] for line in body)
 
 
-def test_another_port_than_the_one_that_was_asked_for_is_named_with_the_fix(
-    cluster: LocalCluster, on_broker: BrokerCommand
-) -> None:
-    names, node = cluster.plan.companions[0], next(iter(cluster.plan.nodes))
-    of_broker = (
-        f"{node.remoting_address} is a broker's port for RocketMQ clients: pass its `listen` address to"
-    )
-    for option, address, text in (
-        ("--servers", node.remoting_address, of_broker),
-        ("--namesrv", node.remoting_address, of_broker),
-        ("--servers", names.address, f"{names.address} is a NameServer: pass it to --namesrv"),
-        ("--namesrv", node.address, f"{node.address} is a node: pass it to --servers"),
-    ):
-        shown = on_broker("broker", "topic", "list", option, address, "--timeout", "1", code=1).stderr
-        assert shown.startswith(f"error 705 NOT_CONNECTED: {text}"), (option, address, shown)
-
-
 def test_what_does_not_exist_cannot_be_deleted(on_broker: BrokerCommand) -> None:
     topic = on_broker("broker", "topic", "delete", "nothing", code=1).stderr
     assert topic.startswith("error 720 TOPIC_UNKNOWN: topic 'nothing' does not exist on any broker")

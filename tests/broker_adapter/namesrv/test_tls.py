@@ -14,7 +14,7 @@ from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.config import load_config
 from broker_adapter.namesrv.registration import Registrar
-from dledger import ConfigError, TlsFiles
+from dledger import AsyncClient, ConfigError, TlsFiles
 from tests.broker_adapter.namesrv.helpers import name_server, registration, until
 from tests.tls.world import TlsWorld
 
@@ -58,6 +58,16 @@ async def test_nobody_stays_registered_in_the_name_of_another(
         assert "may not register n1" in registrar.status()[server.address].last_error
         assert not server.name_server.brokers()
         await registrar.stop()
+
+
+async def test_a_client_of_the_log_names_the_server_that_it_met(world: TlsWorld, tmp_path: Path) -> None:
+    tls = section(world.files("namesrv"))
+    async with name_server(tmp_path / "data", tls=tls, http_listen="127.0.0.1:0") as server:
+        page = str(server.http_address)
+        async with AsyncClient([server.address, page], tls=world.files("n1"), session=False) as client:
+            answers = await client.status()
+        assert f"{server.address}: a NameServer listens there" in str(answers[server.address])
+        assert f"{page}: an HTTP server, such as a status page, listens there" in str(answers[page])
 
 
 @pytest.mark.parametrize("kind", ["plain text", "no certificate"])
