@@ -1,5 +1,6 @@
 package org.apache.rocketmq.test.grpc.v2;
 
+import org.apache.rocketmq.proxy.config.ConfigurationManager;
 import org.apache.rocketmq.test.base.RemoteBroker;
 import org.junit.After;
 import org.junit.Before;
@@ -19,6 +20,7 @@ public class LocalGrpcIT extends GrpcBaseIT {
         super.setUp();
         String address = ((RemoteBroker) brokerController1).grpcAddress();
         int port = Integer.parseInt(address.split(":")[1]);
+        ConfigurationManager.getProxyConfig().setGrpcServerPort(port); // the tests expect it in routes
         blockingStub = createBlockingStub(createChannel(port));
         stub = createStub(createChannel(port));
     }

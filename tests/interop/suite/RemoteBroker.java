@@ -11,7 +11,9 @@ import org.apache.rocketmq.broker.topic.TopicConfigManager;
 import org.apache.rocketmq.broker.topic.TopicQueueMappingCleanService;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
+import org.apache.rocketmq.remoting.protocol.admin.OffsetWrapper;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.config.BrokerRole;
@@ -77,7 +79,7 @@ public final class RemoteBroker extends BrokerController {
 
     @Override
     public ConsumerOffsetManager getConsumerOffsetManager() {
-        return Offsets.create(admin);
+        return Offsets.create(admin, config.getBrokerName());
     }
 
     @Override
@@ -164,9 +166,17 @@ public final class RemoteBroker extends BrokerController {
             return groups;
         }
 
+        /** Return the settings of the group, which is created if it does not exist, as in RocketMQ. */
         @Override
         public SubscriptionGroupConfig findSubscriptionGroupConfig(String group) {
-            return admin.call(tool -> tool.examineSubscriptionGroupConfig(admin.address, group));
+            SubscriptionGroupConfig config =
+                    admin.call(tool -> tool.examineSubscriptionGroupConfig(admin.address, group));
+            if (config == null) {
+                config = new SubscriptionGroupConfig();
+                config.setGroupName(group);
+                updateSubscriptionGroupConfig(config);
+            }
+            return config;
         }
 
         @Override
@@ -177,24 +187,34 @@ public final class RemoteBroker extends BrokerController {
 
     private static final class Offsets extends ConsumerOffsetManager {
         private RemoteAdmin admin;
+        private String broker;
 
-        static Offsets create(RemoteAdmin admin) {
+        static Offsets create(RemoteAdmin admin, String broker) {
             Offsets offsets = NotPossible.withoutConstructor(Offsets.class);
             offsets.admin = admin;
+            offsets.broker = broker;
             return offsets;
         }
 
-        /** Return the offset that the group has committed, or -1 without one. */
+        /** Return the offset that the group has committed, or -1 if the group's statistics lack the queue. */
         @Override
         public long queryOffset(String group, String topic, int queue) {
+            OffsetWrapper offsets = offsetsOf(group, topic, queue);
+            return offsets == null ? -1 : offsets.getConsumerOffset();
+        }
+
+        /** Return the offset up to which members have pulled, or -1 if the statistics lack the queue. */
+        @Override
+        public long queryPullOffset(String group, String topic, int queue) {
+            OffsetWrapper offsets = offsetsOf(group, topic, queue);
+            return offsets == null ? -1 : offsets.getPullOffset();
+        }
+
+        private OffsetWrapper offsetsOf(String group, String topic, int queue) {
+            MessageQueue key = new MessageQueue(topic, broker, queue);
             return admin.call(tool -> tool.examineConsumeStats(admin.address, group, topic, RemoteAdmin.TIMEOUT_MS))
                     .getOffsetTable()
-                    .entrySet()
-                    .stream()
-                    .filter(one -> one.getKey().getTopic().equals(topic) && one.getKey().getQueueId() == queue)
-                    .mapToLong(one -> one.getValue().getConsumerOffset())
-                    .findFirst()
-                    .orElse(-1);
+                    .get(key);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 _ADMINISTRATION = "[deviation](deviations.md#administration)"
 _CONSUMERS = "[deviation](deviations.md#consumers)"
+_PRIORITY = f"the priority of a message has no effect ({_ADMINISTRATION})"
 _RECALL = "a recall handle identifies one message, also with a delay level ([deviation](deviations.md#sends))"
 _STATIC = f"static topics are not supported ({_ADMINISTRATION})"
 
@@ -14,9 +15,11 @@ NOT_RUN = {
 #: Reasons why a class does not pass completely.
 REASONS = {
     "client.consumer.pop.PopOrderlyIT": f"an acknowledged message is not delivered again ({_CONSUMERS})",
-    "client.consumer.pop.PopPriorityIT": f"the priority of a message has no effect ({_ADMINISTRATION})",
+    "client.consumer.pop.PopPriorityIT": _PRIORITY,
     "client.producer.batch.BatchSendIT": f"`queue.type=BatchCQ` has no effect ({_ADMINISTRATION})",
     "client.producer.querymsg.QueryMsgByKeyIT": f"a query returns more than 64 messages ({_CONSUMERS})",
+    "grpc.v2.ClusterGrpcIT": f"RocketMQ's proxy with our brokers; {_PRIORITY}",
+    "grpc.v2.LocalGrpcIT": f"our gRPC port; assigns queues of the node's own broker; {_PRIORITY}",
     "offset.LagCalculationIT": "registers a filter in the broker's ConsumerFilterManager",
     "offset.OffsetNotFoundIT": "registers an RPCHook in the broker",
     "offset.OffsetResetForPopIT": "reads the broker's ConsumerOrderInfoManager",

@@ -29,6 +29,8 @@ _READY_S, _STOP_S = 300, 60
 _NODE = "n1"
 #: RocketMQ's tests wait for transaction checks and set these times to 1 s in the process of the broker.
 _DELIVERY = {"check_first_ms": 3_000, "check_again_ms": 1_000}
+#: Limits that the tests lower in the configuration of RocketMQ's proxy.
+_GRPC = {"min_invisible_ms": 3, "min_polling_ms": 0}
 
 
 class SuiteServers:
@@ -85,6 +87,7 @@ class SuiteServers:
             "cluster": cluster_name,
             "namesrv": [self.name_server],
             "delivery": _DELIVERY,
+            "rocketmq_v2": _GRPC,
             "remoting": {**program["settings"]["remoting"], "tls_mode": "permissive"},
         }
         if self._store == "classic":
