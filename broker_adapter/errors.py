@@ -17,6 +17,7 @@ As in `dledger.errors`, the class determines what a caller may conclude::
     +-- IllegalMessage      the message itself is invalid: a retry cannot help
     +-- ReadFailed          a read found nothing to return
     +-- StoredDataDamaged   stored bytes that no broker writes
+    +-- CompressionUnavailable  an optional package for the compression of bodies is not installed
     +-- NameServerRefused   a NameServer refused a request and changed nothing
     |   +-- NameServerBusy  ... later: a limit was reached, nothing is wrong
     +-- NameServerUnavailable  no response: the request may or may not have been executed
@@ -120,6 +121,10 @@ class ReadFailed(BrokerError):
 
 class StoredDataDamaged(BrokerError):
     """Stored bytes are invalid. The message describes the problem."""
+
+
+class CompressionUnavailable(BrokerError):
+    """The package for the compression of a message body is not installed."""
 
 
 class NameServerRefused(BrokerError):
@@ -524,6 +529,17 @@ class Status(IntEnum):
         "A mirror cannot take over from its master yet. The master still accepts messages.",
         "The message gives the reason.",
         "See docs/moving-in.md for the reason; run the mirror again.")
+    # -- compressed bodies
+    BODY_UNREADABLE = (820, R.SYSTEM_ERROR, StoredDataDamaged,
+        "The compressed body of a message cannot be decompressed.",
+        "The producer compressed it by another method than its flag specifies, it is damaged, or it exceeds "
+        "16 MiB after decompression.",
+        "Check the producer, and send the message again. Push consumers move it to the dead letters of their "
+        "group, pull consumers skip it.")
+    COMPRESSION_UNAVAILABLE = (821, R.SYSTEM_ERROR, CompressionUnavailable,
+        "A message body is compressed with LZ4 or Zstandard, and the package for it is not installed.",
+        "The Python client was installed without the extra `compression`.",
+        "Run `pip install 'dledger[compression]'` and restart the client. Its consumers wait at the message.")
     # -- HA: between master and slave
     HA_REPORT_REFUSED = (830, R.SYSTEM_ERROR, HaRefused,
         "A slave reports data that its master never sent, or less data than before.",

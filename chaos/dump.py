@@ -9,16 +9,18 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 from broker_adapter.delivery_state.commands import DELIVERY_TOPIC
-from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.errors import CompressionUnavailable, StoredDataDamaged
 from broker_adapter.log.classic.store_directory import StoreDirectory
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.store.offline import OfflineIndex, OfflineQueues
+from broker_adapter.wire.compression import decompress
 from broker_adapter.wire.index_layout import index_keys
 from broker_adapter.wire.java_hash import tag_code
 from broker_adapter.wire.message import MessageRecord, decode
@@ -33,6 +35,7 @@ from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.store.offline.inspect import OfflineLog, StoredEntry
 
 _ANY_BODY = 1 << 30
+_MAX_DECOMPRESSED = 64 << 20
 #: Topics with the broker's own state, not client messages.
 _OWN_TOPICS = (METADATA_TOPIC, DELIVERY_TOPIC)
 #: Fields that are compared with other files of the same node. They are omitted for a lost log, whose node has
@@ -132,7 +135,7 @@ def classic_records(directory: StoreDirectory) -> Iterator[ClassicRecord]:
         else:
             properties = split_properties(message.properties)
             fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
-            fields |= {"mid": number_of(message.body), "digest": digest(message.body)}
+            fields |= _body_fields(message)
             fields |= {"size": len(record), "tag_hash": tag_code(properties.get(TAGS, ""))}
             keys = index_keys(message.topic, properties.get(UNIQ_KEY), properties.get(KEYS))
         yield ClassicRecord(fields, message.physical_offset, keys)
@@ -187,7 +190,7 @@ class _LedgerDump:
             fields["internal"] = True
         elif message is not None:
             fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
-            fields |= {"mid": number_of(message.body), "digest": digest(message.body)}
+            fields |= _body_fields(message)
             fields |= self._derived(message, entry)
         else:
             fields |= {"mid": UNREADABLE if self._is_broker else number_of(entry.body)}
@@ -234,6 +237,14 @@ def _message_in(entry: StoredEntry) -> MessageRecord | None:
         return decode(entry.body, max_body_bytes=_ANY_BODY)
     except StoredDataDamaged:
         return None
+
+
+def _body_fields(message: MessageRecord) -> dict[str, int | str]:
+    """Return number and digest of the body that the producer sent: producers compress large bodies."""
+    body = message.body
+    with suppress(StoredDataDamaged, CompressionUnavailable):
+        body = decompress(body, message.sys_flag, _MAX_DECOMPRESSED)
+    return {"mid": number_of(body), "digest": digest(body)}
 
 
 def _dump_queues(

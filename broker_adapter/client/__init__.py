@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         AnswerMissing,
         BrokerError,
         Busy,
+        CompressionUnavailable,
         GroupRefused,
         IllegalMessage,
         NameServerRefused,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         TopicRefused,
     )
     from broker_adapter.remoting.signing import Credentials
+    from broker_adapter.wire.compression import CompressionType
 
 __all__ = [
     "Admin",
@@ -78,6 +80,8 @@ __all__ = [
     "BrokerError",
     "Busy",
     "ClientOptions",
+    "CompressionType",
+    "CompressionUnavailable",
     "ConsumeFromWhere",
     "ConsumeSettings",
     "ConsumeStatus",
@@ -135,6 +139,8 @@ _HOMES = {
     "BrokerError": "broker_adapter.errors",
     "Busy": "broker_adapter.errors",
     "ClientOptions": "broker_adapter.client.options",
+    "CompressionType": "broker_adapter.wire.compression",
+    "CompressionUnavailable": "broker_adapter.errors",
     "ConsumeFromWhere": "broker_adapter.client.consumer_calls",
     "ConsumeSettings": "broker_adapter.client.queue_worker",
     "ConsumeStatus": "broker_adapter.client.queue_worker",

@@ -398,7 +398,7 @@ class Admin(RemotingClient):
         newest first.
 
         `begin_ms`, `end_ms`: range of store times, ms since 1970. `is_unique`: `key` is a producer's message
-        id.
+        id. Raises StoredDataDamaged (BODY_UNREADABLE) if the compressed body of a message is invalid.
         """
         request = requests.query(
             topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms, is_unique=is_unique
@@ -411,7 +411,10 @@ class Admin(RemotingClient):
                 if not is_absent(error):
                     raise
             else:
-                messages += (await run_in_steps(first_messages(answer.body, name, max_messages)))[0]
+                found, _ = await run_in_steps(first_messages(answer.body, name, max_messages))
+                if errors := [message.body_error for message in found if message.body_error is not None]:
+                    raise errors[0]
+                messages += found
         return messages[:max_messages]
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:

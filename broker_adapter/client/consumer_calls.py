@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from enum import Enum
 
@@ -15,6 +16,8 @@ from broker_adapter.errors import AnswerMissing, BrokerError, PutRefused, ReadFa
 from broker_adapter.remoting.codes import OFFSET_WAS_RESET, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 
+_log = logging.getLogger(__name__)
+
 
 class ConsumeFromWhere(Enum):
     """Where a group starts in a queue for which it has no committed offset."""
@@ -22,6 +25,12 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+def log_failed_pull(log: logging.Logger, queue: MessageQueue, error: BrokerError) -> None:
+    """Log a failed pull that will be retried. No retry succeeds while an optional package is missing."""
+    level = logging.ERROR if error.status is Status.COMPRESSION_UNAVAILABLE else logging.INFO
+    log.log(level, "a pull failed: queue %s, %s", queue, error)
 
 
 class ConsumerRequests:
@@ -41,7 +50,10 @@ class ConsumerRequests:
         max_messages: int,
         wait_s: float,
     ) -> PullResult:
-        """Pull from the broker that the previous response suggested. Raises BrokerError."""
+        """Pull from the broker that the previous response suggested. Logs unreadable messages.
+
+        Raises BrokerError.
+        """
         route = await self._client.routes.get(queue.topic)
         address = route.reader(queue.broker_name, self._suggested.get(queue, 0))
         if address is None:
@@ -56,6 +68,13 @@ class ConsumerRequests:
             await self._refresh_route(queue)
             raise
         result = await run_in_steps(pull_result(answer, queue, subscription, max_messages))
+        for message in result.unreadable:
+            _log.error(
+                "a message is unreadable: queue %s, offset %s, %s",
+                queue,
+                message.queue_offset,
+                message.body_error,
+            )
         self._suggested[queue] = result.suggested_broker
         return result
 

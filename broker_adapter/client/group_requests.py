@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from broker_adapter.client.consumer_calls import ConsumeFromWhere
 from broker_adapter.client.core.subscription import Subscription
@@ -17,6 +17,8 @@ from broker_adapter.remoting.json_bodies import check_limits
 
 #: Lists of members and queues are parsed on the event loop, in up to 40 ms.
 _MAX_BODY_BYTES, _MAX_BODY_VALUES = 4 << 20, 1 << 18
+#: The `delay_level` with which a message becomes a dead letter immediately.
+DEAD_LETTER: Final = -1
 
 
 class MessageModel(Enum):
@@ -100,7 +102,8 @@ def send_back(group: str, message: MessageExt, *, delay_level: int, max_attempts
     """Build CONSUMER_SEND_MSG_BACK.
 
     The broker stores the message in the group's retry topic, or as a dead letter after `max_attempts`.
-    `delay_level` 0: the delay grows with each attempt; -1: the message becomes a dead letter immediately.
+    `delay_level` 0: the delay grows with each attempt; DEAD_LETTER: the message becomes a dead letter
+    immediately.
     """
     fields = {
         "group": group,

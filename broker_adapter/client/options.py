@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker_adapter.remoting.signing import Credentials
+from broker_adapter.wire.compression import CompressionType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +28,7 @@ class ClientOptions:
     max_body_bytes: int = 4 << 20  # of a message before compression, or of a batch
     least_body_bytes: int = 1  # RocketMQ's brokers cannot handle empty bodies
     compress_above_bytes: int = 4096  # RocketMQ's compressMsgBodyOverHowmuch
+    #: RocketMQ's compressType. LZ4 and ZSTD require `dledger[compression]`. Consumers read all types.
+    compress_type: CompressionType = CompressionType.ZLIB
     default_topic_queues: int = 4  # of an automatically created topic
     credentials: Credentials | None = None  # sign every request

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import ssl
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,8 +43,8 @@ from broker_adapter.errors import (
 from broker_adapter.remoting.codes import DUPLICATE_FILTER, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Executor
+from broker_adapter.wire.compression import compressor_of
 from broker_adapter.wire.properties import UNIQ_KEY, join_properties
-from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_ZLIB
 from broker_adapter.wire.topic_names import check_group_name, check_topic_name
 
 _log = logging.getLogger(__name__)
@@ -57,7 +56,6 @@ OnAttempt = Callable[[Sequence[Message], int], None]
 
 #: Larger bodies are compressed on a thread, because they would block the event loop.
 _THREAD_BYTES = 64 << 10
-_COMPRESS_LEVEL = 5  # RocketMQ's
 _LEAST_S = 0.001
 
 
@@ -76,13 +74,15 @@ class Producer(RemotingClient):
     ) -> None:
         """`create_topics`: send messages for unknown topics to brokers that create topics automatically.
 
-        Raises IllegalMessage if the group name is invalid.
+        Raises IllegalMessage if the group name is invalid, and CompressionUnavailable if the package for
+        `ClientOptions.compress_type` is not installed.
         """
         check_group_name(group)
         self._on_attempt = on_attempt
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._options = self._client.options
+        self._compress = compressor_of(self._options.compress_type)
         self._create_topics = create_topics
         self._registered_brokers: set[str] = set()  # addresses of brokers that know this producer
         self._is_keeping_registered = False
@@ -393,11 +393,11 @@ class Producer(RemotingClient):
         body, sys_flag = message.body, 0
         if len(body) >= self._options.compress_above_bytes:
             if len(body) >= _THREAD_BYTES:
-                packed = await asyncio.to_thread(zlib.compress, body, _COMPRESS_LEVEL)
+                packed = await asyncio.to_thread(self._compress, body)
             else:
-                packed = zlib.compress(body, _COMPRESS_LEVEL)
+                packed = self._compress(body)
             if len(packed) < len(body):
-                body, sys_flag = packed, COMPRESSED | COMPRESSION_ZLIB
+                body, sys_flag = packed, self._options.compress_type.sys_flag
         properties = join_properties(message.wire_properties(key))
         return EncodedMessage(body, properties, message.flag, sys_flag, (key,))
 

@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections.abc import Iterable, Sequence
 
-from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests
+from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests, log_failed_pull
 from broker_adapter.client.core.pulling import PullResult
 from broker_adapter.client.core.subscription import ALL, Expression, Subscription
 from broker_adapter.client.core.values import MessageExt, MessageQueue
@@ -77,7 +77,8 @@ class PullConsumer(RemotingClient):
     ) -> PullResult:
         """Pull messages starting at `offset`. `wait_s`: how long the broker waits if none is available.
 
-        Raises BrokerErrors, for example AnswerMissing (ANSWER_MISSING) or TopicRefused.
+        Messages whose compressed body is invalid or too large are in `PullResult.unreadable`. Raises
+        BrokerErrors, for example AnswerMissing (ANSWER_MISSING), TopicRefused, or CompressionUnavailable.
         """
         subscription = Subscription(queue.topic, expression, self._version)
         return await self._calls.pull(queue, offset, subscription, max_messages=max_messages, wait_s=wait_s)
@@ -151,7 +152,8 @@ class PullConsumer(RemotingClient):
         """Return messages from assigned queues, or an empty list after the timeout. The messages are from at
         most one pull per queue.
 
-        Failed pulls are logged and retried.
+        Failed pulls are logged and retried. Messages whose compressed body is invalid or too large are logged
+        and skipped.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -186,7 +188,7 @@ class PullConsumer(RemotingClient):
                 queue, position, expression=self._expression, max_messages=self._batch, wait_s=_WAIT_S
             )
         except BrokerError as error:
-            _log.info("a pull failed: queue %s, %s", queue, error)
+            log_failed_pull(_log, queue, error)
             await asyncio.sleep(_RETRY_S)
             return None
 

@@ -585,8 +585,9 @@ class PushConsumer(RemotingClient):
         return request.answer(ResponseCode.SYSTEM_ERROR, problem)
 
     async def _send_back(self, message: MessageExt) -> None:
+        delay_level = 0 if message.body_error is None else group_requests.DEAD_LETTER
         request = group_requests.send_back(
-            self.group, message, delay_level=0, max_attempts=self._max_reconsume_times
+            self.group, message, delay_level=delay_level, max_attempts=self._max_reconsume_times
         )
         address = await self._client.master_of(message.queue.topic, message.queue.broker_name)
         await self._client.call(address, request)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from broker_adapter.client.consumer_calls import ConsumerRequests
+from broker_adapter.client.consumer_calls import ConsumerRequests, log_failed_pull
 from broker_adapter.client.core.process_queue import FlowLimits, ProcessQueue
 from broker_adapter.client.core.pulling import PullStatus
 from broker_adapter.client.core.subscription import Subscription
@@ -153,8 +153,11 @@ class QueueWorker:
                     max_messages=self._settings.pull_batch,
                     wait_s=_WAIT_S,
                 )
+                # Before `next_offset` changes: after a failure, these messages are pulled again.
+                for message in result.unreadable:
+                    await self._set_aside(message)
             except BrokerError as error:
-                _log.info("a pull failed: queue %s, %s", self.queue, error)
+                log_failed_pull(_log, self.queue, error)
                 await asyncio.sleep(self._settings.pull_retry_s)
                 continue
             if result.status is PullStatus.OFFSET_ILLEGAL:
@@ -163,6 +166,15 @@ class QueueWorker:
             else:
                 self.state.add(map(with_own_topic, result.messages), result.next_offset)
             self._changed.set()
+
+    async def _set_aside(self, message: MessageExt) -> None:
+        """Send an unreadable message to the dead letters of the group. A broadcasting consumer skips it.
+
+        The listener does not receive the message, and an ordered queue does not wait for it, because no retry
+        can succeed.
+        """
+        if self._send_back is not None:
+            await self._send_back(with_own_topic(message))
 
     async def _move_to(self, offset: int) -> None:
         """Continue at an offset that the broker returned.

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 from broker_adapter.client.core.requests import MESSAGE_TYPE, REPLY
 from broker_adapter.client.core.values import Message, MessageExt, decode_reply
-from broker_adapter.errors import IllegalMessage, ResponseCode, Status
+from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.wire.properties import split_properties
 
 CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
 _CLUSTER = "CLUSTER"
@@ -59,8 +60,11 @@ class PendingRequests:
 
         Drops the reply if no request is pending for it, as the Java client does.
         """
-        reply = decode_reply(request)
-        answer = self._pending.get(reply.properties.get(CORRELATION_ID, ""))
+        properties = split_properties(request.fields.get("properties", ""))
+        answer = self._pending.get(properties.get(CORRELATION_ID, ""))
         if answer is not None and not answer.done():
-            answer.set_result(reply)
+            try:
+                answer.set_result(decode_reply(request))
+            except BrokerError as error:  # the requester must not wait for another reply
+                answer.set_exception(error)
         return request.answer(ResponseCode.SUCCESS)

@@ -21,8 +21,5 @@ BORN_HOST_V6 = 0x10
 STORE_HOST_V6 = 0x20
 HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
 
-#: The compression method of the body; 0 also means zlib.
+#: The number of the body's CompressionType; 0 also means zlib.
 COMPRESSION_MASK = 0x700
-COMPRESSION_LZ4 = 0x100
-COMPRESSION_ZSTD = 0x200
-COMPRESSION_ZLIB = 0x300

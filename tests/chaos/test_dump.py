@@ -12,6 +12,7 @@ import pytest
 from broker_adapter.delivery_state.commands import DELIVERY_TOPIC
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.store.consume_queues import ConsumeQueues
+from broker_adapter.wire.compression import CompressionType, compressor_of
 from broker_adapter.wire.consume_queue_unit import encode_units
 from broker_adapter.wire.message import MessageRecord, encode
 from chaos.cluster.cluster import ClusterVariant
@@ -181,6 +182,18 @@ def test_commands_of_the_broker_are_no_messages(tmp_path: Path, topic: str) -> N
     write_store(tmp_path / "store", [bytes(encode(MessageRecord(topic, b"5 x")))])
     [_, row] = dumped(tmp_path, "broker")["dump"]
     assert row["internal"] and "mid" not in row
+
+
+@pytest.mark.parametrize("method", CompressionType)
+def test_a_message_is_the_same_whether_or_not_its_producer_compressed_it(
+    tmp_path: Path, method: CompressionType
+) -> None:
+    body = b"5 " + bytes(5000)
+    packed = MessageRecord("t", compressor_of(method)(body), sys_flag=method.sys_flag)
+    damaged = MessageRecord("t", b"6 damaged", queue_offset=1, sys_flag=method.sys_flag)
+    write_store(tmp_path / "store", [bytes(encode(packed)), bytes(encode(damaged))])
+    [_, *rows] = dumped(tmp_path, "broker")["dump"]
+    assert [(row["mid"], row["digest"]) for row in rows] == [(5, digest(body)), (6, digest(b"6 damaged"))]
 
 
 def test_what_is_no_record_on_a_broker_is_no_message_of_anybody(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.test_tidy import PRODUCT, ROOT, python_files
 
 #: Names of decoders. `_from_pb`, ...: conversions of what somebody has sent.
 NAMES = re.compile(
-    r"(decode|unpack|parse|load|read|convert|compile|verify|forms|split_properties|account_of|filter_of)(_|$)"
+    r"(decode|decompress|unpack|parse|load|read|convert|compile|verify|forms|split_properties|account_of|filter_of)(_|$)"
     r"|.*_from_(pb|json)$|record_size_at$"
 )
 #: Types of what is taken apart. A path is that of a file.

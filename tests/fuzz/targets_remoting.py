@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from random import Random
 
 from broker_adapter.client.core.admin_bodies import (
@@ -34,6 +33,7 @@ from broker_adapter.namesrv.values import BrokerEntry, ClusterInfo
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.connection import FrameReader
+from broker_adapter.wire.compression import CompressionType, compressor_of, decompress
 from broker_adapter.wire.message import MessageRecord
 from broker_adapter.wire.message import encode as encode_record
 from broker_adapter.wire.properties import join_properties
@@ -122,8 +122,24 @@ def _clusters(rng: Random) -> bytes:
 def _records(rng: Random) -> bytes:
     text = join_properties({"UNIQ_KEY": "K", "TAGS": "a"})
     plain = MessageRecord("t", rng.randbytes(rng.randrange(1, 9)), text)
-    packed = MessageRecord("t", zlib.compress(bytes(rng.randrange(99))), text, sys_flag=COMPRESSED)
+    method = rng.choice(list(CompressionType))
+    body = compressor_of(method)(bytes(rng.randrange(99)))
+    packed = MessageRecord("t", body, text, sys_flag=method.sys_flag)
     return b"".join(bytes(encode_record(one)) for one in rng.choices((plain, packed), k=2))
+
+
+_MOST_INFLATED = 1 << 16
+
+
+def _compressed(rng: Random) -> bytes:
+    """The number of the compression and a body."""
+    method = rng.choice(list(CompressionType))
+    return bytes([method]) + compressor_of(method)(rng.randbytes(30) * rng.randrange(1, 30))
+
+
+def _use_compressed(data: bytes) -> None:
+    flag = COMPRESSED | (data[0] % 8 << 8) if data else 0
+    assert len(decompress(data[1:], flag, _MOST_INFLATED)) <= _MOST_INFLATED
 
 
 def _use_messages(data: bytes) -> None:
@@ -286,5 +302,6 @@ TARGETS = (
         (FrameRefused,),
         text=True,
     ),
+    Target("compressed-body", _compressed, _use_compressed, (decompress,), (StoredDataDamaged,)),
     Target("client-messages", _records, _use_messages, (first_messages, decode_one), (StoredDataDamaged,)),
 )

@@ -1,7 +1,11 @@
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
+import java.util.Random;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.zip.CRC32;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
@@ -45,6 +49,8 @@ public final class Client {
             case "request" -> request(topic, arguments[3]);
             case "reply" -> reply(topic, arguments[3]);
             case "pop" -> pop(topic, arguments[3], Integer.parseInt(arguments[4]));
+            case "compressed" -> compressed(topic, arguments[3], arguments[4].split(","));
+            case "bodies" -> bodies(topic, arguments[3], Integer.parseInt(arguments[4]));
             case "lite" -> lite(topic, arguments[3], Integer.parseInt(arguments[4]));
             default -> throw new IllegalArgumentException(arguments[0]);
         }
@@ -351,6 +357,42 @@ public final class Client {
         }
         Thread.sleep(500);
         producer.shutdown();
+    }
+
+    /** A body of each size, compressed with LZ4, ZSTD or ZLIB; a half of each is random. */
+    private static void compressed(String topic, String type, String[] sizes) throws Exception {
+        System.setProperty("rocketmq.message.compressType", type);
+        DefaultMQProducer producer = producer();
+        for (String size : sizes) {
+            byte[] body = new byte[Integer.parseInt(size)];
+            new Random(body.length).nextBytes(body);
+            Arrays.fill(body, 0, body.length / 2, (byte) 'x');
+            say("body " + sum(body) + " " + producer.send(new Message(topic, body)).getSendStatus());
+        }
+        producer.shutdown();
+    }
+
+    private static String sum(byte[] body) {
+        CRC32 sum = new CRC32();
+        sum.update(body);
+        return body.length + ":" + sum.getValue();
+    }
+
+    /** Length and CRC32 of each body, until `count` messages have come. */
+    private static void bodies(String topic, String group, int count) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group);
+        consumer.subscribe(topic, "*");
+        AtomicInteger seen = new AtomicInteger();
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(message -> say("body " + sum(message.getBody())));
+            seen.addAndGet(messages.size());
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        while (seen.get() < count) {
+            Thread.sleep(20);
+        }
+        consumer.shutdown();
     }
 
     private static void lite(String topic, String group, int count) throws Exception {

@@ -124,6 +124,8 @@ def _by_offset(target: Target, topic: str, queue: int, offset: int) -> MessageEx
         if batch.status is not PullStatus.FOUND:
             text = f"{topic} has no message {offset} in queue {queue}, which has {batch.min_offset} to "
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"{text}{batch.max_offset - 1}")
+        if batch.unreadable and (error := batch.unreadable[0].body_error) is not None:
+            raise error
         return batch.messages[0]
 
     return asyncio.run(run())

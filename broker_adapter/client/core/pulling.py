@@ -30,7 +30,9 @@ class PullStatus(IntEnum):
 class PullResult:
     """The result of a pull.
 
-    `next_offset`: offset of the next pull. `suggested_broker`: broker id for the next pull; 0 is the master.
+    `next_offset`: offset of the next pull, after the messages of this one. `suggested_broker`: broker id for
+    the next pull; 0 is the master. `unreadable`: messages whose compressed body is invalid or too large
+    (`MessageExt.body_error`); `messages` does not contain them.
     """
 
     status: PullStatus
@@ -39,6 +41,7 @@ class PullResult:
     min_offset: int
     max_offset: int
     suggested_broker: int = 0
+    unreadable: tuple[MessageExt, ...] = ()
 
 
 def pull_request(
@@ -73,8 +76,7 @@ def pull_result(
 ) -> Steps[PullResult]:
     """Decode the response to a pull.
 
-    Raises BrokerError for an error response, and StoredDataDamaged under the same conditions as
-    `first_messages`.
+    Raises BrokerError for an error response, and the errors of `first_messages`.
     """
     if answer.code not in PullStatus.__members__.values():
         raise error_of(answer, f"pull of {queue}")
@@ -84,11 +86,13 @@ def pull_result(
         messages, is_all = yield from first_messages(answer.body, queue.broker_name, max_messages)
         if not is_all:
             next_offset = min(next_offset, messages[-1].queue_offset + 1)
+    matching = [message for message in messages if subscription.wants(message)]
     return PullResult(
         PullStatus(answer.code),
-        tuple(message for message in messages if subscription.wants(message)),
+        tuple(message for message in matching if message.body_error is None),
         next_offset,
         number(answer, "minOffset"),
         number(answer, "maxOffset"),
         number(answer, "suggestWhichBrokerId") if "suggestWhichBrokerId" in answer.fields else 0,
+        tuple(message for message in matching if message.body_error is not None),
     )

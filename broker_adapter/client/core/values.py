@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,8 +10,9 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 from broker_adapter.wire import message as record
+from broker_adapter.wire.compression import decompress
 from broker_adapter.wire.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_ZLIB
+from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_MASK
 
 T = TypeVar("T")
 
@@ -137,7 +137,10 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class MessageExt:
-    """A received message. Times are ms since 1970."""
+    """A received message. Times are ms since 1970.
+
+    `body_error`: the reason why a compressed body could not be read. `body` then contains the stored bytes.
+    """
 
     topic: str
     body: bytes
@@ -153,6 +156,7 @@ class MessageExt:
     sys_flag: int = 0
     prepared_transaction_offset: int = 0
     size: int = 0  # of the record, in bytes
+    body_error: StoredDataDamaged | None = None
 
     @property
     def message_id(self) -> str:
@@ -175,11 +179,14 @@ def _split_keys(text: str) -> tuple[str, ...]:
 def decode_one(records: bytes, broker_name: str) -> MessageExt:
     """Decode the first message of a body.
 
-    Raises StoredDataDamaged under the same conditions as `first_messages`, and with RECORD_TRUNCATED if the
-    body is empty.
+    Raises the errors of `first_messages`, and StoredDataDamaged with RECORD_TRUNCATED if the response body is
+    empty, and with BODY_UNREADABLE if a compressed body is invalid or too large.
     """
     for found in record.decode_each(records, max_body_bytes=MAX_FRAME):
-        return _received(found, broker_name)
+        message = _received(found, broker_name)
+        if message.body_error is not None:
+            raise message.body_error
+        return message
     raise StoredDataDamaged(Status.RECORD_TRUNCATED, "the response body contains no message")
 
 
@@ -192,8 +199,9 @@ def first_messages(
     Stops at `max_messages` and at the size limit, but returns at least one message. A server that ignores the
     requested number might send 170,000 messages, which would take seconds to decode.
 
-    Raises StoredDataDamaged under the same conditions as `broker_adapter.wire.message.decode_all`, and with
-    RECORD_LENGTHS if a compressed body is invalid or too large.
+    A compressed body that is invalid or too large does not affect the other messages: see
+    `MessageExt.body_error`. Raises StoredDataDamaged under the same conditions as
+    `broker_adapter.wire.message.decode_all`, and CompressionUnavailable.
     """
     messages: list[MessageExt] = []
     remaining, step = _MAX_TOTAL_INFLATED, 0
@@ -211,10 +219,8 @@ def first_messages(
 
 
 def _received(found: record.MessageRecord, broker_name: str) -> MessageExt:
-    body, sys_flag = found.body, found.sys_flag
-    size = len(body) + len(found.topic) + len(found.properties)
-    if sys_flag & COMPRESSED:
-        body, sys_flag = _inflated(body, sys_flag), sys_flag & ~COMPRESSED & ~COMPRESSION_MASK
+    size = len(found.body) + len(found.topic) + len(found.properties)
+    body, sys_flag, body_error = _readable(found.body, found.sys_flag)
     return MessageExt(
         topic=found.topic,
         body=body,
@@ -230,23 +236,25 @@ def _received(found: record.MessageRecord, broker_name: str) -> MessageExt:
         sys_flag=sys_flag,
         prepared_transaction_offset=found.prepared_transaction_offset,
         size=max(size, len(body)),
+        body_error=body_error,
     )
 
 
 def decode_reply(request: RemotingCommand) -> MessageExt:
     """Decode the reply in PUSH_REPLY_MESSAGE_TO_CLIENT. The reply has no queue position.
 
-    Raises StoredDataDamaged.
+    Raises StoredDataDamaged with BODY_UNREADABLE if a compressed body is invalid or too large, and
+    CompressionUnavailable.
     """
-    fields, body = request.fields, request.body
+    fields = request.fields
 
     def number(name: str) -> int:
         text = fields.get(name, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
-    sys_flag = number("sysFlag")
-    if sys_flag & COMPRESSED:
-        body, sys_flag = _inflated(body, sys_flag), sys_flag & ~COMPRESSED & ~COMPRESSION_MASK
+    body, sys_flag, body_error = _readable(request.body, number("sysFlag"))
+    if body_error is not None:
+        raise body_error
     topic = fields.get("topic", "")
     return MessageExt(
         topic=topic,
@@ -263,19 +271,13 @@ def decode_reply(request: RemotingCommand) -> MessageExt:
     )
 
 
-def _inflated(body: bytes, sys_flag: int) -> bytes:
-    if sys_flag & COMPRESSION_MASK not in (0, COMPRESSION_ZLIB):
-        raise StoredDataDamaged(
-            Status.RECORD_FIELD, "the body is compressed with LZ4 or Zstandard; only zlib is supported"
-        )
-    reader = zlib.decompressobj()
+def _readable(body: bytes, sys_flag: int) -> tuple[bytes, int, StoredDataDamaged | None]:
+    """Return a body without compression, and its flag without the bits for compression.
+
+    If the body is invalid or too large, return both unchanged, and the error.
+    """
     try:
-        inflated = reader.decompress(body, _MAX_INFLATED)
-    except zlib.error as error:
-        raise StoredDataDamaged(Status.RECORD_LENGTHS, f"the compressed body is invalid: {error}") from None
-    if not reader.eof:
-        raise StoredDataDamaged(
-            Status.RECORD_LENGTHS,
-            f"the compressed body is truncated or larger than {_MAX_INFLATED} bytes after decompression",
-        )
-    return inflated
+        content = decompress(body, sys_flag, _MAX_INFLATED)
+    except StoredDataDamaged as error:
+        return body, sys_flag, error
+    return content, sys_flag & ~COMPRESSED & ~COMPRESSION_MASK, None

@@ -19,7 +19,7 @@ from broker_adapter.client.core.outcomes import error_of, retries_elsewhere, sen
 from broker_adapter.client.core.queue_choice import QueueChoice, select_by_hash
 from broker_adapter.client.core.route_data import TopicRoute, parse_clusters, parse_route
 from broker_adapter.client.core.send_attempts import SendAttempts
-from broker_adapter.client.core.values import Message, MessageQueue
+from broker_adapter.client.core.values import Message, MessageQueue, decode_one
 from broker_adapter.client.group_requests import parse_locked
 from broker_adapter.errors import (
     BrokerError,
@@ -32,8 +32,9 @@ from broker_adapter.errors import (
 )
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.wire import message as record
+from broker_adapter.wire.compression import CompressionType
 from broker_adapter.wire.properties import join_properties
-from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_ZLIB, COMPRESSION_ZSTD
+from broker_adapter.wire.sys_flag import COMPRESSED
 from tests.broker_adapter.client.scripted import decode_messages
 
 ROUTE = {
@@ -291,7 +292,7 @@ def stored(body: bytes, sys_flag: int) -> bytes:
 
 
 def test_received_messages_are_inflated() -> None:
-    plain, packed = stored(b"one", 0), stored(zlib.compress(b"two"), COMPRESSED | COMPRESSION_ZLIB)
+    plain, packed = stored(b"one", 0), stored(zlib.compress(b"two"), CompressionType.ZLIB.sys_flag)
     first, second = decode_messages(plain + packed, "a")
     assert (first.body, second.body, second.sys_flag) == (b"one", b"two", 0)
     assert (first.queue, first.queue_offset) == (MessageQueue("t", "a", 3), 9)
@@ -304,12 +305,18 @@ def test_received_messages_are_inflated() -> None:
         (b"no zlib", COMPRESSED),
         (zlib.compress(b"two")[:-1], COMPRESSED),
         (zlib.compress(bytes((16 << 20) + 1)), COMPRESSED),
-        (b"zstd", COMPRESSED | COMPRESSION_ZSTD),
+        (b"zstd", CompressionType.ZSTD.sys_flag),
     ],
 )
-def test_bodies_that_cannot_be_inflated_or_are_too_large(body: bytes, sys_flag: int) -> None:
-    with pytest.raises(StoredDataDamaged):
-        decode_messages(stored(body, sys_flag), "a")
+def test_bodies_that_cannot_be_inflated_or_are_too_large_do_not_hide_others(
+    body: bytes, sys_flag: int
+) -> None:
+    first, second = decode_messages(stored(body, sys_flag) + stored(b"next", 0), "a")
+    assert (first.body, first.sys_flag) == (body, sys_flag)
+    assert first.body_error is not None and first.body_error.status is Status.BODY_UNREADABLE
+    assert (second.body, second.body_error) == (b"next", None)
+    with pytest.raises(StoredDataDamaged, match="820"):
+        decode_one(stored(body, sys_flag), "a")
 
 
 @pytest.mark.parametrize("size", [0, 5])

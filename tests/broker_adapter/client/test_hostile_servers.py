@@ -35,7 +35,7 @@ from broker_adapter.client.instance import ClientInstance
 from broker_adapter.client.queue_worker import QueueWorker
 from broker_adapter.client.request_reply import CORRELATION_ID
 from broker_adapter.client.steps import run_in_steps
-from broker_adapter.errors import Busy, FrameRefused, PutRefused, StoredDataDamaged
+from broker_adapter.errors import Busy, FrameRefused, PutRefused, Status, StoredDataDamaged
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 from broker_adapter.wire import message as record
@@ -182,6 +182,52 @@ async def test_a_queue_whose_end_falls_is_consumed_again_from_there(is_ordered: 
     await until(lambda: worker.state.offset == 102)
     assert given == [100, 50, 51, 101] and worker.state.cached == (0, 0, 0, 0)
     await worker.stop(1.0)
+
+
+async def test_an_unreadable_message_that_was_not_sent_back_is_pulled_again() -> None:
+    """Or a failure of the broker would lose it."""
+    damaged = stored_message(1, b"no zlib", COMPRESSED)
+    fields = {"nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3"}
+    answer = RemotingCommand(0, fields, stored_message(0) + damaged + stored_message(2))
+    subscription = Subscription("t", ALL, 0)
+    asked, given = list[int](), list[int]()
+    sent_back: list[MessageExt] = []
+
+    class Calls:
+        async def pull(self, queue: MessageQueue, offset: int, *_: object, **__: object) -> PullResult:
+            asked.append(offset)
+            if offset:
+                await asyncio.Event().wait()
+            return finish(pull_result(answer, queue, subscription, 32))
+
+        def forget(self, queue: MessageQueue) -> None:
+            pass
+
+    async def send_back(message: MessageExt) -> None:
+        sent_back.append(message)
+        if len(sent_back) == 1:
+            raise Busy(Status.DISK_FULL, "later")
+
+    async def consume(messages: Sequence[MessageExt]) -> ConsumeStatus:
+        given.extend(message.queue_offset for message in messages)
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    worker = QueueWorker(
+        QUEUE,
+        0,
+        subscription,
+        cast(Any, Calls()),
+        consume,
+        send_back,
+        ConsumeSettings(pull_retry_s=0.0),
+        asyncio.Semaphore(1),
+        QueueListener(),
+    )
+    worker.start()
+    await until(lambda: worker.state.offset == 3)
+    await worker.stop(1.0)
+    assert [one.queue_offset for one in sent_back] == [1, 1]
+    assert asked == [0, 0, 3] and given == [0, 2]
 
 
 async def test_bodies_that_inflate_beyond_measure_come_in_several_pulls() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker_adapter.client.core.values import MessageExt, MessageQueue
 from broker_adapter.client.request_reply import PendingRequests, reply_to
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.wire.properties import join_properties
@@ -29,6 +32,16 @@ async def test_the_first_answer_counts_and_each_is_taken() -> None:
         assert (await pending.answered(CONNECTION, push(second_id, b"c"))).code == 0
         assert [(await answer).body for answer in (first, second)] == [b"a", b"c"]
     assert (await pending.answered(CONNECTION, push(first_id, b"late"))).code == 0
+
+
+async def test_a_reply_that_is_unreadable_ends_the_wait() -> None:
+    pending = PendingRequests()
+    with pending.new_request() as (correlation_id, answer):
+        request = push(correlation_id, b"no zlib")
+        request.fields["sysFlag"] = "1"
+        assert (await pending.answered(CONNECTION, request)).code == 0
+        with pytest.raises(StoredDataDamaged, match="820"):
+            await answer
 
 
 async def test_nothing_is_kept_for_those_who_wait_no_more() -> None:

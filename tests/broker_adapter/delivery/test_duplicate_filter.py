@@ -17,8 +17,9 @@ from broker_adapter.delivery_state.duplicate_filter import (
     send_identity,
 )
 from broker_adapter.delivery_state.handles import topic_digest
+from broker_adapter.wire.compression import CompressionType
 from broker_adapter.wire.properties import PropertiesText
-from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_LZ4, MULTI_TAGS
+from broker_adapter.wire.sys_flag import COMPRESSED, MULTI_TAGS
 
 SPAN_MS = 15_000
 NOW_MS = 1_000_000
@@ -244,7 +245,7 @@ def test_the_order_of_properties_and_spans_of_tracing_hooks_are_no_content() -> 
         {"properties": {"a": "1", "b": "3"}},
         {"properties": {"a": "1", "b": "2", "traced": "3"}},
         {"sys_flag": COMPRESSED},
-        {"sys_flag": COMPRESSION_LZ4},
+        {"sys_flag": CompressionType.LZ4.sys_flag},
         {"producer_group": "p"},
     ],
 )

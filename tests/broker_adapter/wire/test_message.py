@@ -451,9 +451,4 @@ def test_the_bits_of_sys_flag_are_those_of_rocketmq() -> None:
     assert (sys_flag.TRANSACTION_COMMIT, sys_flag.TRANSACTION_ROLLBACK) == (8, 12)
     assert sys_flag.TRANSACTION_MASK == 12
     assert (sys_flag.BORN_HOST_V6, sys_flag.STORE_HOST_V6, sys_flag.HOST_BITS) == (16, 32, 48)
-    assert (sys_flag.COMPRESSION_LZ4, sys_flag.COMPRESSION_ZSTD, sys_flag.COMPRESSION_ZLIB) == (
-        1 << 8,
-        2 << 8,
-        3 << 8,
-    )
     assert sys_flag.COMPRESSION_MASK == 7 << 8
