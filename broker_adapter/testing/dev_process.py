@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 #: More than the limit of `dledger dev` itself, which reports the reason.
 _READY_S = 90.0
-_STOP_S = 10.0
+#: More than a cluster needs, which kills its nodes after 10 s.
+_STOP_S = 30.0
 #: Options for the ports of a first start, by the names of the printed addresses.
 _PORTS = {
     "name_server": "--namesrv-port",
@@ -83,7 +84,7 @@ class DevProcess:
     def topic(self, prefix: str = "test", queues: int = 4) -> str:
         """Create a topic with a new name, and return the name once the NameServer knows it.
 
-        A broker also creates a topic with its first message, but consumers cannot start before that.
+        A broker also creates a topic with its first message, with the default number of queues.
         """
         name = f"{prefix}-{next(self._topics)}-{uuid.uuid4().hex[:8]}"
         with self.admin() as admin:
@@ -109,20 +110,38 @@ class DevProcess:
             self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
-        assert process.stdout is not None
-        overdue = threading.Timer(_READY_S, process.kill)
-        overdue.start()
-        line = process.stdout.readline()
-        overdue.cancel()
+        try:
+            line = self._first_line(process)
+        except BaseException:  # for example Ctrl-C: `with` does not call `__exit__`
+            self.stop()
+            raise
         if not line:
-            self._end(process.kill)
+            self.stop()
             tail = self.log.read_text(errors="replace")[-2_000:]
             raise RuntimeError(f"`{' '.join(command)}` did not start:\n{tail}")
         self.addresses = json.loads(line)
         self._keep_ports()
 
+    def _first_line(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Wait for the addresses. Return an empty line if the process ends or is not ready in time."""
+        assert process.stdout is not None
+        overdue = threading.Timer(_READY_S, self._give_up, [process])
+        overdue.daemon = True
+        overdue.start()
+        try:
+            return process.stdout.readline()
+        finally:
+            overdue.cancel()
+
+    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
     def stop(self) -> None:
-        """Stop the process gracefully, if it runs. After ten seconds it is killed."""
+        """Stop the process gracefully, if it runs. After thirty seconds it is killed."""
         if self._process is not None:
             self.resume()
             self._end(self._process.terminate)
@@ -183,6 +202,14 @@ class DevCluster(DevProcess):
         from dledger.cli.local.local_cluster import LocalCluster
 
         return LocalCluster(self.directory / "data")
+
+    def stop(self) -> None:
+        """Stop the supervising process and all nodes, also those that it left when it was killed."""
+        from dledger.cli.local.local_cluster import LocalCluster
+
+        super().stop()
+        if LocalCluster.exists(self.directory / "data"):
+            self.nodes.stop()
 
     def leader(self, *, other_than: str | None = None) -> str:
         """Wait until a node (not `other_than`) leads, and return its id."""

@@ -190,6 +190,33 @@ def test_a_failed_test_shows_no_lines_of_earlier_tests(pytester: pytest.Pytester
     done.stdout.no_fnmatch_line("a line from before")
 
 
+_START_CLUSTER = """
+import pathlib, sys
+from broker_adapter.testing import DevCluster
+DevCluster(pathlib.Path(sys.argv[1]), ["--log"]).start()
+"""
+
+
+@pytest.mark.xdist_group("dev-cluster")
+async def test_nothing_runs_after_an_interrupted_start_of_a_cluster(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-c", _START_CLUSTER, str(tmp_path)]
+    starting = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE, start_new_session=True)
+    await until(lambda: LocalCluster.exists(data) and LocalCluster(data).running() != [])
+    starting.send_signal(signal.SIGINT)
+    _, errors = await starting.communicate()
+    assert b"KeyboardInterrupt" in errors
+    assert LocalCluster(data).running() == []
+
+
+@pytest.mark.xdist_group("dev-cluster")
+def test_nodes_whose_supervisor_was_killed_are_stopped(tmp_path: Path) -> None:
+    with DevCluster(tmp_path, ["--log"]) as cluster:
+        cluster.kill()
+        assert len(cluster.nodes.running()) == 3
+    assert cluster.nodes.running() == []
+
+
 @pytest.mark.xdist_group("dev-cluster")
 def test_a_cluster_of_brokers_survives_the_loss_of_its_master(rocketmq_cluster: DevCluster) -> None:
     topic = rocketmq_cluster.topic()
