@@ -31,7 +31,7 @@ from broker_adapter.remoting.executors import Processor
 from broker_adapter.scheduled.deferring import DeferredStore, DeferredStoreParts
 from broker_adapter.scheduled.system_queues import OWN_TOPICS, SystemQueues
 from broker_adapter.server.classic_tables import AdoptedChanges, TableAdoption, TableWriter
-from broker_adapter.server.log_host import BackgroundService, BrokerParts, LogHost, ReplicatedHost
+from broker_adapter.server.log_host import BackgroundService, BrokerParts
 from broker_adapter.server.record_limits import resolve_store_host
 from broker_adapter.server.slave_sync import SlaveSync
 from broker_adapter.server.table_base import note_clean_stop
@@ -447,12 +447,3 @@ class ClassicHost:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"role {role[:32]!r} is neither master nor slave")
         await self._node.change_role(_ROLES[role], force=read.flag(request.fields, "force"))
         return request.answer(ResponseCode.SUCCESS)
-
-
-def host_for(config: NodeConfig, settings: BrokerSettings) -> LogHost:
-    """Create the log host. Raises ConfigError for settings that the log does not support."""
-    if settings.store == "classic":
-        from broker_adapter.server.classic_host import ClassicHost  # not needed by other logs
-
-        return ClassicHost(config, settings)
-    return ReplicatedHost(config, settings)

@@ -33,10 +33,14 @@ from dledger import (
     parse_config,
 )
 from dledger.infra.addresses import join_address
+from dledger.infra.logs import get_logger
+from dledger.infra.transport.listener import BoundPort, bind_port
 from dledger.node.setup.secret_file import make_secret
 
 if TYPE_CHECKING:
     from dledger.infra.http.server import HttpServer
+
+_log = get_logger("dev")
 
 _NODE = "n1"
 #: Distance of RocketMQ's VIP channel from a port of the remoting protocol.
@@ -196,12 +200,8 @@ class DevBroker:
             await self._broker.start()
             self._running.push_async_callback(self._broker.stop)
             await self._until_ready(name_server)
-            if self.settings.later:
-                await self._serve_page()  # first, because programs send the addresses to it
-                self._on_ready(_process_age_s())
-            else:
-                self._on_ready(_process_age_s())
-                await self._serve_page()
+            await self._open_page()
+            self._on_ready(_process_age_s())
         except BaseException:
             await self.stop()
             raise
@@ -224,17 +224,31 @@ class DevBroker:
                 f"{self.settings.directory}, and stop other programs if the machine is busy"
             ) from None
 
-    async def _serve_page(self) -> None:
-        # No client waits for the page, and its libraries take a fifth of the start.
+    async def _open_page(self) -> None:
+        """Listen on the port of the page. The first connection waits until the page is loaded, because its
+        libraries take a fifth of the start and a tenth of the memory."""
+        port = await bind_port("status", join_address(self.settings.listen, self.settings.ports.page))
+        self._running.callback(port.close)
+        loading = asyncio.create_task(self._serve_page(port))
+        loading.add_done_callback(_log_failure)
+        self._running.push_async_callback(asyncio.wait, (loading,))
+        self._running.callback(loading.cancel)
+
+    async def _serve_page(self, port: BoundPort) -> None:
+        await port.first_connection()
         start_http = await asyncio.to_thread(_import_start_http)
-        listen = join_address(self.settings.listen, self.settings.ports.page)
         advertising, hosts = self._advertising, self.config.http_hosts
         if advertising is None:
-            page = await start_http(self._node.status, listen, allowed_hosts=hosts)
+            page = await start_http(self._node.status, port, allowed_hosts=hosts)
         else:
             puts = {"/advertise": advertising.put}
-            page = await start_http(advertising, listen, puts=puts, allowed_hosts=hosts)
+            page = await start_http(advertising, port, puts=puts, allowed_hosts=hosts)
         self._running.push_async_callback(page.stop)
+
+
+def _log_failure(loading: asyncio.Task[None]) -> None:
+    if not loading.cancelled() and (error := loading.exception()) is not None:
+        _log.error("the status page cannot be served", reason=str(error))
 
 
 def _import_start_http() -> Callable[..., Awaitable[HttpServer]]:

@@ -67,10 +67,10 @@ from broker_adapter.scheduled.delay_file import FILE_NAME as DELAY_FILE_NAME
 from broker_adapter.scheduled.delay_file import DelayFile
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
-from broker_adapter.server.classic_host import host_for
 from broker_adapter.server.connected_members import ConnectedMembers
 from broker_adapter.server.derived_upkeep import DerivedUpkeep
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings, needed_from
+from broker_adapter.server.host_choice import host_for
 from broker_adapter.server.imports import Imports
 from broker_adapter.server.log_host import BackgroundService, LogHost
 from broker_adapter.server.reader_threads import reader_threads

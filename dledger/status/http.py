@@ -42,6 +42,7 @@ from dledger.infra.http.server import (
     serve_web,
     static,
 )
+from dledger.infra.transport.listener import BoundPort
 from dledger.status import probes
 from dledger.status.cluster import ClusterCache, NodeAnswer
 from dledger.status.encoding import node_status_to_json
@@ -78,7 +79,7 @@ class StatusSource(Protocol):
 
 async def start_http(
     source: StatusSource,
-    listen: str,
+    listen: str | BoundPort,
     tls: ssl.SSLContext | None = None,
     *,
     puts: Mapping[str, WebHandler] = MappingProxyType({}),
@@ -86,7 +87,7 @@ async def start_http(
     limits: HttpConnectionLimits | None = None,
 ) -> HttpServer:
     """Serve `source` on `listen`: host:port, [v6]:port, or :port for all interfaces. Port 0 selects a free
-    port.
+    port. It may also be bound already.
 
     Host headers are checked, and `puts` are served, as in `serve_web`. With `tls` it serves HTTPS; new
     connections use the certificate that was last loaded into that context.

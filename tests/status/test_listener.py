@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local.certificates import Authority
+from dledger.errors import Code, ConfigError
 from dledger.infra.transport import listener
-from dledger.infra.transport.listener import AdmittedConnection, Listener
+from dledger.infra.transport.listener import AdmittedConnection, Listener, bind_port
 from tests.node.local import until
 
 
@@ -79,3 +80,32 @@ async def test_a_connection_that_ends_before_anything_was_done_for_it_leaves_no_
     room.on_close()
     await until(lambda: accepted.fileno() == -1)
     other.close()
+
+
+async def test_connections_to_a_bound_port_wait_until_it_is_listened_on() -> None:
+    room = Room()
+    bound = await bind_port("status", "127.0.0.1:0")
+    first = asyncio.create_task(bound.first_connection())
+    await asyncio.sleep(0)
+    assert not first.done()
+    host, _, number = bound.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(number))
+    await first
+    port = Listener(room.admit, None)
+    assert await port.listen("status", bound) == bound.address
+    try:
+        await until(lambda: room.taken == 1)
+        writer.close()
+    finally:
+        await port.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(number))
+    bound.close()
+
+
+async def test_a_bound_port_is_in_use_for_others() -> None:
+    bound = await bind_port("status", "127.0.0.1:0")
+    with pytest.raises(ConfigError, match="in use") as refused:
+        await bind_port("status", bound.address)
+    assert refused.value.code is Code.PORT_IN_USE
+    bound.close()

@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from dledger.errors import ConfigError
 from dledger.infra.http.connections import ConnectionTable, HttpConnectionLimits
 from dledger.infra.loops.turns import large_turns, wake_queue
-from dledger.infra.transport.listener import Listener
+from dledger.infra.transport.listener import BoundPort, Listener
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class HttpServer:
 
 async def serve_web(
     handlers: Mapping[str, WebHandler],
-    listen: str,
+    listen: str | BoundPort,
     tls: ssl.SSLContext | None = None,
     *,
     puts: Mapping[str, WebHandler] = MappingProxyType({}),
@@ -99,7 +99,8 @@ async def serve_web(
     on_stop: Callable[[], Awaitable[None]] | None = None,
 ) -> HttpServer:
     """Serve handlers by path on `listen`: host:port, [v6]:port or :port (all interfaces). Port 0 selects a
-    free port. `puts`: handlers of PUT at other paths. Bodies are limited to 4 KiB.
+    free port. It may also be bound already. `puts`: handlers of PUT at other paths; bodies are limited to
+    4 KiB.
 
     The Host header of a request may be an IP address, localhost, the host of `listen`, this machine's name,
     or one of `allowed_hosts` (`AllowedHosts`). `probes`: paths answered when all other slots are busy.
@@ -107,7 +108,7 @@ async def serve_web(
     Raises ConfigError with PORT_IN_USE if another process uses the port, CONFIG_INVALID if the address is
     invalid.
     """
-    host = _host(listen)
+    host = _host(listen if isinstance(listen, str) else listen.address)
     table = ConnectionTable(limits or HttpConnectionLimits())
     hosts = AllowedHosts({host, socket.gethostname(), *allowed_hosts})
     app = _application(handlers, puts, _within_limits(table, frozenset(probes)), _of_hosts(hosts))

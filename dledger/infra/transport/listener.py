@@ -50,6 +50,61 @@ class TlsMode(Enum):
     ENFORCING = "enforcing"
 
 
+class BoundPort:
+    """Sockets that listen on one address. Connections wait in their backlog until a Listener accepts them."""
+
+    def __init__(self, sockets: list[socket.socket], host: str) -> None:
+        self.sockets = sockets
+        #: host:port with the port that was actually bound.
+        self.address = join_address(host, int(sockets[0].getsockname()[1]))
+
+    async def first_connection(self) -> None:
+        """Wait until a connection is in the backlog."""
+        waiting = [asyncio.create_task(_readable(listening)) for listening in self.sockets]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close the sockets. Idempotent."""
+        for listening in self.sockets:
+            listening.close()
+
+
+async def bind_port(service: str, address: str) -> BoundPort:
+    """Listen on host:port; port 0 selects a free port.
+
+    Raises ConfigError, with PORT_IN_USE if another process uses the port.
+    """
+    host, port = split_address(address)
+    try:
+        return BoundPort(await _bind(host, int(port)), host)
+    except OSError as error:
+        raise _listen_error(f"{service} address {address}", error) from error
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    bound = await asyncio.get_running_loop().create_server(
+        asyncio.Protocol, host or None, port, reuse_address=True, start_serving=False
+    )
+    try:
+        sockets = [bound_socket.dup() for bound_socket in bound.sockets]
+    finally:
+        bound.close()
+    try:
+        for listening in sockets:
+            listening.setblocking(False)
+            listening.listen(_BACKLOG)
+    except OSError:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
+
+
 class Listener:
     """Listens between `start` and `stop`."""
 
@@ -75,32 +130,19 @@ class Listener:
 
     async def start(self, host: str, port: int) -> int:
         """Listen on host:port ("": all interfaces; 0: any free port). Returns the port. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        bound = await loop.create_server(
-            asyncio.Protocol, host or None, port, reuse_address=True, start_serving=False
-        )
-        try:
-            self._sockets = [bound_socket.dup() for bound_socket in bound.sockets]
-        finally:
-            bound.close()
-        try:
-            for listening in self._sockets:
-                listening.setblocking(False)
-                listening.listen(_BACKLOG)
-        except OSError:
-            self._close_sockets()
-            raise
-        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in self._sockets]
+        self._accept_from(await _bind(host, port))
         return int(self._sockets[0].getsockname()[1])
 
-    async def listen(self, service: str, address: str) -> str:
-        """Listen on host:port; port 0 selects a free port. Returns the address. Raises ConfigError, with
-        PORT_IN_USE if another process uses the port."""
-        host, port = split_address(address)
-        try:
-            return join_address(host, await self.start(host, int(port)))
-        except OSError as error:
-            raise _listen_error(f"{service} address {address}", error) from error
+    async def listen(self, service: str, address: str | BoundPort) -> str:
+        """Listen as `bind_port` does, or accept the connections of a port that is bound already. Returns the
+        address. Raises the errors of `bind_port`."""
+        port = await bind_port(service, address) if isinstance(address, str) else address
+        self._accept_from(port.sockets)
+        return port.address
+
+    def _accept_from(self, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in sockets]
 
     async def stop(self) -> None:
         """Accept no further connections and cancel pending TLS handshakes. Idempotent."""
@@ -108,9 +150,6 @@ class Listener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
         for listening in self._sockets:
             listening.close()
 
