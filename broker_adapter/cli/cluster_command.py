@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
+from dledger.cli.client_options import SERVERS_VARIABLE
 from dledger.cli.local.cluster_commands import add_kind, cluster
-from dledger.cli.local.cluster_kinds import Additions, ClusterKind, KindChoice, OwnerFacts
+from dledger.cli.local.cluster_kinds import Additions, ClusterKind, KindChoice, OwnerFacts, PortRow
 from dledger.cli.local.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
 from dledger.cli.local.local_cluster import REMOTING_ADDRESS, SEND_ADDRESS
 from dledger.cli.output import human_bytes
@@ -89,6 +90,35 @@ def _cells(owner: OwnerFacts) -> Sequence[object]:
     return (owner.get("broker_role"), None if behind is None else human_bytes(behind))
 
 
+def _ports(plan: ClusterPlan, owners: Sequence[OwnerFacts]) -> Sequence[PortRow]:
+    name_servers = [one for one in plan.companions if one.name == _NAMESRV]
+    ha_addresses = [owner["ha_address"] for owner in owners if owner.get("ha_address")]
+    rows = [
+        PortRow(
+            "log", plan.addresses, f"RocketMQ 5 clients, `dledger` with --servers ({SERVERS_VARIABLE}), nodes"
+        ),
+        PortRow(
+            "NameServer",
+            [one.address for one in name_servers],
+            f"RocketMQ 4 clients, `dledger broker` with --namesrv ({NAMESRV_VARIABLE}), brokers",
+        ),
+        PortRow(
+            "remoting",
+            [node.remoting_address for node in plan.nodes],
+            "RocketMQ 4 clients, through the NameServer",
+        ),
+    ]
+    if ha_addresses:
+        rows.append(PortRow("HA", ha_addresses, "slaves"))
+    elif owners:
+        sends = [node.send_address for node in plan.nodes]
+        rows.append(PortRow("send-only", sends, "RocketMQ 4 clients that send, through the NameServer"))
+    return [
+        *rows,
+        PortRow("NameServer's page", [one.http_address for one in name_servers], "browsers, Prometheus"),
+    ]
+
+
 def is_writable_master(owner: OwnerFacts) -> bool:
     """Return True if the master is writable and, if it serves slaves, at least one is connected."""
     slaves = owner.get("ha", {}).get("slaves")
@@ -102,6 +132,7 @@ BROKER_KIND = ClusterKind(
     _variables,
     ("broker", "dispatch lag"),
     _cells,
+    _ports,
     "a writable master",
     is_writable_master,
     (

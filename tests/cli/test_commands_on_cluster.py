@@ -126,6 +126,10 @@ def test_a_killed_leader_costs_nothing(cluster: LocalCluster, on_cluster: Comman
     shown = json.loads(on_cluster("cluster", "status", "--dir", directory, "--json").stdout)
     victim = next(node for node in shown["nodes"] if node["node_id"] == killed)
     assert (victim["state"], victim["why"]) == ("down", "killed by SIGKILL")
+    assert [(row["port"], len(row["addresses"])) for row in shown["ports"]] == [
+        ("log", 3),
+        ("status page", 3),
+    ]
     assert (
         f"{killed} is down: killed by SIGKILL" in on_cluster("cluster", "status", "--dir", directory).stdout
     )

@@ -16,7 +16,7 @@ import click
 
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES, Seconds
 from dledger.cli.exits import Exit
-from dledger.cli.local.cluster_kinds import ClusterKind
+from dledger.cli.local.cluster_kinds import ClusterKind, PortRow
 from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode
 from dledger.cli.output import print_json, print_table
@@ -208,7 +208,8 @@ def _open_or_create(
 @_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print all fields as JSON.")
 def status(directory: Path, as_json: bool) -> None:
-    """Show every node: process, addresses, role, term, indexes, and why it is down.
+    """Show every node: process, addresses, role, term, indexes, and why it is down. Then show which ports
+    there are, and who connects to them.
 
     Exits with 0 if there is a leader, otherwise with 1.
 
@@ -228,6 +229,7 @@ def status(directory: Path, as_json: bool) -> None:
                 "directory": str(local.directory),
                 "nodes": [{**node.to_json(), **_facts(local, node)} for node in nodes],
                 "companions": list(companions.values()),
+                "ports": [row._asdict() for row in _ports(local, nodes)],
                 # The list is repeated as an object with names as keys, for callers that need a specific
                 # server.
                 **companions,
@@ -235,8 +237,23 @@ def status(directory: Path, as_json: bool) -> None:
         )
     else:
         _print_nodes(local, nodes)
+        click.echo()
+        rows = [(row.port, " ".join(row.addresses), row.clients) for row in _ports(local, nodes)]
+        print_table(("port", "addresses", "clients"), rows)
     if not any(node.role == "LEADER" for node in nodes):
         raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _ports(local: LocalCluster, nodes: Sequence[LocalNode]) -> list[PortRow]:
+    pages = [node.http_address for node in local.plan.nodes]
+    own = [
+        PortRow("log", local.addresses, f"`dledger` with --servers ({SERVERS_VARIABLE}), nodes"),
+        PortRow("status page", pages, "browsers, Prometheus"),
+    ]
+    owners = [node.owner for node in nodes if node.owner]
+    further = [row for kind in _kinds_of(local) for row in kind.ports(local.plan, owners)]
+    rows = {row.port: row for row in (*own, *further)}
+    return [row for row in rows.values() if any(row.addresses)]
 
 
 def _facts(local: LocalCluster, node: LocalNode) -> dict[str, object]:

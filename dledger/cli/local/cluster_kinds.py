@@ -27,6 +27,15 @@ class Additions(NamedTuple):
     has_log: bool = True
 
 
+class PortRow(NamedTuple):
+    """A kind of port of a cluster, under its name in docs/ports.md: its addresses, one per node, and who
+    connects to them."""
+
+    port: str
+    addresses: Sequence[str]
+    clients: str
+
+
 class KindChoice(NamedTuple):
     """An option `--name` with one of `values`, the first of which is the default."""
 
@@ -42,8 +51,9 @@ class ClusterKind:
     `prepare` receives the base port (0: any free ports) and the chosen `choices`, plus "tls" if the cluster
     uses TLS. `variables` returns the variables that users of a running cluster must export, or none if the
     cluster is of another kind. `columns` and `cells`: additional columns of `cluster status`; `facts`: fields
-    of the program's status that its JSON includes. `is_ready`: returns True if a node's program is
-    operational; `cluster up` waits for one and prints `ready_name`."""
+    of the program's status that its JSON includes. `ports`: the rows of `cluster status` for further ports,
+    or for ports of nodes that have more clients, given the status of the programs that answer. `is_ready`:
+    returns True if a node's program is operational; `cluster up` waits for one and prints `ready_name`."""
 
     name: str
     help: str
@@ -51,6 +61,7 @@ class ClusterKind:
     variables: Callable[[ClusterPlan], Mapping[str, str]]
     columns: Sequence[str]
     cells: Callable[[OwnerFacts], Sequence[object]]
+    ports: Callable[[ClusterPlan, Sequence[OwnerFacts]], Sequence[PortRow]]
     ready_name: str
     is_ready: Callable[[OwnerFacts], bool]
     choices: Sequence[KindChoice] = ()

@@ -70,6 +70,9 @@ def test_when_it_returns_messages_are_taken(command: BrokerCommand, directory: P
 def test_a_cluster_without_brokers_has_none_to_wait_for() -> None:
     assert not BROKER_KIND.variables(plan_cluster("c", "default", 3, 23000))
     assert BROKER_KIND.cells({}) == ("", "")
+    rows = BROKER_KIND.ports(plan_cluster("c", "g", 2, 23000, remoting=True), [{"ha_address": "h:1"}])
+    classic = {row.port: row.addresses for row in rows}
+    assert classic["HA"] == ["h:1"] and "send-only" not in classic
     assert not BROKER_KIND.is_ready({})
     master = {"broker_role": "SYNC_MASTER", "dispatch_behind_bytes": 2048, "writable": True}
     assert BROKER_KIND.cells(master) == ("SYNC_MASTER", "2.0 KiB")

@@ -234,10 +234,18 @@ def test_status_shows_roles_lag_and_registrations(cluster: LocalCluster, on_brok
     assert [node["writable"] for node in nodes].count(True) == 1
     assert {"dispatch_behind_bytes", "role_change", "nameservers", "term"} <= set(nodes[0])
     shown = on_broker("cluster", "status", "--dir", str(cluster.directory))
-    head, *body = shown.stdout.splitlines()
+    nodes_table, _, ports_table = shown.stdout.partition("\n\n")
+    head, *body = nodes_table.splitlines()
     assert head.split()[-3:] == ["broker", "dispatch", "lag"]
     assert body[-1].split()[:2] == ["namesrv", "running"]
     assert any(line.split()[-3:] == ["SYNC_MASTER", "0", "B"] for line in body)
+    ports = {line.split("  ")[0]: line for line in ports_table.splitlines()[1:]}
+    names = ["log", "status page", "NameServer", "remoting", "send-only"]
+    assert list(ports) == [*names, "NameServer's page"] if cluster.plan.companions[0].http_address else names
+    assert " ".join(cluster.addresses) in ports["log"] and "RocketMQ 5 clients" in ports["log"]
+    assert cluster.plan.companions[0].address in ports["NameServer"] and "--namesrv" in ports["NameServer"]
+    for node in cluster.plan.nodes:
+        assert node.remoting_address in ports["remoting"] and node.send_address in ports["send-only"]
 
 
 def test_what_does_not_exist_cannot_be_deleted(on_broker: BrokerCommand) -> None:
