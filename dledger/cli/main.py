@@ -26,6 +26,7 @@ _COMMANDS = {
     "append": "dledger.cli.append_command:append",
     "read": "dledger.cli.read_command:read",
     "status": "dledger.cli.status_command:status",
+    "health": "dledger.cli.health_command:health",
     "transfer": "dledger.cli.status_command:transfer",
     "purge": "dledger.cli.upkeep_commands:purge",
     "scrub": "dledger.cli.upkeep_commands:scrub",

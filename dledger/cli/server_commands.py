@@ -12,7 +12,7 @@ import click
 
 from dledger.cli.overrides import overrides_of
 from dledger.core.values import FlushMode
-from dledger.errors import ConfigError
+from dledger.errors import Code, ConfigError, StorageError
 
 if TYPE_CHECKING:
     from dledger.node.machine.state_machine import StateMachine
@@ -151,6 +151,15 @@ def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
     help="Recreate a lost directory, and fetch the log from the other nodes.",
 )
 @click.option(
+    "--if-empty",
+    type=click.Choice(["refuse", "init", "rejoin"]),
+    envvar="DLEDGER_IF_EMPTY",
+    default="refuse",
+    show_default=True,
+    help="If the directory has no identity: fail, do `dledger init` (only at the first start of a cluster), "
+    "or --rejoin.  [env: DLEDGER_IF_EMPTY]",
+)
+@click.option(
     "--state-machine",
     "machine",
     metavar="MODULE:FACTORY",
@@ -169,6 +178,7 @@ def server(
     log_format: str | None,
     settings: Sequence[str],
     rejoin: bool,
+    if_empty: str,
     machine: str | None,
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C. It logs to stderr.
@@ -196,6 +206,7 @@ def server(
       dledger init --config n1.toml && dledger server --config n1.toml
       dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
       dledger server --config n1.toml --rejoin
+      dledger server --config n1.toml --if-empty rejoin
       dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
 
     \b
@@ -222,8 +233,27 @@ def server(
     }
     log = {"level": log_level, "format": log_format}
     config = node_config(path, overrides_of(settings, options, log))
+    if if_empty != "refuse" and not _is_initialized(config):
+        if if_empty == "rejoin":
+            rejoin = True
+        else:
+            from dledger.node.setup.directory import init_directory
+
+            init_directory(config)
     state_machine = None if machine is None else _state_machine(machine)
     raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin))
+
+
+def _is_initialized(config: NodeConfig) -> bool:
+    from dledger.store.identity import load_identity
+
+    try:
+        load_identity(config.directory)
+    except StorageError as error:
+        if error.code is not Code.NOT_INITIALIZED:
+            raise
+        return False
+    return True
 
 
 def _state_machine(name: str) -> StateMachine:

@@ -10,7 +10,8 @@ path           response
 /replica       200 if this node is a follower that knows its leader, else 503. `?lag=N` (entries) and
                `?lag_bytes=N` limit its lag as known to the leader: 503 if it is further behind, or if
                the leader does not respond
-/health        200 if the node is healthy and knows a leader, else 503 with the reason
+/health        200 if the node is healthy and knows a leader, else 503 with the reason. `?lag=N` and
+               `?lag_bytes=N` also limit the lag of a node that does not lead
 /livez         200 whenever the event loop runs
 /metrics       200, Prometheus text
 =============  =========================================================================================
@@ -26,7 +27,7 @@ HEAD returns the same response without a body, and so does OPTIONS, which HAProx
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -145,19 +146,23 @@ class _Endpoints:
         return _probe(request, status, probes.probe_leader(status))
 
     async def replica(self, request: web.Request) -> web.StreamResponse:
+        return await self._probe_with_lag(request, probes.probe_replica)
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        return await self._probe_with_lag(request, probes.probe_health)
+
+    async def _probe_with_lag(
+        self, request: web.Request, probe: Callable[[NodeStatus], probes.ProbeResult]
+    ) -> web.StreamResponse:
         try:
             bound = probes.LagBound(_count(request, "lag"), _count(request, "lag_bytes"))
         except ValueError as error:
             return json_answer(request, 400, {"error": str(error)})
         status = self._source.node_status()
-        verdict = probes.probe_replica(status)
-        if verdict.ok and bound.is_limited:
+        verdict = probe(status)
+        if verdict.ok and bound.is_limited and not status.is_leader:
             verdict = probes.probe_lag(await self._lag(status), bound)
         return _probe(request, status, verdict)
-
-    async def health(self, request: web.Request) -> web.StreamResponse:
-        status = self._source.node_status()
-        return _probe(request, status, probes.probe_health(status))
 
     async def livez(self, request: web.Request) -> web.StreamResponse:
         return json_answer(request, 200, {"ok": True})

@@ -111,12 +111,23 @@ async def test_health_names_what_is_wrong(client: aiohttp.ClientSession, source:
         ("lag=" + "9" * 5000, 400),
     ],
 )
-async def test_replica_lag_bound(query: str, expected: int) -> None:
+@pytest.mark.parametrize("probe", ["/replica", "/health"])
+async def test_lag_bound(probe: str, query: str, expected: int) -> None:
     server = await start_http(FakeSource("n3"), "127.0.0.1:0")
     try:
         async with aiohttp.ClientSession(f"http://{server.address}") as client:
-            code, body = await get_json(client, f"/replica?{query}")
+            code, body = await get_json(client, f"{probe}?{query}")
             assert code == expected, body
+    finally:
+        await server.stop()
+
+
+async def test_a_leader_is_healthy_within_every_bound() -> None:
+    server = await start_http(FakeSource("n1"), "127.0.0.1:0")
+    try:
+        async with aiohttp.ClientSession(f"http://{server.address}") as client:
+            assert (await get_json(client, "/health?lag=0"))[0] == 200
+            assert (await get_json(client, "/replica?lag=0"))[0] == 503
     finally:
         await server.stop()
 
