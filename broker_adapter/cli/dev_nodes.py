@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,12 +44,17 @@ def run_nodes(settings: NodesSettings) -> None:
     cluster = LocalCluster(directory) if LocalCluster.exists(directory) else _create(settings)
     if settings.stops_with_stdin:
         threading.Thread(target=stop_at_end_of_stdin, name="stdin", daemon=True).start()
+    deadline = time.monotonic() + _READY_S
+
+    def remaining() -> float:
+        return max(1.0, round(deadline - time.monotonic()))
+
     with stopping_after_failure(cluster):
         cluster.start()
         if cluster.plan.companions:
-            cluster.wait_until(_writable_master, _READY_S, "a writable master")
-        cluster.wait_for_leader(_READY_S)
-        cluster.wait_for_answers(_READY_S)
+            cluster.wait_until(_writable_master, remaining(), "a writable master")
+        cluster.wait_for_leader(remaining())
+        cluster.wait_for_answers(remaining())
         click.echo(_as_json(cluster) if settings.as_json else _as_text(cluster))
         supervise(cluster)
 

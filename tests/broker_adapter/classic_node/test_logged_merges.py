@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,16 @@ def create_as_foreign(root: Path, topic: str, texts: list[str]) -> None:
     rewrite(root, "topics.json", lambda table: table["topicConfigTable"].update({topic: _CONFIG}))
 
 
+_MAY_DISAPPEAR = re.compile(r"consumequeue|\.json\.\d+$")
+
+
 def copy_running(root: Path, copy: Path) -> None:
-    """Copy what a kill would leave now; no writer of tables may be at work. A checkpoint may remove files of
-    ConsumeQueues meanwhile."""
+    """Copy what a kill would leave now. Meanwhile a checkpoint may remove files of ConsumeQueues, and a
+    writer of tables the file that it renames."""
     try:
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.tmp"))
     except shutil.Error as error:
-        if any("consumequeue" not in str(source) for source, _, _ in error.args[0]):
+        if any(not _MAY_DISAPPEAR.search(str(source)) for source, _, _ in error.args[0]):
             raise
 
 

@@ -120,6 +120,6 @@ async def test_a_topic_with_the_name_of_the_cluster_is_registered_once_as_its_us
     await master.broker.put_topic(TopicConfig("DefaultCluster", 3, 3))
     registrar = SimpleNamespace(update=given.append)
     monkeypatch.setattr(master, "_registrar", registrar)
-    master._register()
+    master.register()
     monkeypatch.undo()
     assert [one.write_queues for one in given[-1].topics if one.name == "DefaultCluster"] == [3]
