@@ -35,7 +35,7 @@ def render(results: Mapping[str, Mapping[str, Counter[str]]]) -> list[str]:
     remarks = {**REASONS, **NOT_RUN}
     names = {name for by_class in results.values() for name in by_class}
     rows = []
-    for name in sorted(names | NOT_RUN.keys()):
+    for name in sorted(names | remarks.keys()):
         cells = [_cell(results[store].get(name, Counter())) for store in STORES]
         rows.append(f"| `{name}` | {' | '.join(cells)} | {remarks.get(name, '')} |")
     return [*_HEAD, *rows]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
+from broker_adapter.cli.cluster_command import BROKER_KIND
 from dledger.cli.local.certificates import Authority
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 
@@ -27,6 +27,8 @@ STORES = ("replicated", "classic")
 _FILE_SIZE = 16 << 20
 _READY_S, _STOP_S = 300, 60
 _NODE = "n1"
+#: Keep the leader, and the process, on a machine that stalls.
+_TIMING = {"election_min_ms": 3_000, "election_max_ms": 4_000, "silence_ms": 0, "loop_stall_ms": 0}
 #: RocketMQ's tests wait for transaction checks and set these times to 1 s in the process of the broker.
 _DELIVERY = {"check_first_ms": 3_000, "check_again_ms": 1_000}
 #: Limits that the tests lower in the configuration of RocketMQ's proxy.
@@ -94,6 +96,7 @@ class SuiteServers:
             own["classic"] = {**additions.of_node[0]["classic"], "file_size": _FILE_SIZE}
         settings = {
             "http_tls": False,
+            "timing": _TIMING,
             "tls": self._tls,
             "program": {**program, "settings": {**program["settings"], **own}},
         }
@@ -122,7 +125,7 @@ def _certificate(folder: Path) -> dict[str, str]:
 
 def _writable(nodes: object) -> LocalNode | None:
     assert isinstance(nodes, list)
-    return next((node for node in nodes if is_writable_master(node.owner)), None)
+    return next((node for node in nodes if node.owner.get("writable")), None)
 
 
 @contextmanager
