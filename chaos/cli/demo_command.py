@@ -19,6 +19,7 @@ from random import SystemRandom
 
 import click
 
+from chaos.cli.checker_setup import CheckerSetup
 from chaos.plans.scenario import Scenario, find_scenario
 from chaos.run import Run, ScenarioResult, Watch
 from dledger.errors import ConfigError, DLedgerError
@@ -68,13 +69,18 @@ _COLOURS = {"fault": "yellow", "PROBLEM": "red", "OK": "green", "FAILED": "red"}
     show_default=True,
     help="Scenario to run: a name (see `list`) or a file.",
 )
-def demo(path: Path | None, directory: Path | None, seed: int | None, name: str) -> None:
+@click.option(
+    "--prepare",
+    metavar="COMMAND",
+    help="Shell command that installs the checker. It runs in the background; the check waits for it.",
+)
+def demo(path: Path | None, directory: Path | None, seed: int | None, name: str, prepare: str | None) -> None:
     """Send a file through brokers, kill, pause and isolate their master, and check that no message is lost.
 
     Starts three nodes with brokers and a NameServer as separate processes. Clients and nodes write a
     trace of all operations and events. At the end the consistency checker (Spark, needs Java 17) reads the
-    trace and prints the verdict. The demo takes about two minutes. `make demo` installs the dependencies
-    first.
+    trace and prints the verdict. The demo takes about two minutes. `make demo` installs Spark meanwhile, if
+    it is missing.
 
     \b
     Examples:
@@ -98,14 +104,16 @@ def demo(path: Path | None, directory: Path | None, seed: int | None, name: str)
     seed = SystemRandom().randrange(1 << 32) if seed is None else seed
     began = time.monotonic()
     try:
-        result = asyncio.run(_break(scenario, root, seed, lines))
+        with CheckerSetup(prepare, lambda text: print_line("install", text)) as setup:
+            result = asyncio.run(_break(scenario, root, seed, lines))
+            _print_result(result)
+            _wait_for(setup, root)
     except (DLedgerError, TimeoutError) as error:
         print_line("FAILED", f"the run could not be executed: {error!r}; its files are in {root}")
         sys.exit(_BROKEN)
     except KeyboardInterrupt:
         print_line("FAILED", "interrupted; all processes of the run are gone")
         sys.exit(130)
-    _print_result(result)
     code = _check(root)
     print_line(_MEANINGS.get(code, "FAILED"), f"{_sentence(code)}; {time.monotonic() - began:.0f} s in total")
     sys.exit(code if code in _MEANINGS else _BROKEN)
@@ -133,6 +141,17 @@ async def _break(scenario: Scenario, root: Path, seed: int, lines: Sequence[byte
     print_line("cluster", f"three nodes with brokers, and a NameServer, in {root} (seed {seed})")
     watch = Watch(note=note)
     return await Run(scenario, root, seed=seed, lines=lines, watch=watch).run()
+
+
+def _wait_for(setup: CheckerSetup, root: Path) -> None:
+    """Wait for the installation of the checker. Exits if it has failed."""
+    if setup.is_running:
+        print_line("install", "the run is over; the check starts when Spark is installed")
+    try:
+        setup.wait()
+    except ConfigError as error:
+        print_line("FAILED", f"{error.message}\nthe run is not checked; its files are in {root}")
+        sys.exit(_BROKEN)
 
 
 def _print_result(result: ScenarioResult) -> None:
