@@ -40,15 +40,26 @@ class Image:
         """The command line that starts another one in a container. `binds`: files and directories by their
         place in the image; a directory is writable."""
         user, _, group = self.config["User"].partition(":")
-        command = ["bwrap", "--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc"]
-        command += ["--uid", user, "--gid", group, "--cap-drop", "ALL", "--as-pid-1", "--new-session"]
+        command = [
+            "bwrap",
+            "--die-with-parent",
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--as-pid-1",
+            "--new-session",
+        ]
+        # For setpriv, which takes them away again.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            command += ["--cap-add", capability]
         command += ["--ro-bind", str(self.root), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        command += ["--chmod", "1777", "/tmp"]
         for path, place in binds.items():
             command += ["--bind" if path.is_dir() else "--ro-bind", str(path), place]
         command += ["--chdir", self.config["WorkingDir"], "--clearenv"]
         for name, value in (*_pairs(self.config["Env"]), *(variables or {}).items()):
             command += ["--setenv", name, value]
-        return command
+        rights = ["--clear-groups", "--no-new-privs", "--bounding-set", "-all", "--inh-caps", "-all"]
+        return [*command, "setpriv", "--reuid", user, "--regid", group, *rights]
 
     def call(
         self, command: Sequence[str], binds: Mapping[Path, str], variables: Mapping[str, str] | None = None
@@ -57,6 +68,12 @@ class Image:
         return subprocess.run(
             [*self.sandbox(binds, variables), *command], capture_output=True, text=True, check=False
         )
+
+    def give(self, *paths: Path) -> None:
+        """Make the user of the image the owner."""
+        for path in paths:
+            user, _, group = self.config["User"].partition(":")
+            os.chown(path, int(user), int(group))
 
     @contextmanager
     def running(

@@ -64,6 +64,7 @@ async def test_a_name_server(image: Image, tmp_path: Path) -> None:
     port, page = free_ports(2)
     data = tmp_path / "data"
     data.mkdir()
+    image.give(data)
     command = ["dledger-namesrv", "run", "--directory", "/var/lib/dledger/namesrv"]
     command += ["--listen", f"127.0.0.1:{port}", "--http-listen", f"127.0.0.1:{page}"]
     binds = {data: "/var/lib/dledger"}
@@ -97,14 +98,11 @@ async def test_nodes_find_each_other_by_names_that_resolve_late(image: Image, tm
                 "cluster_secret_file": "/var/lib/dledger/secret",
                 "members": members,
             }
-            (tmp_path / f"{node}.toml").write_text(toml_of(config))
+            (folder / "node.toml").write_text(toml_of(config))
             shutil.copy(secret, folder)
-            binds = {
-                folder: "/var/lib/dledger",
-                tmp_path / f"{node}.toml": "/etc/node.toml",
-                hosts: "/etc/hosts",
-            }
-            file = ["--config", "/etc/node.toml"]
+            image.give(folder, folder / "secret")
+            binds = {folder: "/var/lib/dledger", hosts: "/etc/hosts"}
+            file = ["--config", "/var/lib/dledger/node.toml"]
             done = image.call(["dledger", "init", *file, "--data-file-size", str(1 << 24)], binds)
             assert done.returncode == 0, done.stderr
             log = stack.enter_context((tmp_path / f"{node}.log").open("w"))
