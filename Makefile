@@ -31,7 +31,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential test-suite interop interop-java interop-proxy interop-suite interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers bench-rocketmq soak soak-processes soak-broker clean
+.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential test-suite interop interop-java interop-proxy interop-suite interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-dev bench-peers bench-rocketmq soak soak-processes soak-broker clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -299,6 +299,9 @@ bench: $(DEV) ## Measure throughput, latency, failover and catch-up of a local c
 
 bench-rocketmq: $(DEV) interop-java clients-java ## Measure RocketMQ's Java client with its own brokers, our brokers and our gRPC endpoint (12 minutes; needs java and mvn; ARGS="--log classic")
 	@$(BIN)/python -m tests.interop.bench $(ARGS)
+
+bench-dev: $(DEV) interop-java ## Compare start time and memory of dledger dev with RocketMQ's (2 minutes; needs java and mvn; ARGS="--runs 5")
+	@$(BIN)/python -m tests.interop.bench_dev $(ARGS)
 
 bench-peers: $(PEERS) ## Compare with etcd and NATS JetStream under equal load (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
