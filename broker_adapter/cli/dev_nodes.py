@@ -17,7 +17,7 @@ from broker_adapter.server.dev import DevPorts, stop_at_end_of_stdin
 from dledger.cli.local.cluster_commands import stopping_after_failure, supervise
 from dledger.cli.local.cluster_kinds import Additions
 from dledger.cli.local.cluster_plan import HOST, free_ports
-from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode
 from dledger.core.values import FlushMode
 
 _READY_S = 60.0
@@ -41,7 +41,7 @@ class NodesSettings(NamedTuple):
 def run_nodes(settings: NodesSettings) -> None:
     """Start the nodes, print their addresses, and supervise them until SIGTERM or Ctrl-C."""
     directory = settings.directory
-    cluster = LocalCluster(directory) if LocalCluster.exists(directory) else _create(settings)
+    cluster = _open(settings) if LocalCluster.exists(directory) else _create(settings)
     if settings.stops_with_stdin:
         threading.Thread(target=stop_at_end_of_stdin, name="stdin", daemon=True).start()
     deadline = time.monotonic() + _READY_S
@@ -57,6 +57,19 @@ def run_nodes(settings: NodesSettings) -> None:
         cluster.wait_for_answers(remaining())
         click.echo(_as_json(cluster) if settings.as_json else _as_text(cluster))
         supervise(cluster)
+
+
+def _open(settings: NodesSettings) -> LocalCluster:
+    cluster = LocalCluster(settings.directory)
+    if running := cluster.running():
+        raise ClusterError(
+            f"{', '.join(running)} of {cluster.directory} are already running: choose another --dir, or stop "
+            f"them with `dledger cluster down --dir {cluster.directory}`"
+        )
+    if settings.log_only is bool(cluster.plan.companions):
+        kind = "brokers" if cluster.plan.companions else "only a log"
+        raise ClusterError(f"{cluster.directory} has {kind}: choose another --dir, or change --log")
+    return cluster
 
 
 def _create(settings: NodesSettings) -> LocalCluster:

@@ -28,8 +28,10 @@ class ConsumeFromWhere(Enum):
 
 
 def log_failed_pull(log: logging.Logger, queue: MessageQueue, error: BrokerError) -> None:
-    """Log a failed pull that will be retried. No retry succeeds while an optional package is missing."""
-    level = logging.ERROR if error.status is Status.COMPRESSION_UNAVAILABLE else logging.INFO
+    """Log a failed pull that will be retried. No retry succeeds while an optional package is missing or the
+    filter is invalid."""
+    is_permanent = error.status in (Status.COMPRESSION_UNAVAILABLE, Status.REQUEST_MALFORMED)
+    level = logging.ERROR if is_permanent else logging.INFO
     log.log(level, "a pull failed: queue %s, %s", queue, error)
 
 

@@ -54,6 +54,12 @@ def heartbeat(
     return RemotingCommand(RequestCode.HEART_BEAT, body=_dump(body))
 
 
+def check_subscription(client_id: str, group: str, subscription: Subscription) -> RemotingCommand:
+    """Build CHECK_CLIENT_CONFIG."""
+    body = {"clientId": client_id, "group": group, "subscriptionData": subscription.to_json()}
+    return RemotingCommand(RequestCode.CHECK_CLIENT_CONFIG, body=_dump(body))
+
+
 def unregister(client_id: str, *, producer: str = "", consumer: str = "") -> RemotingCommand:
     fields = {"clientID": client_id}
     if producer:

@@ -9,6 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -158,7 +159,12 @@ class RemotingClient:
         await self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            with suppress(BrokerError):
+                await self.close()
+            raise
         return self
 
     async def __aexit__(

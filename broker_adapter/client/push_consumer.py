@@ -20,7 +20,7 @@ from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerReque
 from broker_adapter.client.core.admin_bodies import parse_offset_table
 from broker_adapter.client.core.member_bodies import QueueInfo, consumed_directly, running_info
 from broker_adapter.client.core.rebalance import AllocateStrategy, allocate_averagely
-from broker_adapter.client.core.subscription import ALL, Expression, Subscription
+from broker_adapter.client.core.subscription import ALL, SQL92, Expression, Subscription
 from broker_adapter.client.core.values import MessageExt, MessageQueue, decode_one
 from broker_adapter.client.group_requests import MessageModel
 from broker_adapter.client.instance import ClientInstance, RemotingClient, now_ms
@@ -34,7 +34,7 @@ from broker_adapter.client.queue_worker import (
     QueueWorker,
     with_own_topic,
 )
-from broker_adapter.errors import BrokerError, PutRefused, ResponseCode, Status, TopicRefused
+from broker_adapter.errors import BrokerError, IllegalMessage, PutRefused, ResponseCode, Status, TopicRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
@@ -88,6 +88,8 @@ class PushConsumer(RemotingClient):
         are added later, it starts at the first message. Raises IllegalMessage if the group name is invalid.
         """
         check_group_name(group)
+        if not callable(listener):
+            raise IllegalMessage(Status.REQUEST_MALFORMED, f"the listener {listener!r:.100} cannot be called")
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._calls = ConsumerRequests(self._client, group)
@@ -144,13 +146,14 @@ class PushConsumer(RemotingClient):
         """Subscribe to a topic, before `start`. `expression`: `*`, tags separated by `||`, or an `SqlFilter`.
         Raises IllegalMessage.
         """
-        assert not self._is_running, "subscribe before start"
+        if self._is_running:
+            raise RuntimeError("subscribe before start")
         check_topic_name(topic)
         self._subscriptions[topic] = Subscription(topic, expression, now_ms())
 
     async def start(self) -> None:
         """Join the group. A subscribed topic may be created later, as for RocketMQ's consumer. Raises
-        NameServerUnavailable.
+        NameServerUnavailable, and IllegalMessage if a broker rejects an SQL filter.
         """
         self._is_running, self._started_ms = True, now_ms()
         for topic in self._subscriptions:
@@ -158,6 +161,8 @@ class PushConsumer(RemotingClient):
                 await self._client.routes.get(topic)
             except TopicRefused as error:
                 _log.warning("waiting for a topic: %s", error)
+                continue
+            await self._check_filter(self._subscriptions[topic])
         if self._is_clustering:
             self._subscriptions[self._retry_topic] = Subscription(self._retry_topic, ALL, now_ms())
         self._client.dispatch.register(
@@ -233,6 +238,23 @@ class PushConsumer(RemotingClient):
     @property
     def _is_ordered(self) -> bool:
         return self._settings.is_ordered and self._is_clustering
+
+    async def _check_filter(self, subscription: Subscription) -> None:
+        """Let a broker check an SQL filter, as RocketMQ's clients do, because each pull with an invalid one
+        would fail."""
+        if subscription.kind != SQL92:
+            return
+        for broker in (await self._client.routes.get(subscription.topic)).brokers.values():
+            request = group_requests.check_subscription(self.client_id, self.group, subscription)
+            try:
+                address = await self._client.reader_of(subscription.topic, broker.name)
+                await self._client.call(address, request)
+            except IllegalMessage:
+                raise
+            except BrokerError as error:
+                _log.warning("a filter was not checked: %s", error)
+            else:
+                return
 
     # -- membership
 

@@ -42,10 +42,10 @@ class DevProcess:
     happens. Methods block.
     """
 
-    def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path | str, options: Sequence[str] = ()) -> None:
         """`directory`: for messages and the log file. `options`: further options of `dledger dev`."""
-        self.directory = directory
-        self.log = directory / "dev.log"
+        self.directory = Path(directory)
+        self.log = self.directory / "dev.log"
         self._options = list(options)
         self._ports: list[str] = ["--port", "0"]
         self._process: subprocess.Popen[bytes] | None = None
@@ -193,7 +193,7 @@ class DevCluster(DevProcess):
     `kill`, `pause` and `resume` affect the process that supervises the nodes; use the methods for nodes.
     """
 
-    def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path | str, options: Sequence[str] = ()) -> None:
         super().__init__(directory, ["--nodes", "3", *options])
 
     @property

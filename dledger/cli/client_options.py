@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dledger.infra.addresses import is_address
+
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
 
@@ -37,8 +39,7 @@ def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> l
     """Parse comma-separated addresses and remove duplicates."""
     addresses = [part.strip() for part in value.split(",") if part.strip()]
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        if not is_address(address):
             raise click.BadParameter(f"{address!r} is not an address of the form host:port")
     if not addresses:
         raise click.BadParameter("at least one address is required")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -260,6 +261,8 @@ def _state_machine(name: str) -> StateMachine:
     module, colon, factory = name.partition(":")
     if not colon:
         raise click.UsageError(f"--state-machine {name!r}: expected MODULE:FACTORY")
+    # A console script does not search the working directory, where the user's module usually is.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         made = getattr(importlib.import_module(module), factory)()
     except (ImportError, AttributeError) as error:

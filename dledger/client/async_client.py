@@ -73,7 +73,7 @@ class AsyncClient:
                 raise ValueError(f"{name} must be a finite number of seconds above 0, not {seconds}")
         named = servers.split(",") if isinstance(servers, str) else servers
         self._directory = LeaderDirectory(
-            [s.strip() for s in named if s.strip()], group, _security(tls, credentials)
+            [text for server in named if (text := str(server).strip())], group, _security(tls, credentials)
         )
         self._limits = Limits() if limits is None else limits
         self._timeout = timeout

@@ -202,6 +202,12 @@ def split(bodies: Sequence[bytes], limits: Limits) -> list[Sequence[bytes]]:
     return parts
 
 
+def check_timeout(seconds: float | None) -> None:
+    """Raise InvalidRequest unless `seconds` is a number, or None for the default of the client."""
+    if seconds is not None and not isinstance(seconds, int | float):
+        raise InvalidRequest(f"a timeout must be a number of seconds, not {type(seconds).__name__}")
+
+
 def check(body: bytes) -> None:
     """Raise InvalidRequest if no server can accept `body`."""
     if not isinstance(body, bytes):

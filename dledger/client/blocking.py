@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from dledger.client.async_client import DEFAULT_STALL_TIMEOUT, AsyncClient
-from dledger.client.batching import Limits, check
+from dledger.client.batching import Limits, check, check_timeout
 from dledger.client.reader import ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
@@ -79,6 +79,7 @@ class BlockingAppender:
     def _submit(self, body: bytes, timeout: float | None) -> Future[AppendResult]:
         # No coroutine and no task per append: the call is passed to the loop, and the caller gets the future.
         check(body)
+        check_timeout(timeout)
         appender = self._appender()
         future = _AppendFuture()
         future.set_running_or_notify_cancel()  # an append cannot be cancelled

@@ -9,6 +9,7 @@ from contextlib import suppress
 import tenacity
 
 from dledger.errors import Code, DLedgerError, NotLeader
+from dledger.infra.addresses import is_address
 from dledger.infra.port_kinds import ALPN, PortHints, PortKind
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls
@@ -45,6 +46,9 @@ class LeaderDirectory:
         self.addresses = tuple(dict.fromkeys(servers))
         if not self.addresses:
             raise ValueError("at least one server address is needed")
+        for address in self.addresses:
+            if not is_address(address):
+                raise ValueError(f"{address!r} is not an address of the form host:port")
         self._group = group
         self._security = security
         tls = security if isinstance(security, ClientTls) else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from dledger.client.batching import AppendCall, FutureLike, Limits, check, split, undecided
+from dledger.client.batching import AppendCall, FutureLike, Limits, check, check_timeout, split, undecided
 from dledger.client.pipeline import Pipeline
 from dledger.client.values import AppendResult
 from dledger.errors import Code, DLedgerError, Indeterminate
@@ -35,6 +35,7 @@ class Appender:
         return self._pipeline
 
     def _deadline(self, timeout: float | None) -> float:
+        check_timeout(timeout)
         return asyncio.get_running_loop().time() + (self._timeout if timeout is None else timeout)
 
     async def append(self, body: bytes, *, timeout: float | None = None) -> AppendResult:

@@ -10,6 +10,14 @@ def split_address(address: str) -> tuple[str, str]:
     return host.removeprefix("[").removesuffix("]"), port
 
 
+def is_address(address: object) -> bool:
+    """Return True for a text with a host and a port from 1 to 65535."""
+    if not isinstance(address, str):
+        return False
+    host, port = split_address(address)
+    return host != "" and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+
+
 def host_of(address: str) -> str:
     return split_address(address)[0]
 

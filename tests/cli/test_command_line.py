@@ -16,7 +16,7 @@ from dledger.cli.exits import Exit, error_line, exit_code_of
 from dledger.cli.main import cli
 from dledger.cli.output import human_bytes, print_table
 from dledger.cli.overrides import overrides_of
-from dledger.cli.server_commands import node_config
+from dledger.cli.server_commands import _state_machine, node_config
 from dledger.errors import (
     Code,
     ConfigError,
@@ -352,3 +352,12 @@ def test_a_lower_term_needs_all_nodes_to_be_stopped(command: Command, tmp_path: 
     assert "is in term 40" in command("set-term", node).stdout
     command("set-term", node, "--to", "9", "--all-nodes-are-stopped")
     assert "is in term 9" in command("set-term", node).stdout
+
+
+def test_a_state_machine_is_found_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_machine.py").write_text("class Machine:\n    apply = save = load = lambda *_: None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert type(_state_machine("my_machine:Machine")).__name__ == "Machine"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,21 @@ def test_errors_are_those_of_the_async_client(client: Client, cluster: FakeClust
     client.new_session()
     client.append(b"c")
     assert cluster.log.bodies == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("timeout", ["5", b"5", [5]])
+def test_a_timeout_that_is_no_number_is_refused_at_once(client: Client, timeout: Any) -> None:
+    for append in (client.append, client.submit):
+        with pytest.raises(InvalidRequest, match="a timeout must be a number of seconds"):
+            append(b"x", timeout=timeout)
+    with pytest.raises(InvalidRequest, match="a timeout must be a number of seconds"):
+        client.append_many([b"x"], timeout=timeout)
+
+
+@pytest.mark.parametrize("servers", ["localhost", "localhost:abc", "h:0", "h:65536", ":1", [("h", 1)]])
+def test_a_server_without_host_and_port_is_refused_at_once(servers: Any) -> None:
+    with pytest.raises(ValueError, match="is not an address of the form host:port"):
+        Client(servers)
 
 
 def test_sessions(client: Client, cluster: FakeCluster) -> None:

@@ -78,6 +78,15 @@ class Message:
     flag: int = 0
 
     def __post_init__(self) -> None:
+        """Raises IllegalMessage (REQUEST_MALFORMED) for a value of another type."""
+        _check_type("topic", self.topic, str)
+        _check_type("body", self.body, bytes)
+        _check_type("tags", self.tags, str)
+        _check_type("delay_level", self.delay_level, int)
+        _check_type("properties", self.properties, Mapping)
+        for key, value in self.properties.items():
+            _check_type("property name", key, str)
+            _check_type(f"property {key!r:.100}", value, str)
         if isinstance(self.keys, str):
             object.__setattr__(self, "keys", _split_keys(self.keys))
 
@@ -106,6 +115,14 @@ class Message:
         properties[UNIQ_KEY] = unique_key
         properties[WAIT] = "true"
         return properties
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise IllegalMessage(
+            Status.REQUEST_MALFORMED,
+            f"{name} of a message must be {kind.__name__}, not {type(value).__name__}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

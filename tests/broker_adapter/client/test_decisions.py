@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from typing import Any
 
 import pytest
 
@@ -260,6 +261,25 @@ def test_the_text_of_an_error_names_the_server_and_its_reason_once() -> None:
 def test_what_a_message_may_not_say(message: Message) -> None:
     with pytest.raises(IllegalMessage):
         message.wire_properties("K")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("topic", 1),
+        ("body", "text"),
+        ("body", None),
+        ("tags", ["a"]),
+        ("delay_level", "3"),
+        ("properties", {"price": 5}),
+        ("properties", {5: "price"}),
+        ("properties", "price"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(field: str, value: Any) -> None:
+    fields: dict[str, Any] = {"topic": "t", "body": b"x", field: value}
+    with pytest.raises(IllegalMessage, match=f"{field.removesuffix('ies')}.* of a message must be"):
+        Message(**fields)
 
 
 def test_a_text_of_keys_is_not_split_into_letters() -> None:

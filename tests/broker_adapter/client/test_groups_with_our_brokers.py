@@ -24,8 +24,10 @@ from broker_adapter.client import (
     Producer,
     PullConsumer,
     PushConsumer,
+    SqlFilter,
 )
 from broker_adapter.client.group_requests import MessageModel
+from broker_adapter.errors import IllegalMessage
 from broker_adapter.remoting.codes import RequestCode
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.namesrv.helpers import name_server
@@ -218,6 +220,16 @@ async def test_a_consumer_can_start_before_its_topic_exists(
         await admin.create_topic(TOPIC, queues=1)
         await producer.send(Message(TOPIC, b"first"))
         await until(lambda: seen == [b"first"])
+
+
+async def test_a_consumer_with_an_invalid_sql_filter_does_not_start(names: str) -> None:
+    async with Admin(names, options=OPTIONS) as admin:
+        await admin.create_topic(TOPIC, queues=1)
+    consumer = PushConsumer("g", names, lambda messages: None, options=OPTIONS)
+    consumer.subscribe(TOPIC, SqlFilter("price >"))
+    with pytest.raises(IllegalMessage, match="expected a property or a constant"):
+        async with consumer:
+            pytest.fail("it started")
 
 
 async def test_a_member_that_was_given_nothing_has_stored_where_it_started(names: str) -> None:

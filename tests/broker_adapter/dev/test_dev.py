@@ -24,7 +24,7 @@ from broker_adapter.server.dev import DevBroker, DevPorts, DevSettings
 from broker_adapter.testing import DevCluster, DevProcess
 from dledger import Client
 from dledger.cli.local.cluster_plan import free_ports
-from dledger.cli.local.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import ClusterError, LocalCluster
 from dledger.errors import ConfigError, DLedgerError
 from tests.node.local import until
 
@@ -246,6 +246,22 @@ def test_a_log_survives_a_restart_of_its_cluster(dledger_cluster: DevCluster) ->
     assert dledger_cluster.endpoints == before
     with Client(before) as client:
         assert next(entry.body for entry in client.read(index, 1)) == b"before"
+
+
+@pytest.mark.xdist_group("dev-cluster")
+def test_a_second_command_does_not_touch_the_nodes_of_the_first(dledger_cluster: DevCluster) -> None:
+    data = str(dledger_cluster.nodes.directory)
+    error = CliRunner().invoke(dev, ["--nodes", "3", "--log", "--dir", data]).exception
+    assert isinstance(error, ClusterError) and "are already running" in error.message
+    assert len(dledger_cluster.nodes.running()) == 3
+
+
+@pytest.mark.xdist_group("dev-cluster")
+def test_a_directory_of_another_kind_of_cluster_is_refused(tmp_path: Path) -> None:
+    with DevCluster(tmp_path, ["--log"]):
+        pass
+    error = CliRunner().invoke(dev, ["--nodes", "3", "--dir", str(tmp_path / "data")]).exception
+    assert isinstance(error, ClusterError) and "has only a log" in error.message
 
 
 @pytest.mark.xdist_group("dev-cluster")
