@@ -14,6 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 import click
+from tenacity import TryAgain, retry, retry_if_exception_type, wait_fixed
 
 from broker_adapter.client import BlockingAdmin, BlockingProducer, Message
 from broker_adapter.errors import BrokerError
@@ -21,8 +22,6 @@ from broker_adapter.testing import DevProcess
 from tests.process.cluster import free_ports
 
 from . import genuine
-
-_PAUSE_S = 0.01
 
 
 class Start(NamedTuple):
@@ -69,17 +68,17 @@ def measured(system: Callable[[Path], AbstractContextManager[tuple[str, list[int
 
 
 def _send_first(servers: str) -> None:
-    while True:
-        try:
-            with BlockingAdmin(servers) as admin:
-                if admin.clusters():
-                    admin.create_topic("bench")
-                    break
-        except BrokerError:
-            pass
-        time.sleep(_PAUSE_S)
+    _create_topic(servers)
     with BlockingProducer("bench", servers) as producer:
         producer.send(Message("bench", b"hello"))
+
+
+@retry(retry=retry_if_exception_type(BrokerError), wait=wait_fixed(0.01))
+def _create_topic(servers: str) -> None:
+    with BlockingAdmin(servers) as admin:
+        if not admin.clusters():
+            raise TryAgain
+        admin.create_topic("bench")
 
 
 def _mib(pid: int) -> float:

@@ -67,10 +67,10 @@ async def send(names: str, body: bytes, method: CompressionType, *, damaged: boo
         await producer.send(Message(TOPIC, body))
 
 
-async def only_record(program: BrokerProgram, topic: str) -> MessageRecord:
-    """The record in the topic's first queue, once the broker has dispatched it."""
+async def only_record(program: BrokerProgram, topic: str, offset: int = 0) -> MessageRecord:
+    """The last record of the topic's first queue, at this offset, once the broker has dispatched it."""
     async with asyncio.timeout(60):
-        while not (records := (await program.broker.pull(topic, 0, 0, max_messages=2)).records):
+        while not (records := (await program.broker.pull(topic, 0, offset, max_messages=2)).records):
             await asyncio.sleep(0)
     (record,) = records
     return decode(record)
@@ -127,6 +127,7 @@ async def test_a_push_consumer_goes_on_and_the_unreadable_message_is_a_dead_lett
 async def test_a_pull_consumer_goes_on_and_reports_the_unreadable_message(world: World) -> None:
     await send(world.names, LARGE, CompressionType.ZSTD, damaged=True)
     await send(world.names, b"2", CompressionType.ZSTD)
+    await only_record(world.program, TOPIC, offset=1)
     async with PullConsumer("g", world.names, consume_from=FIRST, options=options()) as consumer:
         result = await consumer.pull(QUEUE, 0)
         assert [message.body for message in result.messages] == [b"2"] and result.next_offset == 2
