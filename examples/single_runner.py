@@ -43,7 +43,7 @@ class Runs:
 class Log(Protocol):
     """The part of `dledger.NodeServer` that the runner needs."""
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int: ...
 
     def append_batch(
         self, sizes: Sequence[int], fill: Callable[[Assigned], Sequence[bytes]], *, expected: tuple[int, int]

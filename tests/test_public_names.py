@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,53 @@ def test_a_blocking_class_has_all_methods_with_the_same_parameters(
     if asyncio_class not in (dledger.Session, dledger.Appender):  # clients create these
         names = [list(inspect.signature(one).parameters) for one in (asyncio_class, blocking)]
         assert names[0] == names[1]
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Functions, constructors and methods, by their name."""
+    for module in (dledger, broker_adapter.client):
+        for name in module.__all__:
+            item = getattr(module, name)
+            if inspect.isclass(item):
+                yield f"{name}.__init__", item.__init__
+                members = public_members(item)
+                yield from ((f"{name}.{key}", value) for key, value in members.items() if callable(value))
+            elif callable(item):
+                yield name, item
+
+
+#: Words of parameters that limit how long a call waits.
+WAITS = re.compile(r"timeout|(^|_)(wait|grace|deadline|within|patience|seconds)(_|$)")
+
+
+def time_outs(function: Callable[..., object]) -> dict[str, str]:
+    """Annotations of the parameters that limit how long a call waits, by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # exceptions and enums have constructors of C
+        return {}
+    return {one.name: str(one.annotation) for one in parameters if WAITS.search(one.name)}
+
+
+def is_uniform(name: str, annotation: str) -> bool:
+    return name.split("_")[-1] == "timeout" and annotation in {"float", "float | None"}
+
+
+def test_each_time_out_is_a_float_in_seconds_and_is_called_so() -> None:
+    """Three spellings (timeout, timeout_s, timeout_ms) let programs wait a thousand times too long."""
+    found = {(of, *row) for of, function in public_callables() for row in time_outs(function).items()}
+    assert len(found) > 70
+    assert not [row for row in found if not is_uniform(*row[1:])]
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "timeout_ms", "wait_s", "grace_s", "deadline", "wait"])
+def test_other_spellings_of_a_time_out_are_found(name: str) -> None:
+    def call(**_: object) -> None: ...
+
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation="float")
+    call.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    assert time_outs(call) == {name: "float"} and not is_uniform(name, "float")
+    assert not is_uniform("timeout", "int")
 
 
 def test_a_node_is_made_and_run_with_exported_names_and_logs_nothing(tmp_path: Path) -> None:

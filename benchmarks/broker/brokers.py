@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 60.0
 #: Name of the broker group that the nodes form.
 BROKER = "broker-a"
-OPTIONS = ClientOptions(timeout_s=30.0, request_timeout_s=30.0, poll_name_server_s=1.0)
+OPTIONS = ClientOptions(timeout=30.0, request_timeout=30.0, poll_name_server_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)

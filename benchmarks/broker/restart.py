@@ -58,7 +58,7 @@ async def _fill(producer: Producer, body: bytes) -> None:
 
     async def loop(queue_id: int) -> None:
         while next(numbers) < MESSAGES:
-            await producer.send_batch(messages, selector=QueueNumber(queue_id), timeout_s=60)
+            await producer.send_batch(messages, selector=QueueNumber(queue_id), timeout=60)
 
     await asyncio.gather(*(loop(queue_id) for queue_id in range(brokers.QUEUES)))
 
@@ -75,7 +75,7 @@ async def _restart_once(system: brokers.Brokers) -> tuple[float, float]:
     async with Producer("bench", brokers.names_of(cluster), options=brokers.OPTIONS) as producer:
         while time.perf_counter() - began < _GIVE_UP_SECONDS:
             try:
-                await producer.send(Message(brokers.TOPIC, b"first"), timeout_s=1.0)
+                await producer.send(Message(brokers.TOPIC, b"first"), timeout=1.0)
                 took = time.perf_counter() - began
                 used = sum(system.node_cpu_seconds().values())
                 await asyncio.to_thread(system.wait_in_step)

@@ -295,7 +295,7 @@ class Admin(RemotingClient):
         the timeout.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._client.options.timeout_s
+        deadline = loop.time() + self._client.options.timeout
         while True:
             try:
                 addresses = [choose(broker) for broker in distinct(await self._brokers(cluster))]
@@ -310,7 +310,7 @@ class Admin(RemotingClient):
 
     async def _until_known(self, topic: str, brokers: set[str], queues: Collection[int]) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._client.options.timeout_s
+        deadline = loop.time() + self._client.options.timeout
         while True:
             try:
                 found = (await self.route(topic)).queues

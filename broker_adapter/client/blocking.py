@@ -213,11 +213,11 @@ class BlockingPushConsumer(_BlockingClient[PushConsumer]):
 
     subscribe = _on_loop(PushConsumer.subscribe)
 
-    def close(self, grace_s: float = 10.0) -> None:
-        """Wait up to `grace_s` seconds for the listener, commit, leave and disconnect. See
+    def close(self, timeout: float = 10.0) -> None:
+        """Wait up to `timeout` seconds for the listener, commit, leave and disconnect. See
         `PushConsumer.close`.
         """
-        self._close(lambda: self._client.close(grace_s))
+        self._close(lambda: self._client.close(timeout))
 
     def abandon(self) -> None:
         """Disconnect like a crashed program, without committing or leaving the group. May be called again."""

@@ -63,7 +63,7 @@ class ConsumerRequests:
         request = pull_request(
             self._group, queue, offset, subscription, max_messages=max_messages, wait_s=wait_s
         )
-        timeout_s = self._client.options.request_timeout_s + wait_s
+        timeout_s = self._client.options.request_timeout + wait_s
         try:
             answer = await self._client.connections.invoke_long(address, request, timeout_s)
         except (AnswerMissing, PutRefused):

@@ -127,7 +127,7 @@ class ClientInstance:
 
         Raises BrokerError for an error response, and AnswerMissing (ANSWER_MISSING) if there is no response.
         """
-        answer = await self.connections.invoke(address, request, timeout_s or self.options.request_timeout_s)
+        answer = await self.connections.invoke(address, request, timeout_s or self.options.request_timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise error_of(answer, f"{address}: request {request.code}")
         return answer
@@ -211,7 +211,7 @@ class NameServers:
         for _ in self.addresses:
             address = self.addresses[self._current % len(self.addresses)]
             try:
-                answer = await self._connections.invoke(address, request, self._options.request_timeout_s)
+                answer = await self._connections.invoke(address, request, self._options.request_timeout)
             except (PutRefused, AnswerMissing) as error:
                 problems[address] = error.message
             else:
@@ -472,7 +472,7 @@ class Connections:
 
     async def _connect(self, address: str) -> RemotingConnection:
         connection = await connect(
-            address, timeout_s=self._options.connect_timeout_s, dispatch=self._dispatch, tls=self._tls
+            address, timeout_s=self._options.connect_timeout, dispatch=self._dispatch, tls=self._tls
         )
         try:
             self._evict_idle()

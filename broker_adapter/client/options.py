@@ -12,12 +12,13 @@ from broker_adapter.wire.compression import CompressionType
 class ClientOptions:
     """The options of one client.
 
-    Names follow those of RocketMQ's ClientConfig if it has the option. Units are part of the names.
+    Names follow those of RocketMQ's ClientConfig if it has the option. Time-outs are in seconds. Other
+    units are part of the names.
     """
 
-    timeout_s: float = 10.0  # for a call, including all attempts
-    request_timeout_s: float = 3.0  # for one attempt: the response of one server
-    connect_timeout_s: float = 3.0
+    timeout: float = 10.0  # for a call, including all attempts
+    request_timeout: float = 3.0  # for one attempt: the response of one server
+    connect_timeout: float = 3.0
     poll_name_server_s: float = 30.0  # interval of route refreshes
     heartbeat_broker_s: float = 30.0
     avoid_broker_s: float = 5.0  # time to avoid a broker after a failure, if other brokers have queues

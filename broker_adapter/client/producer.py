@@ -110,7 +110,7 @@ class Producer(RemotingClient):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         arg: object = None,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send a message. When the call returns, a broker has stored the message.
 
@@ -126,7 +126,7 @@ class Producer(RemotingClient):
         PutRefused, TopicRefused and IllegalMessage mean that nothing was stored.
         """
         outgoing = await self._encoded(message)
-        return await self._send([message], outgoing, queue, selector, arg, timeout_s)
+        return await self._send([message], outgoing, queue, selector, arg, timeout)
 
     async def send_batch(
         self,
@@ -135,7 +135,7 @@ class Producer(RemotingClient):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         arg: object = None,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises the errors of `send`.
 
@@ -143,7 +143,7 @@ class Producer(RemotingClient):
         messages, or has more than one topic.
         """
         outgoing = self._encoded_batch(messages)
-        return await self._send(messages, outgoing, queue, selector, arg, timeout_s)
+        return await self._send(messages, outgoing, queue, selector, arg, timeout)
 
     async def send_oneway(
         self,
@@ -171,7 +171,7 @@ class Producer(RemotingClient):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         arg: object = None,
-        timeout_s: float = 3.0,
+        timeout: float = 3.0,
     ) -> MessageExt:
         """Send a message and wait for the reply of its consumer (`reply_to`).
 
@@ -182,22 +182,22 @@ class Producer(RemotingClient):
             own = {
                 CORRELATION_ID: correlation_id,
                 REPLY_TO_CLIENT: self._client.client_id,
-                TTL: str(int(timeout_s * 1000)),
+                TTL: str(int(timeout * 1000)),
             }
             request = replace(message, properties={**message.properties, **own})
             loop = asyncio.get_running_loop()
-            deadline = loop.time() + timeout_s
+            deadline = loop.time() + timeout
             # a broker may be down, but the reply may arrive through another broker
             with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s / 2):
+                async with asyncio.timeout(timeout / 2):
                     await self._register(message.topic)
             remaining = max(deadline - loop.time(), _LEAST_S)
-            await self.send(request, queue=queue, selector=selector, arg=arg, timeout_s=remaining)
+            await self.send(request, queue=queue, selector=selector, arg=arg, timeout=remaining)
             try:
                 async with asyncio.timeout_at(deadline):
                     return await answer
             except TimeoutError:
-                text = f"{message.topic}: no reply within {timeout_s:g} s"
+                text = f"{message.topic}: no reply within {timeout:g} s"
                 raise AnswerMissing(Status.ANSWER_MISSING, text) from None
 
     # -- internal
@@ -246,10 +246,10 @@ class Producer(RemotingClient):
         wanted: MessageQueue | None,
         selector: Selector | None,
         arg: object,
-        timeout_s: float | None,
+        timeout: float | None,
     ) -> SendResult:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (timeout_s or self._options.timeout_s)
+        deadline = loop.time() + (timeout or self._options.timeout)
         is_ordered = wanted is not None or selector is not None
         born_ms = now_ms()  # the same in all attempts, because brokers use it to detect duplicates
         attempts = SendAttempts(messages[0].topic, self._filters, deadline, wanted, is_ordered=is_ordered)
@@ -312,7 +312,7 @@ class Producer(RemotingClient):
                 Status.NOT_CONNECTED, f"{queue}: no route was found within the timeout"
             ) from None
         remaining = deadline - asyncio.get_running_loop().time()
-        timeout_s = min(remaining, self._options.request_timeout_s)
+        timeout_s = min(remaining, self._options.request_timeout)
         try:
             request = self._request(queue, outgoing, born_ms)
             answer = await self._client.connections.invoke(address, request, timeout_s)

@@ -73,15 +73,16 @@ class PullConsumer(RemotingClient):
         *,
         expression: Expression = ALL,
         max_messages: int = 32,
-        wait_s: float = 0.0,
+        timeout: float = 0.0,
     ) -> PullResult:
-        """Pull messages starting at `offset`. `wait_s`: how long the broker waits if none is available.
+        """Pull messages starting at `offset`. `timeout`: how long the broker waits if none is available
+        (seconds).
 
         Messages whose compressed body is invalid or too large are in `PullResult.unreadable`. Raises
         BrokerErrors, for example AnswerMissing (ANSWER_MISSING), TopicRefused, or CompressionUnavailable.
         """
         subscription = Subscription(queue.topic, expression, self._version)
-        return await self._calls.pull(queue, offset, subscription, max_messages=max_messages, wait_s=wait_s)
+        return await self._calls.pull(queue, offset, subscription, max_messages=max_messages, wait_s=timeout)
 
     # -- the group's offsets
 
@@ -148,7 +149,7 @@ class PullConsumer(RemotingClient):
         """
         return self._positions[queue]
 
-    async def poll(self, timeout_s: float = 5.0) -> list[MessageExt]:
+    async def poll(self, timeout: float = 5.0) -> list[MessageExt]:
         """Return messages from assigned queues, or an empty list after the timeout. The messages are from at
         most one pull per queue.
 
@@ -156,7 +157,7 @@ class PullConsumer(RemotingClient):
         and skipped.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = loop.time() + timeout
         while True:
             for queue in self._positions:
                 if queue not in self._pulls:
@@ -185,7 +186,7 @@ class PullConsumer(RemotingClient):
             if position is None:
                 position = await self._calls.first_offset(queue, self._consume_from)
             return await self.pull(
-                queue, position, expression=self._expression, max_messages=self._batch, wait_s=_WAIT_S
+                queue, position, expression=self._expression, max_messages=self._batch, timeout=_WAIT_S
             )
         except BrokerError as error:
             log_failed_pull(_log, queue, error)

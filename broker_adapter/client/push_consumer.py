@@ -185,8 +185,8 @@ class PushConsumer(RemotingClient):
         if self._is_ordered:
             self._client.run(self._every(self._settings.lock_interval_s, self._renew_locks))
 
-    async def close(self, grace_s: float = 10.0) -> None:
-        """Wait up to `grace_s` seconds for the listener, commit, leave the group, and disconnect. May be
+    async def close(self, timeout: float = 10.0) -> None:
+        """Wait up to `timeout` seconds for the listener, commit, leave the group, and disconnect. May be
         called again.
 
         If a commit failed, in this call or when queues were released earlier, raises its BrokerError after
@@ -195,7 +195,7 @@ class PushConsumer(RemotingClient):
         was_running, self._is_running = self._is_running, False
         async with self._balancing:  # finish a queue change in progress
             await self._client.stop_tasks()
-        await self._drop(list(self._workers.values()), grace_s)
+        await self._drop(list(self._workers.values()), timeout)
         if was_running:
             request = group_requests.unregister(self.client_id, consumer=self.group)
             await self._call_brokers(request)
@@ -299,7 +299,7 @@ class PushConsumer(RemotingClient):
         """
         last: BrokerError = PutRefused(Status.NOT_CONNECTED, f"{topic}: the route has no broker")
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._client.options.timeout_s):
+            async with asyncio.timeout(self._client.options.timeout):
                 for broker in (await self._client.routes.get(topic)).brokers.values():
                     try:
                         address = await self._client.master_of(topic, broker.name)

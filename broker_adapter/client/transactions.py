@@ -153,7 +153,7 @@ class TransactionProducer(Producer):
             transaction_id=request.fields.get("transactionId", ""),
         )
         end.fields["fromTransactionCheck"] = "true"
-        await connection.invoke(end, self._options.request_timeout_s)
+        await connection.invoke(end, self._options.request_timeout)
 
 
 async def _state_of(function: Callable[[Any], Any], argument: Message | MessageExt) -> LocalTransactionState:

@@ -59,7 +59,7 @@ class AppendLog(Protocol):
         """
 
     def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout: float | None = None
     ) -> asyncio.Future[AppendOutcome]:
         """Append a batch like `dledger.NodeServer.append_batch`.
 

@@ -27,7 +27,7 @@ class AppendNode(Protocol):
         fill: Callable[[Assigned], Sequence[bytes]],
         *,
         expected: tuple[int, int],
-        timeout_ms: int = 0,
+        timeout: float | None = None,
     ) -> asyncio.Future[AppendOutcome]: ...
 
     def cluster_time_ms(self) -> int: ...
@@ -63,7 +63,7 @@ class ReplicatedAppends:
         """Return None, because the message is in a committed entry."""
 
     def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout: float | None = None
     ) -> asyncio.Future[AppendOutcome]:
         def fill_bodies(assigned: Assigned) -> Sequence[bytes]:
             first, term, positions, stamp_ms, steps_ms = assigned
@@ -71,7 +71,7 @@ class ReplicatedAppends:
             offsets = [pos + ENTRY_HEADER_SIZE for pos in positions]
             return fill(Places(indexes, term, offsets, stamp_ms, steps_ms))
 
-        return self._node.append_batch(sizes, fill_bodies, expected=expected, timeout_ms=timeout_ms)
+        return self._node.append_batch(sizes, fill_bodies, expected=expected, timeout=timeout)
 
     def cluster_time_ms(self) -> int:
         return self._node.cluster_time_ms()

@@ -89,7 +89,7 @@ class Master:
         `name`: broker name at the NameServers. `address`: remoting address, if the NameServers do not know
         the broker. `tls`: None for plain text.
         """
-        self._client = ClientInstance(name_servers, ClientOptions(request_timeout_s=_CALL_S), tls)
+        self._client = ClientInstance(name_servers, ClientOptions(request_timeout=_CALL_S), tls)
         self.name = name
         self.address = address
 

@@ -67,7 +67,7 @@ class ImportTarget:
 
         `broker_name` selects the group. "" selects the only group that is registered with the NameServers.
         """
-        self._client = ClientInstance(name_servers, ClientOptions(request_timeout_s=_CALL_S))
+        self._client = ClientInstance(name_servers, ClientOptions(request_timeout=_CALL_S))
         self._broker_name = broker_name
         self._timeout_s = timeout_s
         self._address = ""

@@ -482,7 +482,10 @@ class MessageWriter:
     def _append(self, append: _Append, timeout_ms: int) -> asyncio.Future[AppendOutcome]:
         """Append the records in this event-loop step. If this method raises an error, nothing was stored."""
         appended = self._log.append_batch(
-            append.sizes, partial(self._fill, append), expected=self.check_master(), timeout_ms=timeout_ms
+            append.sizes,
+            partial(self._fill, append),
+            expected=self.check_master(),
+            timeout=timeout_ms / 1000,
         )
         if append.queued:
             appended.add_done_callback(partial(self._count, append))

@@ -81,10 +81,10 @@ class RoleSource(Protocol):
     @property
     def applied_index(self) -> int: ...
 
-    async def wait_committed(self, index: int, timeout_ms: int) -> object:
+    async def wait_committed(self, index: int, timeout: float) -> object:
         """Wait until committed_index >= index.
 
-        Raises a DLedgerError after `timeout_ms`, after which the handler repeats the call.
+        Raises a DLedgerError after `timeout` seconds, after which the handler repeats the call.
         """
 
     def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:

@@ -33,7 +33,7 @@ from dledger.node.setup.trace import NodeTrace
 _log = structlog.get_logger(part="role_change")
 
 # Timeout of one wait on the node; the handler repeats the wait when it expires.
-_NODE_WAIT_MS = 60_000
+_NODE_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class RoleChangeHandler:
 
     async def _committed(self, index: int) -> None:
         if self._source.committed_index < index:
-            await self._source.wait_committed(index, timeout_ms=_NODE_WAIT_MS)
+            await self._source.wait_committed(index, timeout=_NODE_WAIT_S)
 
     def _accept_writes(self, event: RoleEvent) -> None:
         assert event is self._newest and not self._stopping, "checked in the same step"

@@ -123,7 +123,7 @@ class DeferredStore(Protocol):
 class DispatchedQueues(QueueFiles, Protocol):
     """The queues of this node, and how far they are dispatched."""
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int: ...
 
     def wait_keys(self, timeout_ms: int) -> None:
         """Wait until `find_keys` finds all messages dispatched so far.

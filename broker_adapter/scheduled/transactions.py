@@ -302,7 +302,7 @@ class TransactionQueues:
         Raises ReadFailed (NOT_CONFIRMED).
         """
         try:
-            await self._parts.files.wait_applied(timeout_ms=timeout_ms or _INDEX_WAIT_MS)
+            await self._parts.files.wait_applied(timeout=(timeout_ms or _INDEX_WAIT_MS) / 1000)
         except DLedgerError as error:
             raise ReadFailed(Status.NOT_CONFIRMED, error.message) from error
 

@@ -52,7 +52,7 @@ _NOTIFIED_PAUSE_S = 1.0
 class ReadPoint(Protocol):
     """The part of `dledger.NodeServer` that waits until appends acknowledged before a call are applied."""
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int: ...
 
 
 class Readers(Protocol):

@@ -407,7 +407,7 @@ class ClassicHost:
         if not self._settings.namesrv:
             return ""
         client = ClientInstance(
-            self._settings.namesrv, ClientOptions(request_timeout_s=_NAMESRV_S), self._client_tls()
+            self._settings.namesrv, ClientOptions(request_timeout=_NAMESRV_S), self._client_tls()
         )
         try:
             answer = await client.call_name_server(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))

@@ -60,8 +60,8 @@ class DispatchedFiles:
     def next_offsets(self) -> Mapping[tuple[str, int], int]:
         return self._dispatcher.queues.next_offsets()
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
-        return await self._node.wait_applied(index, timeout_ms)
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int:
+        return await self._node.wait_applied(index, timeout)
 
     @property
     def dispatch_behind_bytes(self) -> int:

@@ -13,7 +13,7 @@ from dledger import DLedgerError
 
 
 class _ReadPoint(Protocol):
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int: ...
 
 
 class RecordedLocks:

@@ -204,7 +204,7 @@ class FinalReader:
 
 async def make_topics(names: Sequence[str], queues: Mapping[str, int]) -> None:
     """Create each topic with its number of queues. Raises BrokerError."""
-    options = replace(OPTIONS, timeout_s=_PREPARE_S)
+    options = replace(OPTIONS, timeout=_PREPARE_S)
     async with Admin(names, options=options) as admin:
         for topic, count in queues.items():
             await admin.create_topic(topic, queues=count)

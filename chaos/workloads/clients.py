@@ -21,14 +21,14 @@ from chaos.workloads.spec import BROKER
 #: outcomes are indeterminate. Routes and heartbeats are refreshed faster than by default because a run lasts
 #: minutes.
 OPTIONS = ClientOptions(
-    timeout_s=5.0,
-    request_timeout_s=4.0,
+    timeout=5.0,
+    request_timeout=4.0,
     poll_name_server_s=1.0,
     heartbeat_broker_s=1.0,
     avoid_broker_s=1.0,
 )
 #: Time for a send whose first attempt waits for a paused node, and for its repeat at another one.
-SEND_OPTIONS = replace(OPTIONS, timeout_s=10.0)
+SEND_OPTIONS = replace(OPTIONS, timeout=10.0)
 _BATCH = 256
 
 

@@ -92,13 +92,14 @@ class OwnerApi:
     # -- appending ----------------------------------------------------------------------------------------
 
     def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout: float | None = None
     ) -> asyncio.Future[AppendOutcome]:
         """Append a batch with bodies of `sizes` bytes: either all of its entries or none.
 
         The batch is checked. Then `fill` is called once with the positions of the bodies and returns the
         bodies, which are copied before this method returns. `expected` is the (term, role_epoch) in which the
-        caller believes that it leads. `fill` must not append. `timeout_ms` 0: use the configured time-out.
+        caller believes that it leads. `fill` must not append. `timeout`: seconds; None: the configured
+        time-out.
 
         Raises, without a change: NotLeader (ROLE_EPOCH_CHANGED if this node leads, but not as expected),
         Overloaded (LEADER_PENDING_FULL, DISK_FULL) and InvalidRequest, all before `fill` is called;
@@ -112,9 +113,9 @@ class OwnerApi:
         if self._stopping:
             raise NotLeader("this node is stopping")
         limits = self.config.limits
-        timeout_ms = min(timeout_ms or limits.append_timeout_ms, limits.max_append_timeout_ms)
+        timeout_ms = limits.append_timeout_ms if timeout is None else max(1, round(timeout * 1000))
         token = _OwnedAppend(self._open_appends, self.metrics)
-        self._shell.append_batch(token, sizes, fill, expected, timeout_ms)
+        self._shell.append_batch(token, sizes, fill, expected, min(timeout_ms, limits.max_append_timeout_ms))
         self._open_appends.add(token)
         return token.future
 
@@ -251,10 +252,10 @@ class OwnerApi:
         """Sum of all steps of cluster time so far, in ms."""
         return self._replica.admission.state.clock.steps_ms
 
-    async def wait_committed(self, index: int, timeout_ms: int = 5000) -> None:
+    async def wait_committed(self, index: int, timeout: float = 5.0) -> None:
         """Wait until all entries up to `index` are committed and stored on this node, so that it can read
         them.
 
-        Raises ReadFailed after `timeout_ms` or when the node stops, and Overloaded.
+        Raises ReadFailed after `timeout` seconds or when the node stops, and Overloaded.
         """
-        await self._readable.wait(index, timeout_ms)
+        await self._readable.wait(index, round(timeout * 1000))

@@ -90,10 +90,10 @@ class ProgramPorts:
             self._http = await start_http(self, config.http_listen, context, allowed_hosts=config.http_hosts)
             self.http_address = self.http_address or self._http.address
 
-    async def stop_serving(self, grace_s: float) -> None:
-        """Accept no new calls and give running ones `grace_s` seconds. Repeatable."""
+    async def stop_serving(self, timeout: float) -> None:
+        """Accept no new calls and give running ones `timeout` seconds. Repeatable."""
         if self._grpc is not None:
-            await self._grpc.stop(grace_s)
+            await self._grpc.stop(timeout)
 
     async def stop(self) -> None:
         await self.stop_serving(0)

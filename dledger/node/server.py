@@ -559,25 +559,25 @@ class NodeServer(OwnerApi):
         await self._abandon()
         _log.info("stopped")
 
-    async def stop_serving(self, grace_s: float) -> None:
+    async def stop_serving(self, timeout: float) -> None:
         """Accept no new calls or connections. Clients are notified and use other nodes for their next
         calls.
 
-        Running calls have `grace_s` seconds to finish. `stop` must follow. Repeatable.
+        Running calls have `timeout` seconds to finish. `stop` must follow. Repeatable.
         """
         await self.log.stop()
         self._fail_open_appends()
-        await self._grpc.stop(grace_s)
+        await self._grpc.stop(timeout)
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int:
         """Wait until the state machine has applied all entries up to `index`, and return the index.
 
         If `index` is not given, wait for all entries that were acknowledged before the call, as a
-        linearizable read requires. Raises ReadFailed.
+        linearizable read requires. Raises ReadFailed after `timeout` seconds.
         """
         if index is None:
             index = await self.log.read_index()
-        await self._applier.wait(index, timeout_ms)
+        await self._applier.wait(index, round(timeout * 1000))
         return index
 
     async def _abandon(self) -> None:

@@ -49,7 +49,7 @@ class OwnedNode:
         self._role_events.listen(listener)
 
     def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout: float | None = None
     ) -> asyncio.Future[AppendOutcome]:
         future: asyncio.Future[AppendOutcome] = self._loop.create_future()
         append, oracle = ClientAppend([], None), self._process.sim.oracle
@@ -69,7 +69,7 @@ class OwnedNode:
             else:
                 future.set_result(answer)
 
-        timeout_ms = timeout_ms or self._append_timeout_ms
+        timeout_ms = self._append_timeout_ms if timeout is None else round(timeout * 1000)
         self._process.append_batch(sizes, watched, expected, answered, timeout_ms)
         return future
 
@@ -149,13 +149,13 @@ class OwnedNode:
         self._process.transfer(to, ended)
         await future
 
-    async def wait_committed(self, index: int, timeout_ms: int = 5000) -> None:
-        await self._process.readable.wait(index, timeout_ms)
+    async def wait_committed(self, index: int, timeout: float = 5.0) -> None:
+        await self._process.readable.wait(index, round(timeout * 1000))
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int:
         if index is None:
             index = await self._read_index()
-        await self._process.applier.wait(index, timeout_ms)
+        await self._process.applier.wait(index, round(timeout * 1000))
         return index
 
     def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -128,14 +128,14 @@ async def test_producers_and_consumers_of_the_remoting_protocol(tmp_path: Path) 
         settings = {**LISTEN, "namesrv": [server.address]}
         await stack.enter_async_context(brokers(tmp_path, 3, settings, data_file_size=FILE))
         names = server.address
-        admin = await stack.enter_async_context(Admin(names, options=ClientOptions(timeout_s=60.0)))
+        admin = await stack.enter_async_context(Admin(names, options=ClientOptions(timeout=60.0)))
         await admin.create_topic("t", queues=1)
         # Compressed it would not be large.
         plain = ClientOptions(compress_above_bytes=LARGEST + 1)
         producer = await stack.enter_async_context(Producer("p", names, options=plain))
         consumer = await stack.enter_async_context(PullConsumer("g", names))
         result = await producer.send(Message("t", BODY), selector=QueueNumber(0))
-        found = await consumer.pull(MessageQueue("t", "broker-a", 0), result.queue_offset, wait_s=10)
+        found = await consumer.pull(MessageQueue("t", "broker-a", 0), result.queue_offset, timeout=10)
         assert [one.body for one in found.messages] == [BODY]
 
 

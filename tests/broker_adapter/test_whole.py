@@ -27,7 +27,7 @@ from tests.node.local import until
 #: Messages at least, and so many when the masters have come and gone.
 COUNT, AFTERWARDS, QUEUES = 150, 50, 3
 OPTIONS = ClientOptions(
-    timeout_s=60.0,
+    timeout=60.0,
     poll_name_server_s=0.2,
     heartbeat_broker_s=0.2,
     avoid_broker_s=0.5,

@@ -63,7 +63,7 @@ class ClientCluster:
 
     async def _put(self, configs: tuple[TopicConfig | GroupConfig, ...]) -> None:
         names = self.local.plan.companions[0].address
-        async with Admin(names, options=ClientOptions(timeout_s=30.0)) as admin:
+        async with Admin(names, options=ClientOptions(timeout=30.0)) as admin:
             for config in configs:
                 if isinstance(config, TopicConfig):
                     assert config.read_queues == config.write_queues
@@ -88,7 +88,7 @@ class ClientCluster:
 
     async def _reset(self, group: str, topic: str) -> None:
         names = self.local.plan.companions[0].address
-        async with Admin(names, options=ClientOptions(timeout_s=30.0)) as admin:
+        async with Admin(names, options=ClientOptions(timeout=30.0)) as admin:
             for queue in await admin.topic_stats(topic):
                 await admin.reset_offset(group, queue, 0)
 

@@ -69,7 +69,7 @@ async def test_each_reads_what_the_other_has_compressed(
                 bodies += [message.body for message in await consumer.poll()]
     assert [f"{len(body)}:{crc32(body)}" for body in bodies] == sums
 
-    options = ClientOptions(timeout_s=60.0, compress_type=method)
+    options = ClientOptions(timeout=60.0, compress_type=method)
     sent = [bytes(size // 2) + Random(size).randbytes(size // 2) for size in SIZES]
     async with Producer("python", address, options=options) as producer:
         for body in sent:

@@ -147,7 +147,7 @@ async def numbers_from(names: str) -> set[int]:
     async with PullConsumer("auditors", names, consume_from=first) as consumer:
         for queue in await consumer.queues(TOPIC):
             offset = 0
-            while (pulled := await consumer.pull(queue, offset, wait_s=0)).messages:
+            while (pulled := await consumer.pull(queue, offset, timeout=0)).messages:
                 found |= {int(one.body.split(b".")[0]) for one in pulled.messages}
                 offset = pulled.next_offset
     return found

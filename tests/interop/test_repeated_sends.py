@@ -137,9 +137,9 @@ def test_our_client_whose_master_is_killed(cluster: LocalCluster, is_batch: bool
     async def send(producer: Producer, number: int) -> None:
         messages = [Message(topic, str(number).encode()), Message(topic, f"{number}b".encode())]
         if is_batch:
-            await producer.send_batch(messages, timeout_s=20)
+            await producer.send_batch(messages, timeout=20)
         else:
-            await producer.send(messages[0], timeout_s=20)
+            await producer.send(messages[0], timeout=20)
         lines.append(f"sent {number} SEND_OK")
 
     async def run() -> None:

@@ -375,11 +375,11 @@ async def test_batch_without_a_majority_is_indeterminate_after_its_time(tmp_path
             await server.stop()
             servers.remove(server)
         filler = Filler(b"x")
-        future = leader.append_batch([1], filler, expected=current(leader), timeout_ms=50)
+        future = leader.append_batch([1], filler, expected=current(leader), timeout=0.05)
         with pytest.raises(Indeterminate) as caught:
             await future
         assert caught.value.code is Code.WAIT_QUORUM_ACK_TIMEOUT
-        other = leader.append_batch([1], filler, expected=current(leader), timeout_ms=60_000)
+        other = leader.append_batch([1], filler, expected=current(leader), timeout=60.0)
         cancelled = leader.append_batch([1], filler, expected=current(leader))
         cancelled.cancel()
         await leader.stop()
@@ -453,7 +453,7 @@ async def test_listener_that_raises_harms_nobody_and_may_append(
 async def test_wait_committed_ends_with_an_error_when_its_time_is_over(tmp_path: Path) -> None:
     async with running_nodes(tmp_path) as (node,):
         with pytest.raises(ReadFailed):
-            await node.wait_committed(1000, 10)
+            await node.wait_committed(1000, 0.01)
 
 
 async def test_cluster_time_is_that_of_the_stamps(tmp_path: Path) -> None:

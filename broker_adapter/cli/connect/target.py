@@ -35,8 +35,8 @@ class Target:
     def options(self) -> ClientOptions:
         """Client options for commands. They permit empty messages, which RocketMQ's brokers reject."""
         return ClientOptions(
-            timeout_s=self.timeout,
-            request_timeout_s=min(self.timeout, _REQUEST_SECONDS),
+            timeout=self.timeout,
+            request_timeout=min(self.timeout, _REQUEST_SECONDS),
             poll_name_server_s=1.0,
             least_body_bytes=0,
         )

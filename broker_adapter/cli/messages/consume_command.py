@@ -296,7 +296,7 @@ class GroupRun:
                         await self._stop.event.wait()
         finally:
             try:
-                await consumer.close(grace_s=0.0)
+                await consumer.close(timeout=0.0)
             finally:
                 if self._error is not None:
                     raise self._error
@@ -333,7 +333,7 @@ async def read_queues(
         end = None if follow else await consumer.max_offset(start.queue)
         while end is None or at < end or at > end:
             wait_s = _WAIT_SECONDS if follow else 0.0
-            result = await consumer.pull(start.queue, at, expression=tags, wait_s=wait_s)
+            result = await consumer.pull(start.queue, at, expression=tags, timeout=wait_s)
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 above = at > result.max_offset
                 status = Status.OFFSET_ABOVE_MAXIMUM if above else Status.OFFSET_BELOW_MINIMUM

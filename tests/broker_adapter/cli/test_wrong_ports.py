@@ -175,7 +175,7 @@ def test_the_clients_of_the_broker(
     ports: dict[str, str], port: str, call: Callable[[str, ClientOptions], None]
 ) -> None:
     with pytest.raises(NameServerUnavailable) as failed:
-        call(ports[port], ClientOptions(timeout_s=2.0, request_timeout_s=2.0))
+        call(ports[port], ClientOptions(timeout=2.0, request_timeout=2.0))
     assert_explained(failed.value.message, ports, port, NAME_SERVER_TEXT)
 
 

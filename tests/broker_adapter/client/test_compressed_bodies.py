@@ -57,7 +57,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def options(method: CompressionType = CompressionType.ZLIB) -> ClientOptions:
-    return ClientOptions(timeout_s=60.0, poll_name_server_s=0.2, compress_type=method)
+    return ClientOptions(timeout=60.0, poll_name_server_s=0.2, compress_type=method)
 
 
 async def send(names: str, body: bytes, method: CompressionType, *, damaged: bool = False) -> None:

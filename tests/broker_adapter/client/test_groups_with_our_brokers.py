@@ -36,7 +36,7 @@ from tests.node.local import until
 
 QUEUES, TOPIC = 6, "orders"
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "remoting-client.md"
-OPTIONS = ClientOptions(timeout_s=60.0, poll_name_server_s=0.2, heartbeat_broker_s=0.2)
+OPTIONS = ClientOptions(timeout=60.0, poll_name_server_s=0.2, heartbeat_broker_s=0.2)
 CONSUMING = ConsumeSettings(
     is_ordered=True,
     suspend_s=0.05,

@@ -331,7 +331,7 @@ async def nobody() -> AsyncIterator[str]:
             yield "{}:{}".format(*listening.getsockname())
 
 
-LONG = ClientOptions(connect_timeout_s=1e6, request_timeout_s=1e6, timeout_s=1e6)
+LONG = ClientOptions(connect_timeout=1e6, request_timeout=1e6, timeout=1e6)
 
 
 async def test_a_call_ends_in_its_time_though_nobody_takes_the_connection() -> None:
@@ -346,9 +346,9 @@ async def test_a_send_ends_in_its_time_though_no_name_server_answers() -> None:
     async with nobody() as address, Producer("g", address, options=LONG) as producer:
         for queue in (None, QUEUE):
             with pytest.raises(PutRefused, match="NOT_CONNECTED"):
-                await producer.send(Message("t", b"x"), queue=queue, timeout_s=0.2)
+                await producer.send(Message("t", b"x"), queue=queue, timeout=0.2)
         with pytest.raises(PutRefused, match="NOT_CONNECTED"):
-            await producer.request(Message("t", b"x"), timeout_s=0.2)
+            await producer.request(Message("t", b"x"), timeout=0.2)
 
 
 async def test_a_broker_that_is_away_takes_half_of_the_time_of_a_request_at_most() -> None:
@@ -369,7 +369,7 @@ async def test_a_broker_that_is_away_takes_half_of_the_time_of_a_request_at_most
         serving(answer) as servers,
         Producer("g", servers[0].server.address, options=LONG) as producer,
     ):
-        told = await producer.request(Message("t", b"x"), queue=QUEUE, timeout_s=4.0)
+        told = await producer.request(Message("t", b"x"), queue=QUEUE, timeout=4.0)
         assert told.body == b"answer"
 
 
@@ -384,7 +384,7 @@ async def test_a_member_leaves_in_its_time_though_brokers_are_away() -> None:
         told.add(request.code)
         return request.answer(0)
 
-    options = ClientOptions(connect_timeout_s=0.2, request_timeout_s=0.2, timeout_s=0.2)
+    options = ClientOptions(connect_timeout=0.2, request_timeout=0.2, timeout=0.2)
     async with nobody() as address, serving(answer) as servers:
         names = servers[0].server.address
         consumer = PushConsumer("g", names, lambda messages: None, options=options)

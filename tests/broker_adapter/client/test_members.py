@@ -232,7 +232,7 @@ async def test_a_listener_that_is_cancelled_at_close_has_not_failed() -> None:
         member = consumer(world, listen)
         await member.start()
         await started.wait()
-        await member.close(grace_s=0.0)
+        await member.close(timeout=0.0)
         assert not world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert not world.committed
 

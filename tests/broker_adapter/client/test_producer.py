@@ -41,7 +41,7 @@ from tests.node.local import until
 from .scripted import Script, ScriptedServer, route_body, serving, stored
 
 #: No test waits for more than one time-out. It is long enough for a busy machine to connect and to be heard.
-OPTIONS = ClientOptions(request_timeout_s=1.0, timeout_s=30.0)
+OPTIONS = ClientOptions(request_timeout=1.0, timeout=30.0)
 PATIENT = ClientOptions()
 
 
@@ -255,7 +255,7 @@ async def test_a_message_that_may_be_stored_is_not_repeated_when_brokers_may_hav
     monkeypatch.setattr(send_attempts, "_REPEAT_S", 0.0)
     async with world(refuse(1), refuse(1)) as (producer, brokers, _):
         with pytest.raises(PutIndeterminate):
-            await producer.send(Message("t", b"x"), timeout_s=1e6)
+            await producer.send(Message("t", b"x"), timeout=1e6)
         assert sum(len(broker.seen) for broker in brokers) == 1
 
 

@@ -29,7 +29,7 @@ from tests.broker_adapter.v4.test_remoting_consumers import beat
 from tests.node.local import until
 
 QUEUES, COUNT, RESET_TO, TOPIC = 3, 20, 5, "orders"
-OPTIONS = ClientOptions(timeout_s=60.0, poll_name_server_s=0.2, heartbeat_broker_s=0.2)
+OPTIONS = ClientOptions(timeout=60.0, poll_name_server_s=0.2, heartbeat_broker_s=0.2)
 CONSUMING = ConsumeSettings(pull_retry_s=0.05, commit_interval_s=0.02)
 
 

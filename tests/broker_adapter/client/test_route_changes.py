@@ -17,7 +17,7 @@ from tests.broker_adapter.namesrv.helpers import name_server, registration, unti
 from .scripted import ScriptedServer, route_body_of, serving
 
 #: Routes are asked for when something happens, and never because time has passed.
-NEVER = ClientOptions(timeout_s=60.0, request_timeout_s=30.0, poll_name_server_s=1e9)
+NEVER = ClientOptions(timeout=60.0, request_timeout=30.0, poll_name_server_s=1e9)
 
 
 @asynccontextmanager

@@ -241,11 +241,11 @@ async def test_a_request_is_answered(names: str) -> None:
         consumer.subscribe("questions")
         async with consumer, Producer("p", names) as producer:
             await until(lambda: len(asked) >= MESSAGES)
-            answer = await producer.request(Message("questions", b"sixty"), timeout_s=30)
+            answer = await producer.request(Message("questions", b"sixty"), timeout=30)
             assert answer.body == b"sixty" * 1000
             assert answer.topic == "DefaultCluster_REPLY_TOPIC"
             with pytest.raises(AnswerMissing):
-                await producer.request(Message("questions", b"silence"), timeout_s=0.5)
+                await producer.request(Message("questions", b"silence"), timeout=0.5)
 
 
 def test_what_is_no_request_has_no_answer() -> None:

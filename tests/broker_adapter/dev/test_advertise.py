@@ -54,7 +54,7 @@ def exchange(name_server: str, topic: str) -> str:
     with BlockingProducer("p", name_server) as producer:
         sent = producer.send(Message(topic, b"hello"))
     with BlockingPullConsumer("g", name_server) as consumer:
-        [message] = consumer.pull(sent.queue, sent.queue_offset, wait_s=20).messages
+        [message] = consumer.pull(sent.queue, sent.queue_offset, timeout=20).messages
         assert message.body == b"hello"
     return sent.offset_message_ids[0]
 

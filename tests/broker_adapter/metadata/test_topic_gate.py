@@ -56,7 +56,7 @@ class World:
         fill: Callable[[Assigned], Sequence[bytes]],
         *,
         expected: tuple[int, int],
-        timeout_ms: int = 0,
+        timeout: float | None = None,
     ) -> asyncio.Future[AppendOutcome]:
         fill(Assigned(self.index, 3, [1000 * self.index + 100 * n for n in range(len(sizes))], 5))
         future: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()

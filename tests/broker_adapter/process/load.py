@@ -101,7 +101,7 @@ class Load:
         self._timeout, self._refusals = timeout, refusals
         self._rng = Random(7)
         self._producer = Producer("writers", self._names, options=OPTIONS)
-        self._admin = Admin(self._names, options=replace(OPTIONS, timeout_s=30.0))
+        self._admin = Admin(self._names, options=replace(OPTIONS, timeout=30.0))
         self._auditor = PullConsumer(AUDITORS, self._names, options=OPTIONS)
         self._consumers = [self._consumer() for _ in range(consumers)]
         self.notes = Notes(consumers > 0)

@@ -42,8 +42,8 @@ NAME = "broker-a"
 #: A node looks for a master for 3 s before it says that there is none: who waits longer knows more. Routes
 #: and heartbeats are for what lasts minutes elsewhere.
 OPTIONS = ClientOptions(
-    timeout_s=5.0,
-    request_timeout_s=4.0,
+    timeout=5.0,
+    request_timeout=4.0,
     poll_name_server_s=1.0,
     heartbeat_broker_s=1.0,
     avoid_broker_s=1.0,
@@ -140,7 +140,7 @@ class BrokerProcesses:
             await self.name_servers.start()
             await self.nodes.start()
             await self.master(within_s=60)
-            async with Admin(self.names, options=replace(OPTIONS, timeout_s=60.0)) as admin:
+            async with Admin(self.names, options=replace(OPTIONS, timeout=60.0)) as admin:
                 for topic in self.topics:
                     await admin.create_topic(topic.name, queues=topic.write_queues)
             await self.published()

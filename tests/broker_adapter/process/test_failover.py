@@ -93,7 +93,7 @@ async def send_to(producer: Producer, node: str, writer: int) -> SendResult | Br
 
 
 async def test_a_master_that_was_paused_acknowledges_nothing_and_is_not_shown_again(tmp_path: Path) -> None:
-    patient = replace(OPTIONS, timeout_s=60.0, request_timeout_s=60.0)
+    patient = replace(OPTIONS, timeout=60.0, request_timeout=60.0)
     async with (
         BrokerProcesses(tmp_path) as brokers,
         Producer("paused", brokers.names, options=patient) as producer,

@@ -26,7 +26,7 @@ PURGING: dict[str, Any] = {
 
 
 Stats = dict[MessageQueue, QueueStats]
-PATIENTLY = replace(OPTIONS, timeout_s=30.0)
+PATIENTLY = replace(OPTIONS, timeout=30.0)
 
 
 async def alike_everywhere(brokers: BrokerProcesses) -> Stats:

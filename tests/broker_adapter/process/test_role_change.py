@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")
 
 FAULTY = "tests.broker_adapter.process.programs:faulty"
 BATCH, LANES = 500, 2
-PATIENTLY = replace(OPTIONS, timeout_s=60.0, request_timeout_s=60.0)
+PATIENTLY = replace(OPTIONS, timeout=60.0, request_timeout=60.0)
 
 
 def at_node(node: str, lane: int) -> MessageQueue:

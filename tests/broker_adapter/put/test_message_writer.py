@@ -35,7 +35,7 @@ class FakeLog:
         self.room = 1000
         self.batches: list[list[bytes]] = []
         self.waiting: list[tuple[asyncio.Future[AppendOutcome], AppendOutcome]] = []
-        self.timeouts: list[int] = []
+        self.timeouts: list[float | None] = []
         self._pos = 0
 
     @property
@@ -51,7 +51,7 @@ class FakeLog:
         fill: Callable[[Assigned], Sequence[bytes]],
         *,
         expected: tuple[int, int],
-        timeout_ms: int = 0,
+        timeout: float | None = None,
     ) -> asyncio.Future[AppendOutcome]:
         assert expected == LEADERSHIP
         if len(sizes) > self.room:
@@ -63,7 +63,7 @@ class FakeLog:
         records = list(fill(Assigned(0, 3, positions, 5)))
         assert [len(record) for record in records] == list(sizes)
         self.batches.append(records)
-        self.timeouts.append(timeout_ms)
+        self.timeouts.append(timeout)
         future: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
         self.waiting.append((future, AppendOutcome(0, len(sizes), 3, positions[0])))
         return future

@@ -96,7 +96,7 @@ class HandNode:
             if wanted <= self.committed_index and not future.done():
                 future.set_result(None)
 
-    async def wait_committed(self, index: int, timeout_ms: int) -> None:
+    async def wait_committed(self, index: int, timeout: float) -> None:
         if self.impatient:
             self.impatient -= 1
             raise ReadFailed("not yet", code=Code.READ_NOT_CONFIRMED)

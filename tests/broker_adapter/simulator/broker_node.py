@@ -417,7 +417,7 @@ class GatedAppends:
         fill: Callable[[Assigned], Sequence[bytes]],
         *,
         expected: tuple[int, int],
-        timeout_ms: int = 0,
+        timeout: float | None = None,
     ) -> asyncio.Future[AppendOutcome]:
         owner = self._owner
 
@@ -425,4 +425,4 @@ class GatedAppends:
             owner.check_taking(expected, assigned)
             return fill(assigned)
 
-        return owner.node.append_batch(sizes, watched, expected=expected, timeout_ms=timeout_ms)
+        return owner.node.append_batch(sizes, watched, expected=expected, timeout=timeout)

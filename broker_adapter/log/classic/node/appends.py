@@ -91,7 +91,7 @@ class ClassicAppends:
         return None if acknowledged is None else await acknowledged(self._log.end_offset, timeout_ms)
 
     def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout: float | None = None
     ) -> asyncio.Future[AppendOutcome]:
         """Append a batch.
 
@@ -119,7 +119,8 @@ class ClassicAppends:
             self._on_failure(error)
             raise
         outcome = ClassicOutcome(offsets[0], len(sizes), TERM, offsets[0])
-        answered = self._commit.appended(begin, log.end_offset, outcome, timeout_ms or self._timeout_ms)
+        timeout_ms = self._timeout_ms if timeout is None else round(timeout * 1000)
+        answered = self._commit.appended(begin, log.end_offset, outcome, timeout_ms)
         self._on_grown()
         return answered
 

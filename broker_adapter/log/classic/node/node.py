@@ -285,8 +285,8 @@ class ClassicNode:
     async def step_aside(self) -> None:
         """Do nothing: there is no automatic takeover."""
 
-    async def stop_serving(self, grace_s: float) -> None:
-        await self.ports.stop_serving(grace_s)
+    async def stop_serving(self, timeout: float) -> None:
+        await self.ports.stop_serving(timeout)
 
     def add_service(self, service: GrpcService) -> None:
         self._services.append(service)
@@ -448,16 +448,16 @@ class ClassicNode:
     def keep_log_from(self, needed_from: Callable[[], int]) -> None:
         self._needed_from = needed_from
 
-    async def wait_committed(self, index: int, timeout_ms: int = _READ_POINT_MS) -> None:
-        await self.feed.wait(index + 1, timeout_ms)
+    async def wait_committed(self, index: int, timeout: float = 5.0) -> None:
+        await self.feed.wait(index + 1, round(timeout * 1000))
 
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = _READ_POINT_MS) -> int:
+    async def wait_applied(self, index: int | None = None, timeout: float = 5.0) -> int:
         """Wait until `index` has been applied; None: the whole current log.
 
         A slave considers only its own log.
         """
         end = self.committed_pos if index is None else index + 1
-        await self.feed.wait(end, timeout_ms)
+        await self.feed.wait(end, round(timeout * 1000))
         return end - 1
 
     def cluster_time_ms(self) -> int:
