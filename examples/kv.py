@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 
-from dledger import AppliedEntry, Client, NodeServer
+from dledger import AppliedEntry, Client, DLedgerError, NodeServer
 
 
 class KeyValueStore:
@@ -95,6 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for field in fields:
             command.add_argument(field)
     options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except DLedgerError as error:
+        print(f"error {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
     with Client(options.servers.split(",")) as client:
         if options.command == "put":
             client.append(put_command(options.key, options.value))

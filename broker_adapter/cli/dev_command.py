@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -26,6 +27,17 @@ _LOOPBACK = "127.0.0.1"
 _CLIENT, _LATER = "client", "later"
 _ATTEMPTS = 100
 _PORT = click.IntRange(1, 65535)
+#: The VIP channel is two ports below, and the send-only port ten above.
+_BROKER_PORT = click.IntRange(3, 65525)
+
+
+def _free_ports_wanted(_ctx: click.Context, _param: click.Parameter, port: int | None) -> bool:
+    if port not in (None, 0):
+        raise click.BadParameter(
+            f"{port}: takes only 0, for free ports; choose others with --namesrv-port, --broker-port, "
+            "--grpc-port and --page-port"
+        )
+    return port == 0
 
 
 @click.command()
@@ -44,12 +56,17 @@ _PORT = click.IntRange(1, 65535)
 )
 @click.option("--log", "log_only", is_flag=True, help="Only the log: nodes without a broker, no NameServer.")
 @click.option(
-    "--port", type=click.IntRange(0, 0), help="0: use free ports instead of RocketMQ's.", metavar="0"
+    "--port",
+    "any_free",
+    type=int,
+    callback=_free_ports_wanted,
+    help="0: use free ports instead of RocketMQ's.",
+    metavar="0",
 )
 @click.option("--namesrv-port", type=_PORT, help="Port of the NameServer.  [default: 9876]")
 @click.option(
     "--broker-port",
-    type=_PORT,
+    type=_BROKER_PORT,
     help="Port for RocketMQ 4 clients; the ports -2, +8 and +10 are used, too.  [default: 10911]",
 )
 @click.option("--grpc-port", type=_PORT, help="Port for RocketMQ 5 clients and the log.  [default: 8081]")
@@ -79,7 +96,7 @@ def dev(
     directory: Path | None,
     nodes: int,
     log_only: bool,
-    port: int | None,
+    any_free: bool,
     namesrv_port: int | None,
     broker_port: int | None,
     grpc_port: int | None,
@@ -125,15 +142,15 @@ def dev(
         if nodes > 1 or log_only:
             if listen != _LOOPBACK or advertise is not None:
                 raise click.UsageError("several nodes and --log do not support --listen and --advertise")
-            if port == 0 and given:
+            if any_free and given:
                 raise click.UsageError("several nodes and --log take either --port 0 or ports")
-            _run_nodes(directory, nodes, given, port == 0, not no_fsync, as_json, stop_with_stdin, log_only)
+            _run_nodes(directory, nodes, given, any_free, not no_fsync, as_json, stop_with_stdin, log_only)
             return
         if (directory / PLAN_FILE).exists():
             raise click.UsageError(
                 f"{directory} contains several nodes: add --nodes, or choose another --dir"
             )
-        ports = _ports(given, listen, any_free=port == 0)
+        ports = _ports(given, listen, any_free=any_free)
         from broker_adapter.server.dev import DevSettings
 
         settings = DevSettings(
@@ -193,10 +210,16 @@ def _run_nodes(
 
 
 def _ports(given: Mapping[str, int], listen: str, *, any_free: bool) -> DevPorts:
-    """Return the ports to use at the host `listen`. Raises ConfigError PORT_IN_USE."""
+    """Return the ports to use at the host `listen`. Raises ConfigError if they or the host cannot be used."""
     from broker_adapter.server.dev import DevPorts
 
+    _check_host(listen)
     ports = (_free_ports(listen) if any_free else DevPorts())._replace(**given)
+    names: dict[int, str] = {}
+    for name, number in ports.named().items():
+        if number in names:
+            raise ConfigError(f"port {number} is that of {names[number]} and of {name}")
+        names[number] = name
     if busy := [str(one) for one in ports.all() if port_in_use(listen, one)]:
         raise ConfigError(
             f"these ports are in use by another process: {', '.join(busy)}; stop it, or use `--port 0` for "
@@ -204,6 +227,18 @@ def _ports(given: Mapping[str, int], listen: str, *, any_free: bool) -> DevPorts
             code=Code.PORT_IN_USE,
         )
     return ports
+
+
+def _check_host(listen: str) -> None:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        reason = "the name is unknown" if isinstance(error, socket.gaierror) else error.strerror
+        raise ConfigError(
+            f"--listen {listen}: {reason}; use an address of this machine, or 0.0.0.0 for all of them"
+        ) from error
 
 
 def _free_ports(listen: str) -> DevPorts:

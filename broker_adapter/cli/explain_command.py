@@ -12,14 +12,17 @@ from dledger.infra.similar_names import did_you_mean
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<up>\.\./)?(?P<target>[^)#]*)[^)]*\)")
 
+_ERRORS: tuple[Code | Status, ...] = (*Code, *Status)
+
 
 @click.command()
-@click.argument("error")
-def explain(error: str) -> None:
-    """Explain ERROR, a number or a name: its meaning, its cause, and its fix.
+@click.argument("error", required=False)
+def explain(error: str | None) -> None:
+    """Explain ERROR, a number or a name: its meaning, its cause, and its fix. Without ERROR, list all errors.
 
     \b
     Examples:
+      dledger explain
       dledger explain 415
       dledger explain NOT_MASTER
 
@@ -28,6 +31,10 @@ def explain(error: str) -> None:
       0  done
       2  unknown error
     """
+    if error is None:
+        for row in _ERRORS:
+            click.echo(f"{int(row)} {row.name}: {_plain(row.meaning)}")
+        return
     for row in _look_up(error):
         click.echo(f"{int(row)} {row.name}")
         for label, text in (("meaning", row.meaning), ("cause", row.cause), ("fix", row.fix)):
@@ -36,12 +43,11 @@ def explain(error: str) -> None:
 
 def _look_up(text: str) -> list[Code | Status]:
     """Return the errors with this number or name. The log and the broker share some names."""
-    errors: tuple[Code | Status, ...] = (*Code, *Status)
     name = text.upper().replace("-", "_")
-    if rows := [row for row in errors if text == str(int(row)) or name == row.name]:
+    if rows := [row for row in _ERRORS if text == str(int(row)) or name == row.name]:
         return rows
-    hint = did_you_mean(name, (row.name for row in errors))
-    hint = hint or "docs/reference/troubleshooting.md lists all errors"
+    hint = did_you_mean(name, (row.name for row in _ERRORS))
+    hint = hint or "`dledger explain` lists all errors"
     raise click.UsageError(f"there is no error {text}; {hint}")
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
-from dledger import Code, ConfigError, DLedgerError
+from dledger import ConfigError, DLedgerError
 from dledger.cli.client_options import TIMEOUT, parse_servers, tls_files, tls_options
-from dledger.cli.exits import Exit, show_exit_codes
+from dledger.cli.exits import Exit, disk_error, exit_code_of, print_error, show_exit_codes
 from dledger.cli.output import print_json, print_table
 from dledger.cli.overrides import overrides_of
 from dledger.cli.suggesting_group import SuggestingGroup
+from dledger.cli.version_option import version_option
 
 if TYPE_CHECKING:
     from broker_adapter.client import TopicRoute
@@ -60,8 +61,9 @@ class _NameServerCli(SuggestingGroup):
         except BrokenPipeError:
             raise  # the reader, such as `head`, has closed stdout: click exits without a message
         except OSError as error:
-            click.echo(f"error {DLedgerError(str(error), code=Code.DISK_ERROR)}", err=True)
-            ctx.exit(Exit.FAILED)
+            refused = disk_error(error)
+            print_error(refused)
+            ctx.exit(exit_code_of(refused))
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)
@@ -72,6 +74,7 @@ class _NameServerCli(SuggestingGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXITS,
 )
+@version_option
 def cli() -> None:
     """Run a NameServer, or query routes and brokers.
 

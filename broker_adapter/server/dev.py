@@ -75,8 +75,12 @@ class DevPorts(NamedTuple):
     def send_only_vip(self) -> int:
         return self.send_only + VIP_OFFSET
 
+    def named(self) -> dict[str, int]:
+        derived = {"vip": self.vip, "send_only": self.send_only, "send_only_vip": self.send_only_vip}
+        return {**self._asdict(), **derived}
+
     def all(self) -> list[int]:
-        return [*self, self.vip, self.send_only, self.send_only_vip]
+        return list(self.named().values())
 
 
 class DevSettings(NamedTuple):
@@ -216,6 +220,12 @@ class DevBroker:
                     self._broker.writer.is_open()
                     and (self.settings.later or name_server.name_server.brokers())
                 ):
+                    if self._node.status.node_status().no_room:
+                        raise DLedgerError(
+                            f"the disk of {self.settings.directory} is full: free space there, or choose "
+                            "another --dir",
+                            code=Code.DISK_FULL,
+                        )
                     await asyncio.sleep(_READY_CHECK_S)
         except TimeoutError:
             health = self._node.status.node_status().health

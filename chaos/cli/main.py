@@ -15,6 +15,7 @@ from chaos.cli.run_command import run
 from chaos.cli.soak_command import soak
 from chaos.plans.scenario import all_scenarios
 from dledger.cli.suggesting_group import SuggestingGroup
+from dledger.cli.version_option import version_option
 
 #: Same code as for a run that could not be executed.
 _EXIT_FAILED = 3
@@ -34,6 +35,7 @@ class _ChaosCommands(SuggestingGroup):
 
 
 @click.group(cls=_ChaosCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@version_option
 def cli() -> None:
     """Inject faults into a real cluster under load, and check its guarantees.
 

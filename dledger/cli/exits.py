@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 import click
 
-from dledger.errors import ConfigError, DLedgerError, Indeterminate
+from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate
+
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Exit(IntEnum):
@@ -41,6 +45,14 @@ def exit_code_of(error: DLedgerError) -> Exit:
     if isinstance(error, Indeterminate):
         return Exit.INDETERMINATE
     return Exit.USAGE if isinstance(error, ConfigError) else Exit.FAILED
+
+
+def disk_error(error: OSError) -> DLedgerError:
+    """Return the numbered error, with the remedy, for a file that a command could not use."""
+    if error.errno in _REFUSED:
+        return ConfigError(f"{error}; choose another path, or correct its permissions")
+    remedy = "; free space on this disk, or choose another" if error.errno in _FULL else ""
+    return DLedgerError(f"{error}{remedy}", code=Code.DISK_ERROR)
 
 
 def error_line(error: DLedgerError) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Final
 
 import click
 
-from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error, show_exit_codes
+from dledger.cli.exits import EXIT_CODES_HELP, Exit, disk_error, exit_code_of, print_error, show_exit_codes
 from dledger.cli.start import importing
 from dledger.cli.suggesting_group import SuggestingGroup
-from dledger.errors import Code, DLedgerError
+from dledger.cli.version_option import version_option
+from dledger.errors import DLedgerError
 from dledger.infra.libraries import configure_libraries
 
 # command -> module:attribute, loaded on use, so that a server does not load the dependencies of other
@@ -84,8 +84,9 @@ class RootGroup(SuggestingGroup):
         except OSError as error:
             if ctx.params.get("debug"):
                 raise
-            print_error(DLedgerError(str(error), code=Code.DISK_ERROR))
-            ctx.exit(Exit.FAILED)
+            refused = disk_error(error)
+            print_error(refused)
+            ctx.exit(exit_code_of(refused))
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
@@ -97,25 +98,13 @@ class RootGroup(SuggestingGroup):
             ctx.exit(Exit.FAILED)
 
 
-def _version(ctx: click.Context, _param: click.Parameter, requested: bool) -> None:
-    if requested and not ctx.resilient_parsing:
-        try:
-            version = metadata.version("dledger")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
-        click.echo(f"dledger {version}, Python {sys.version.split()[0]}")
-        ctx.exit()
-
-
 @click.group(
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EXIT_CODES_HELP,
 )
 @click.option("--debug", is_flag=True, help="Show a traceback instead of a one-line error.")
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
-)
+@version_option
 def cli(debug: bool) -> None:
     """Run, use and inspect a replicated, durable log.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import sys
 from typing import BinaryIO
 
 import click
 
 from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
+from dledger.cli.closed_pipe import ending_with_reader, give_up_stdout
 from dledger.cli.search_notice import reporting_search
 from dledger.client import AsyncClient, Entry, TlsFiles
 from dledger.client.reader import ReadMode
@@ -66,21 +66,20 @@ def read(
         mode: ReadMode = "local" if local else "linearizable"
         start = -1 if from_index is None else from_index
         client = AsyncClient(servers, group=group, session=False, timeout=timeout, tls=tls)
-        async with client, reporting_search(client):
-            chunks = client.read_chunks(start, count, follow=follow, mode=mode)
-            async for entries in chunks:
-                for entry in entries:
-                    write(out, entry)
-                if follow:
-                    out.flush()
+        with ending_with_reader():
+            async with client, reporting_search(client):
+                chunks = client.read_chunks(start, count, follow=follow, mode=mode)
+                async for entries in chunks:
+                    for entry in entries:
+                        write(out, entry)
+                    if follow:
+                        out.flush()
 
     try:
         asyncio.run(run())
         out.flush()
     except BrokenPipeError:
-        # The reader of the pipe, such as `head`, has closed it. Python would fail again while flushing at
-        # exit, so redirect stdout to the null device.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
 
 
 def _write_line(out: BinaryIO, entry: Entry) -> None:

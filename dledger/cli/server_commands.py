@@ -277,6 +277,10 @@ def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
     from dledger.node.setup.config import load_config, parse_config
 
     if path is None:
+        if "directory" not in overrides:
+            raise click.UsageError(
+                "give the node's --config, or its --directory, --node-id, --cluster-id and --member"
+            )
         return parse_config(overrides, where="command line")
     config = load_config(path)
     if not overrides:

@@ -203,9 +203,13 @@ def split(bodies: Sequence[bytes], limits: Limits) -> list[Sequence[bytes]]:
 
 
 def check_timeout(seconds: float | None) -> None:
-    """Raise InvalidRequest unless `seconds` is a number, or None for the default of the client."""
-    if seconds is not None and not isinstance(seconds, int | float):
+    """Raise InvalidRequest unless `seconds` is a positive number, or None for the default of the client."""
+    if seconds is None:
+        return
+    if not isinstance(seconds, int | float):
         raise InvalidRequest(f"a timeout must be a number of seconds, not {type(seconds).__name__}")
+    if not seconds > 0:
+        raise InvalidRequest(f"a timeout must be more than 0 seconds, not {seconds}")
 
 
 def check(body: bytes) -> None:

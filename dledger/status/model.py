@@ -11,6 +11,8 @@ DISK_FULL_HEALTH = "the disk is full"
 
 @dataclass(frozen=True, slots=True)
 class MemberAddress:
+    """Where a member of the group listens."""
+
     node_id: str
     address: str  # gRPC, host:port
     http_address: str = ""  # status page and metrics; empty if unknown

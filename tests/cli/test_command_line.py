@@ -228,7 +228,9 @@ def test_output_that_cannot_be_written_is_one_line(command: Command) -> None:
             check=False,
         )
     [first, *_] = done.stderr.decode().splitlines()
-    assert first == "error 414 DISK_ERROR: [Errno 28] No space left on device"
+    assert first == (
+        "error 414 DISK_ERROR: [Errno 28] No space left on device; free space on this disk, or choose another"
+    )
     assert b"INTERNAL_ERROR" not in done.stderr
     assert done.returncode != 0
 
@@ -243,8 +245,8 @@ def test_a_closed_stdout_is_no_error(command: Command) -> None:
 
 def test_a_directory_that_cannot_be_made_is_one_line(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = command("cluster", "up", "--dir", str(tmp_path / "file" / "new"), code=1)
-    assert result.stderr.startswith("error 414 DISK_ERROR: [Errno 20] Not a directory: ")
+    result = command("cluster", "up", "--dir", str(tmp_path / "file" / "new"), code=2)
+    assert result.stderr.startswith("error 630 CONFIG_INVALID: [Errno 20] Not a directory: ")
 
 
 # -- init and server

@@ -43,6 +43,15 @@ def test_what_was_appended_is_read_byte_for_byte(on_cluster: Command) -> None:
     assert on_cluster("read", "--from-index", str(start)).stdout_bytes == BINARY + b"\n"
 
 
+def test_read_ends_with_the_reader_of_its_output(on_cluster: Command) -> None:
+    """Even if no further entry arrives."""
+    on_cluster("append", stdin=b"one")
+    with on_cluster.spawn("read", "--follow") as read:
+        assert read.stdout is not None and read.stdout.readline()
+        read.stdout.close()
+        assert read.wait(60) == 0
+
+
 def test_json_tells_text_from_bytes(on_cluster: Command) -> None:
     start = end_of(on_cluster)
     on_cluster("append", "--quiet", stdin=BINARY)

@@ -122,7 +122,7 @@ def test_a_name_of_two_errors_explains_both() -> None:
 
 @pytest.mark.parametrize(
     ("error", "hint"),
-    [("12", "docs/reference/troubleshooting.md"), ("NOT_MASTR", "did you mean NOT_MASTER")],
+    [("12", "`dledger explain` lists all errors"), ("NOT_MASTR", "did you mean NOT_MASTER")],
 )
 def test_an_unknown_error_is_a_usage_error(error: str, hint: str) -> None:
     shown = CliRunner().invoke(cli, ["explain", error])

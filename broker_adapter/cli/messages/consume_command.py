@@ -12,7 +12,7 @@ import click
 
 from broker_adapter.cli.connect.options import parse_moment, target_options
 from broker_adapter.cli.connect.target import Target
-from broker_adapter.cli.messages.message_output import give_up_stdout, write_json, write_line
+from broker_adapter.cli.messages.message_output import write_json, write_line
 from broker_adapter.cli.messages.queue_choice import choose_queues
 from broker_adapter.client import (
     Admin,
@@ -25,6 +25,7 @@ from broker_adapter.client import (
 )
 from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.wire.topic_names import check_group_name
+from dledger.cli.closed_pipe import ending_with_reader, give_up_stdout
 from dledger.cli.exits import Exit
 from dledger.infra.loops.signals import calling_at_stop
 
@@ -109,7 +110,7 @@ def consume(
     async def run() -> None:
         nonlocal resets
         names = await target.name_servers()
-        with calling_at_stop(stop.interrupt):
+        with calling_at_stop(stop.interrupt), ending_with_reader():
             if group is not None:
                 resets = await _as_member(target, names, group, topics, tags, start, follow, deliver, stop)
             else:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -44,11 +42,3 @@ def message_to_json(message: MessageExt) -> dict[str, object]:
     except UnicodeDecodeError:
         shown["body_base64"] = base64.b64encode(message.body).decode()
     return shown
-
-
-def give_up_stdout() -> None:
-    """Redirect stdout to the null device after the reader, such as `head`, has closed the pipe.
-
-    Otherwise Python would report an error when it flushes stdout at exit.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from broker_adapter.cli.broker_group import broker
 from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.connect.options import parse_moment, shown_time
 from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
+from dledger import Code
 from dledger.cli.exits import Exit
 from tests.cli.test_command_line import all_commands
 
@@ -86,3 +87,8 @@ def test_times_are_numbers_dates_or_ages() -> None:
             parse_moment(wrong)
     assert shown_time(0) == ""
     assert shown_time(int(local.timestamp() * 1000) + 7) == "2025-01-31 12:00:00.007"
+
+
+def test_explain_without_an_error_lists_them_all(command: BrokerCommand) -> None:
+    lines = command("explain").stdout.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [str(int(one)) for one in (*Code, *Status)]

@@ -274,6 +274,16 @@ def test_a_topic_of_the_broker_itself_is_not_created(on_broker: BrokerCommand) -
     assert "SCHEDULE_TOPIC_XXXX" not in on_broker("broker", "topic", "list").stdout
 
 
+@pytest.mark.parametrize("group", [(), ("--group", "heads")])
+def test_consume_ends_with_the_reader_of_its_output(on_broker: BrokerCommand, group: tuple[str, ...]) -> None:
+    """Even if no further message arrives."""
+    on_broker("broker", "produce", "--topic", "heads", stdin=b"one")
+    with on_broker.spawn("broker", "consume", "--topic", "heads", *group, "--follow") as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 0
+
+
 def test_queues_that_cannot_be_read_are_named(on_broker: BrokerCommand) -> None:
     on_broker("broker", "topic", "create", "writable", "--perm", "w")
     on_broker("broker", "topic", "create", "narrow", "--queues", "2")

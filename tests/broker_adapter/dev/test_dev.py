@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -312,7 +313,28 @@ def test_a_directory_of_a_cluster_is_refused_for_one_node(tmp_path: Path) -> Non
     assert refused.exit_code == 2 and "--nodes" in refused.stderr
 
 
-def test_a_full_disk_ends_the_start_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_module, "_READY_S", 600)
+    program = DevBroker(DevSettings(tmp_path, DevPorts(*free_ports(4))), lambda _: None)
+    node = program.make_node()
+
+    async def start() -> None:
+        await node.start()
+        full = replace(node.status.node_status(), no_room=True)
+        monkeypatch.setattr(program._broker.writer, "is_open", lambda: False)
+        monkeypatch.setattr(type(node.status), "node_status", lambda _: full)
+        try:
+            with pytest.raises(DLedgerError, match=r"415 DISK_FULL: the disk of .* is full"):
+                await program.start()
+        finally:
+            await node.stop()
+
+    asyncio.run(start())
+
+
+def test_a_start_that_takes_too_long_ends_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dev_module, "_READY_S", 0.5)
     settings = DevSettings(tmp_path, DevPorts(*free_ports(4)))
     program = DevBroker(settings, lambda _: None)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from broker_adapter.cli import dev_command, dev_nodes
 from broker_adapter.cli.dev_command import dev
 from broker_adapter.cli.dev_nodes import NodesSettings, run_nodes
+from broker_adapter.cli.main import cli
 from broker_adapter.server.dev import DevBroker, DevSettings
 from dledger import FlushMode
 from dledger.store.disk_store import DiskLogStore
@@ -29,7 +30,7 @@ def test_messages_are_confirmed_on_disk_unless_no_fsync_is_given(tmp_path: Path,
     [
         ([], "127.0.0.1", False),
         (["--listen", "0.0.0.0"], "127.0.0.1", True),
-        (["--listen", "192.168.0.7"], "192.168.0.7", True),
+        (["--listen", "127.0.0.2"], "127.0.0.2", True),
         (["--listen", "0.0.0.0", "--advertise", "h"], "h", True),
     ],
 )
@@ -50,6 +51,23 @@ def test_clients_are_told_of_a_host_that_they_can_reach(
     config = settings.node_config()
     config.refuse_plaintext()
     assert config.allow_plaintext is settings.name_server_config().allow_plaintext is is_reachable
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--port", "5"], "--namesrv-port"),
+        (["--broker-port", "65530"], "--broker-port"),
+        (["--port", "0", "--listen", "192.0.2.1"], "--listen 192.0.2.1: Cannot assign"),
+        (["--port", "0", "--listen", "nohost.invalid"], "--listen nohost.invalid: the name is unknown"),
+        (["--grpc-port", "10909"], "port 10909 is that of grpc and of vip"),
+        (["--namesrv-port", "8081"], "port 8081 is that of name_server and of grpc"),
+        (["--port", "0", "--dir", "/proc/version/x"], "choose another path"),
+    ],
+)
+def test_ports_hosts_and_directories_that_cannot_be_used_are_named(options: list[str], reason: str) -> None:
+    refused = CliRunner().invoke(cli, ["dev", *options])
+    assert refused.exit_code == 2 and reason in refused.stderr
 
 
 @pytest.mark.parametrize(
