@@ -28,6 +28,7 @@ from benchmarks.broker import consume as broker_consume
 from benchmarks.broker import failover as broker_failover
 from benchmarks.broker import produce as broker_produce
 from benchmarks.broker import restart as broker_restart
+from benchmarks.broker import sends as broker_sends
 from benchmarks.common import BODY, BenchError, Row, end_on_signals, say, show, write_json
 
 Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
@@ -47,6 +48,7 @@ FIGURES: dict[str, Figure] = {
     "broker-consume": broker_consume.run,
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
+    "broker-sends": broker_sends.run,
     "clients-send": clients.send,
     "clients-receive": clients.receive,
     "checker": checker.run,

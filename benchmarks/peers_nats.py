@@ -114,7 +114,7 @@ async def _make_stream(servers: list[str]) -> str:
                 name=_STREAM, subjects=[_SUBJECT], storage=StorageType.FILE, num_replicas=_NODES
             )
             if info.cluster is not None and info.cluster.leader:
-                return info.cluster.leader
+                return str(info.cluster.leader)
         except nats.errors.Error as error:
             reason = error
             await asyncio.sleep(0.2)

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import BODY, BenchError, Operation, cpu_seconds
 from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
-from broker_adapter.cli.main import BROKER_KIND
+from broker_adapter.cli.cluster_command import BROKER_KIND
 from broker_adapter.client import (
     Admin,
     ClientOptions,

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dledger.cli.local import node_process
-from dledger.cli.local.node_process import NodeProcess, process_facts, tail_of
+from dledger.cli.local.node_process import NodeProcess, ProcessFacts, process_facts, tail_of
 
 pytestmark = pytest.mark.process
 
@@ -83,7 +84,20 @@ def test_exit_codes_and_the_log(stand: Stand) -> None:
 
 def test_stop_asks_first(stand: Stand) -> None:
     stand.process.start()
-    assert stand.process.stop(10)
+    assert stand.process.stop(60)
+    assert stand.process.why_down() == "killed by SIGTERM"
+
+
+def test_a_signal_in_the_moment_of_exec_is_not_lost(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of the process is empty then."""
+
+    def without_command(pid: int) -> ProcessFacts | None:
+        facts = process_facts(pid)
+        return None if facts is None else replace(facts, command="")
+
+    monkeypatch.setattr(node_process, "process_facts", without_command)
+    stand.process.start()
+    assert stand.process.stop(60)
     assert stand.process.why_down() == "killed by SIGTERM"
 
 

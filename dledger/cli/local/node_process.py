@@ -211,10 +211,12 @@ class NodeProcess:
         if pid is None or (self.folder / "exit").exists():
             return None
         facts = process_facts(pid)
-        # A zombie has no command line.
-        if facts is None or facts.state == "Z" or str(self.config) not in facts.command:
+        if facts is None or facts.state == "Z":
             return None
-        return facts
+        # In the moment of its exec, the server has no command line. Nobody else has its pid while the keeper
+        # waits for it.
+        is_kept = self._keeper is not None and self._keeper.poll() is None
+        return facts if is_kept or str(self.config) in facts.command else None
 
     def _command(self) -> Sequence[str]:
         if self._module is None:
