@@ -34,19 +34,26 @@ def test_quick_classes_pass_as_in_the_table(tmp_path: Path) -> None:
     by_class = page.counts(results)
     errors = [f"{one.name}.{one.test}: {one.error}" for one in results if one.status in {"failed", "late"}]
     assert set(by_class) == set(QUICK), errors
-    assert not [name for name in QUICK if page.worse(table[name], by_class[name])], errors
+    assert not [name for name in QUICK if page.worse(table[name].numbers, by_class[name])], errors
 
 
 def test_the_table_states_a_reason_for_every_class_that_does_not_pass() -> None:
     for store, by_class in page.committed(page.PAGE.read_text()).items():
-        for name, numbers in by_class.items():
-            incomplete = numbers["failed"] + numbers["cannot"] > 0
+        for name, cell in by_class.items():
+            incomplete = cell.numbers["failed"] + cell.numbers["cannot"] > 0
             assert not incomplete or name in REASONS, (store, name)
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
-    numbers = Counter(passed=2, failed=1, cannot=3, ignored=4)
-    results = {"replicated": {"a.FirstIT": numbers}, "classic": {"a.FirstIT": Counter(passed=10)}}
+    cells = [
+        page.Cell(Counter(passed=2, failed=1, cannot=3, ignored=4), "2026-01-02, commit `0123abcd`"),
+        page.Cell(Counter(passed=10), "2026-01-01, commit `abcd0123` with changes"),
+        page.Cell(Counter(passed=11), "2026-01-02, commit `0123abcd`"),
+    ]
+    results = {
+        "replicated": {"a.FirstIT": cells[0]},
+        "classic": {"a.FirstIT": cells[1], "b.SecondIT": cells[2]},
+    }
     text = page.replace_table(page.PAGE.read_text(), page.render(results))
     assert page.committed(text) == results
 

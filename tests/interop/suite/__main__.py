@@ -25,12 +25,13 @@ def main() -> int:
     if reason:
         print(f"ROCKETMQ'S INTEGRATION TESTS DID NOT RUN: {reason}", file=sys.stderr)
         return 2
+    current_run = page.current_run()
     with tempfile.TemporaryDirectory(prefix="suite-") as folder:
         home = options.keep or Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         names = options.classes or run.all_classes()
         results = run.run(home, names, options.store, options.parallel, _print)
-    page.update(options.store, results)
+    page.update(options.store, results, current_run)
     print(dict(Counter(result.status for result in results)))
     return int(any(result.status in {"failed", "late"} for result in results))
 
