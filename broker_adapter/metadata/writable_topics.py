@@ -59,6 +59,10 @@ class CreationQueue:
         self._known = known
         self._pending: dict[str, _PendingTopic] = {}
 
+    def existing(self, topic: str) -> TopicConfig | None:
+        """Return the topic if it exists and nobody waits for its creation any more."""
+        return None if topic in self._pending else self._known(topic)
+
     async def topic(self, topic: str, create: Create) -> TopicConfig:
         """Return the topic.
 
@@ -143,6 +147,11 @@ class TopicCreation:
         """
         self._check_master()
         return await self._queue.topic(topic, partial(self._create, topic, remote, like))
+
+    def existing(self, topic: str) -> TopicConfig | None:
+        """Return the topic, or None if a send to it must wait for `ensure`. Raises NotMaster."""
+        self._check_master()
+        return self._queue.existing(topic)
 
     def or_default(self, name: str) -> TopicConfig:
         """Return the topic, or the config with which it would be created automatically. Does not create the

@@ -78,14 +78,24 @@ class EarlierSend(NamedTuple):
     done: RequestOutcome
 
 
-class _SubmittedSend(NamedTuple):
+class SubmittedSend(NamedTuple):
     """A send whose records the committer has received. `queue_id`: queue of its messages."""
 
     request: PutRequest
     queue_id: int
 
+    @property
+    def done(self) -> asyncio.Future[RequestOutcome]:
+        """Return the future that completes when the send is stored or has failed. Do not cancel it."""
+        return self.request.done
 
-class _RepeatedSend(NamedTuple):
+    def result(self) -> PutResult:
+        """Return the committed position once `done` is complete. Raises its error."""
+        done = self.done.result()
+        return _sent(self.queue_id, done) if done.places else PutResult(self.queue_id, done.offsets[0])
+
+
+class RepeatedSend(NamedTuple):
     """A send that waits for an earlier send of the same message.
 
     `queue_id`: queue for the message itself if the earlier send is not stored.
@@ -95,11 +105,17 @@ class _RepeatedSend(NamedTuple):
     queue_id: int
 
 
-_Pending: TypeAlias = _SubmittedSend | _RepeatedSend | Position | BrokerError
+StartedSend: TypeAlias = SubmittedSend | RepeatedSend | Position | BrokerError
 
 
 class SendApi(Protocol):
     """Sends messages. Only the master serves it."""
+
+    def start(self, send: Send) -> StartedSend:
+        """Submit the send, unless it is a duplicate or must be rejected. Does not wait.
+
+        After a SubmittedSend, its `done` completes. After any other result, nothing is submitted.
+        """
 
     async def send_one(self, send: Send) -> PutResult:
         """Store one send, like `send`. Raises an error if it is not stored."""
@@ -161,12 +177,12 @@ class Sender:
         return send_identity(topic, message_id, messages, messages[0].born_timestamp or self._now_ms())
 
     async def send_one(self, send: Send) -> PutResult:
-        return await self._finish_send(send, self._start_send(send), send.timeout_ms or self._timeout_ms)
+        return await self._finish_send(send, self.start(send), send.timeout_ms or self._timeout_ms)
 
     async def send(self, sends: Sequence[Send]) -> list[PutResult | BrokerError]:
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        pending = [self._start_send(send) for send in sends]
+        pending = [self.start(send) for send in sends]
         results: list[PutResult | BrokerError] = []
         for send, started in zip(sends, pending, strict=True):
             remaining_ms = send.timeout_ms or self._timeout_ms
@@ -178,8 +194,7 @@ class Sender:
                 results.append(error)
         return results
 
-    def _start_send(self, send: Send) -> _Pending:
-        """Submit the send, unless it is a duplicate or must be rejected. Does not wait."""
+    def start(self, send: Send) -> StartedSend:
         try:
             self._writer.check_master()
             check_writable(send.config)
@@ -187,28 +202,26 @@ class Sender:
             identity = self.identity(send.config.name, send.message_id, send.messages)
             if identity is not None:
                 if self._in_flight(identity) is not None:
-                    return _RepeatedSend(identity, queue_id)
+                    return RepeatedSend(identity, queue_id)
                 if (found := self._stored(identity)) is not None:
                     return found
             return self._submit(send, queue_id, identity)
         except BrokerError as error:
             return error
 
-    async def _finish_send(self, send: Send, started: _Pending, timeout_ms: int) -> PutResult:
+    async def _finish_send(self, send: Send, started: StartedSend, timeout_ms: int) -> PutResult:
         if isinstance(started, BrokerError):
             raise started
         earlier: EarlierSend | Position | None = None
-        if isinstance(started, _RepeatedSend):
+        if isinstance(started, RepeatedSend):
             earlier = await self.outcome(started.identity, timeout_ms)
             if earlier is None:  # the earlier attempt was not stored
                 started = self._submit(send, started.queue_id, started.identity)
         elif isinstance(started, Position):
             earlier = started
-        if isinstance(started, _SubmittedSend):
-            done = await wait_for_result(timeout_ms, started.request.done)
-            return (
-                _sent(started.queue_id, done) if done.places else PutResult(started.queue_id, done.offsets[0])
-            )
+        if isinstance(started, SubmittedSend):
+            await wait_for_result(timeout_ms, started.done)
+            return started.result()
         assert earlier is not None
         self.count_duplicate(send.config.name)
         if isinstance(earlier, EarlierSend) and earlier.done.places:
@@ -216,7 +229,7 @@ class Sender:
         put_status = await self.put_status_of(earlier, timeout_ms)
         return PutResult(*queue_place(earlier), True, put_status=put_status)
 
-    def _submit(self, send: Send, queue_id: int, identity: SendIdentity | None) -> _SubmittedSend:
+    def _submit(self, send: Send, queue_id: int, identity: SendIdentity | None) -> SubmittedSend:
         topic, messages = send.config.name, send.messages
         if send.message_id and not send.is_batch:
             messages = [with_id(messages[0], send.message_id)]
@@ -227,7 +240,7 @@ class Sender:
             born_host=known_host(send.born_host),
             own=_broker_fields(topic, messages),
         )
-        return _SubmittedSend(self.request(identity, queued=[records], born_host=send.born_host), queue_id)
+        return SubmittedSend(self.request(identity, queued=[records], born_host=send.born_host), queue_id)
 
     async def outcome(self, identity: SendIdentity, timeout_ms: int) -> EarlierSend | Position | None:
         """Return the outcome of an earlier attempt of this send, or None if there was none.

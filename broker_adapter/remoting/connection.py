@@ -28,7 +28,7 @@ _LARGE_BYTES = 64 << 10
 #: Maximum commands and bytes of commands processed per connection and turn. This takes about 1 ms, or 6 ms
 #: for a header of the maximum size. Connections take turns on the event loop (`wake_queue`), because
 #: thousands may send at the same time.
-_TURN, _TURN_BYTES = 16, 16 << 10
+_TURN, _TURN_BYTES = 64, 96 << 10
 _OPAQUES = 1 << 31
 _INT = struct.Struct(">i")
 _MARK_END = 2 * _INT.size

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
-from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import RemotingConnection
 from dledger.infra.logs import get_logger
 from dledger.infra.loops.turns import LARGE_BYTES, large_turns, wake_queue
@@ -31,6 +31,24 @@ _ANSWERS = frozenset(int(code) for code in ResponseCode)
 
 #: Returns None if there is no response, or if the processor sends it itself.
 Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
+
+
+class RequestList(Protocol):
+    """Requests of one connection that arrived together, in order."""
+
+    @property
+    def requests(self) -> Sequence[RemotingCommand]:
+        """Return the requests without an answer. They stay admitted until then."""
+
+    def answer(self, answers: Iterable[tuple[RemotingCommand, bytes]]) -> None:
+        """Write encoded responses, with one call to the transport. One-way requests get none."""
+
+    def process_alone(self, request: RemotingCommand, processor: Processor | None = None) -> None:
+        """Process a request in a task of its own, by the processor of its code or another one."""
+
+
+#: Processes requests that arrived together. Returns once all are answered or processed alone.
+ListProcessor: TypeAlias = Callable[[RemotingConnection, RequestList], Awaitable[None]]
 
 
 @dataclass
@@ -103,6 +121,27 @@ class _Entry(NamedTuple):
     processor: Processor
     executor: Executor
     most_wait_s: float | None
+    together: ListProcessor | None
+
+
+@dataclass(slots=True, eq=False)
+class _Admitted:
+    """A request from its admission until its end. `room`: the quota of its bytes. `arrived`: seconds."""
+
+    connection: RemotingConnection
+    request: RemotingCommand
+    entry: _Entry
+    room: Quota
+    size: int
+    arrived: float
+
+    @property
+    def address(self) -> str:
+        return client_address(self.connection.host)
+
+    @property
+    def is_large(self) -> bool:
+        return self.entry.executor.is_expensive or len(self.request.body) >= LARGE_BYTES
 
 
 class Dispatch:
@@ -127,7 +166,10 @@ class Dispatch:
         self._now = now
         self._table: dict[int, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = 0
         self._is_closed = False
+        # Requests of a connection that a task processes together in its next step.
+        self._lists: dict[RemotingConnection, list[_Admitted]] = {}
         # Tasks to cancel when the connection closes.
         self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
         # requests that wait for their own step of the event loop
@@ -143,15 +185,18 @@ class Dispatch:
         executor: Executor,
         *,
         most_wait_s: float | None = None,
+        together: ListProcessor | None = None,
     ) -> None:
         """Register a processor for codes. Each code can be registered once.
+
+        `together` processes small requests that arrive together on one connection. All codes share it.
 
         `most_wait_s`: as in RocketMQ's BrokerFastFailure, a request that has waited longer is rejected,
         because its client may have timed out and repeated the operation.
         """
         for code in codes:
             assert code not in self._table, f"request code {code} already has a processor"
-            self._table[code] = _Entry(processor, executor, most_wait_s)
+            self._table[code] = _Entry(processor, executor, most_wait_s, together)
 
     def variant(self, processors: Mapping[int, Processor]) -> Dispatch:
         """Return a Dispatch with the same hooks, executors and limits, but other processors
@@ -176,7 +221,8 @@ class Dispatch:
 
     @property
     def under_way(self) -> int:
-        return len(self._tasks)
+        """Return the number of requests."""
+        return self._under_way
 
     def answer(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """Start processing a request. Returns immediately."""
@@ -197,11 +243,15 @@ class Dispatch:
             self._refuse(connection, request, Status.EXECUTOR_FULL, f"[OVERLOAD]system busy: {refusal}")
             return
         connection.begin()
-        task = asyncio.get_running_loop().create_task(self._run(connection, request, entry, self._now()))
-        self._tasks.add(task)
-        if executor.ends_with_connection:
-            self._of_connection.setdefault(connection, set()).add(task)
-        task.add_done_callback(partial(self._ended, connection, executor, room, size))
+        self._under_way += 1
+        admitted = _Admitted(connection, request, entry, room, size, self._now())
+        if entry.together is None or admitted.is_large or connection in self._waiting_large:
+            self._start(self._run(admitted), admitted)
+        elif (others := self._lists.get(connection)) is not None:
+            others.append(admitted)
+        else:
+            self._lists[connection] = [admitted]
+            self._start_task(self._run_list(connection, entry.together))
 
     def gone(self, connection: RemotingConnection) -> None:
         """Cancel the requests that end when this connection closes."""
@@ -240,54 +290,94 @@ class Dispatch:
         room.acquire(address, size)
         return None
 
-    def _ended(
-        self,
-        connection: RemotingConnection,
-        executor: Executor,
-        room: Quota,
-        size: int,
-        task: asyncio.Task[None],
-    ) -> None:
-        self._tasks.discard(task)
+    def _start(self, running: Coroutine[Any, Any, None], admitted: _Admitted) -> None:
+        task = self._start_task(running)
+        task.add_done_callback(partial(self._ended, admitted))
+        if admitted.entry.executor.ends_with_connection:
+            self._of_connection.setdefault(admitted.connection, set()).add(task)
+
+    def _start_task(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(running)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _ended(self, admitted: _Admitted, task: asyncio.Task[None]) -> None:
+        connection = admitted.connection
         if (tasks := self._of_connection.get(connection)) is not None:
             tasks.discard(task)
             if not tasks:
                 del self._of_connection[connection]
-        address = client_address(connection.host)
-        executor.leave(address)
-        room.release(address, size)
-        connection.end()
+        self._end(admitted)
 
-    async def _run(
-        self, connection: RemotingConnection, request: RemotingCommand, entry: _Entry, arrived: float
-    ) -> None:
-        address, slots = client_address(connection.host), entry.executor.slots
+    def _end(self, admitted: _Admitted) -> None:
+        self._under_way -= 1
+        admitted.entry.executor.leave(admitted.address)
+        admitted.room.release(admitted.address, admitted.size)
+        admitted.connection.end()
+
+    async def _run(self, admitted: _Admitted) -> None:
+        connection, address, slots = admitted.connection, admitted.address, admitted.entry.executor.slots
         if not slots.try_acquire(address):
             await slots.acquire(address)
         try:
-            is_large = entry.executor.is_expensive or len(request.body) >= LARGE_BYTES
-            await self._turn(connection, address, is_large=is_large)
+            await self._turn(connection, address, is_large=admitted.is_large)
             if connection.is_closed:
                 return  # the client is disconnected
-            answer = await self._process(connection, request, entry, arrived)
+            answer = self._refusal_before(admitted)
+            if answer is None:
+                answer = await self._process(admitted, admitted.entry.processor)
         finally:
             slots.release(address)
-        self._send(connection, request, answer)
+        self._send(connection, admitted.request, answer)
 
-    async def _process(
-        self, connection: RemotingConnection, request: RemotingCommand, entry: _Entry, arrived: float
-    ) -> RemotingCommand | None:
+    async def _run_list(self, connection: RemotingConnection, together: ListProcessor) -> None:
+        """Process the requests that have arrived until the turn of their connection. They all have the
+        executor of the first one."""
+        address = client_address(connection.host)
+        await wake_queue().turn(address)
+        found = _AdmittedList(self, self._lists.pop(connection))
+        slots, count = found.executor.slots, len(found)
+        await slots.acquire(address, count)
         try:
-            self._check_wait(entry, self._now() - arrived)
-            for hook in self._hooks:
-                hook.before(connection, request)
-            return await entry.processor(connection, request)
-        except BrokerError as error:
-            return _refusal(request, error)
+            if not connection.is_closed:
+                found.refuse_invalid()
+                await together(connection, found)
         except Exception:
-            # A defect of the broker. The response must not contain internal details.
-            _log.exception("a request failed", code=request.code, peer=connection.peer)
-            return _defect(request)
+            _log.exception("requests failed", count=len(found), peer=connection.peer)
+            found.answer([(request, encode(_defect(request))) for request in found.requests])
+        finally:
+            found.end()
+            slots.release(address, count)
+
+    def _refusal_before(self, admitted: _Admitted) -> RemotingCommand | None:
+        """Return the response to a request that must not be processed, or None."""
+        try:
+            self._check_wait(admitted.entry, self._now() - admitted.arrived)
+            for hook in self._hooks:
+                hook.before(admitted.connection, admitted.request)
+        except BrokerError as error:
+            return _refusal(admitted.request, error)
+        except Exception:
+            return self._defect(admitted)
+        return None
+
+    async def _process(self, admitted: _Admitted, processor: Processor) -> RemotingCommand | None:
+        try:
+            return await processor(admitted.connection, admitted.request)
+        except BrokerError as error:
+            return _refusal(admitted.request, error)
+        except Exception:
+            return self._defect(admitted)
+
+    async def _process_alone(self, admitted: _Admitted, processor: Processor) -> None:
+        self._send(admitted.connection, admitted.request, await self._process(admitted, processor))
+
+    @staticmethod
+    def _defect(admitted: _Admitted) -> RemotingCommand:
+        """Log a defect of the broker. The response does not contain internal details."""
+        _log.exception("a request failed", code=admitted.request.code, peer=admitted.connection.peer)
+        return _defect(admitted.request)
 
     @staticmethod
     def _check_wait(entry: _Entry, waited_s: float) -> None:
@@ -339,6 +429,53 @@ class Dispatch:
             connection.send(answer)
         except FrameRefused as error:
             connection.send(_refusal(request, error))
+
+
+class _AdmittedList:
+    """Implements RequestList."""
+
+    def __init__(self, dispatch: Dispatch, admitted: Sequence[_Admitted]) -> None:
+        self._dispatch = dispatch
+        self._connection, self.executor = admitted[0].connection, admitted[0].entry.executor
+        self._left = {id(one.request): one for one in admitted}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    @property
+    def requests(self) -> Sequence[RemotingCommand]:
+        return [one.request for one in self._left.values()]
+
+    def answer(self, answers: Iterable[tuple[RemotingCommand, bytes]]) -> None:
+        ended = []
+        data = []
+        for request, encoded in answers:
+            self._dispatch.counts[request.code, -1] += 1
+            ended.append(self._left.pop(id(request)))
+            if not request.is_oneway:
+                data.append(encoded)
+        if data:
+            self._connection.send_encoded(b"".join(data))
+        for one in ended:
+            self._dispatch._end(one)
+
+    def process_alone(self, request: RemotingCommand, processor: Processor | None = None) -> None:
+        one, dispatch = self._left.pop(id(request)), self._dispatch
+        dispatch._start(dispatch._process_alone(one, processor or one.entry.processor), one)
+
+    def refuse_invalid(self) -> None:
+        """Answer the requests that waited too long or that a hook rejects."""
+        for one in list(self._left.values()):
+            if (refusal := self._dispatch._refusal_before(one)) is not None:
+                del self._left[id(one.request)]
+                self._dispatch._send(self._connection, one.request, refusal)
+                self._dispatch._end(one)
+
+    def end(self) -> None:
+        """End the requests that get no answer."""
+        left, self._left = self._left, {}
+        for one in left.values():
+            self._dispatch._end(one)
 
 
 def _defect(request: RemotingCommand) -> RemotingCommand:

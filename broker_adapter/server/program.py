@@ -30,6 +30,7 @@ from broker_adapter.endpoints.v4.node_queries import NodeReport
 from broker_adapter.endpoints.v4.pulls import ReadRules
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.requests import request_of
+from broker_adapter.endpoints.v4.send_list import LocalSends
 from broker_adapter.endpoints.v4.sends import SendRules
 from broker_adapter.endpoints.v4.transactions import ask_producer
 from broker_adapter.endpoints.v5.calls.handlers import MessagingHandlers
@@ -423,6 +424,7 @@ class BrokerProgram:
                 self.host.rocketmq_settings,
                 lambda: self._status.log_rows(),
             ),
+            LocalSends(self._sends, self.writer.is_open),
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -467,7 +469,7 @@ class BrokerProgram:
                 lambda: self.metadata.applied_index,
                 self.topic_creation.make,
                 self.groups.make_known,
-                self.topic_creation.ensure,
+                self.topic_creation,
             ),
             SendRules(
                 lambda: self.writer.store_host,
@@ -480,6 +482,7 @@ class BrokerProgram:
             self.locks,
             self._replies,
         )
+        self._sends = master.sends
         self.answering = serving.both_protocols(handlers, master)
         self.forwarder = Forwarder(
             node_id,

@@ -29,7 +29,7 @@ from dledger.infra.loops.turns import wake_queue
 _log = get_logger("forwarding")
 
 #: The part of a deadline that is reserved for the response, and the minimum reserve (seconds).
-_WAY_BACK_S, _LATE_S = 0.2, 0.05
+WAY_BACK_S, LATE_S = 0.2, 0.05
 #: Delay before a call is sent again to a master that has rejected it (seconds).
 _AGAIN_S = 0.05
 #: Delay between two streams to the same node (seconds).
@@ -239,11 +239,11 @@ class _PendingCall:
         begin = loop.time()
         self._deadline = None if context.timeout_s is None else begin + context.timeout_s
         held_s = forwarder.settings.max_hold_ms / 1000
-        self._give_up = begin + held_s if self._deadline is None else self._deadline - _WAY_BACK_S
+        self._give_up = begin + held_s if self._deadline is None else self._deadline - WAY_BACK_S
         #: The time after which a response is useless.
-        self.last_moment = None if self._deadline is None else self._deadline - _LATE_S
+        self.last_moment = None if self._deadline is None else self._deadline - LATE_S
         self._error: BrokerError | None = None
-        self._unknown = 0  # attempts with an unknown outcome
+        self._unknown = int(context.is_repeated)  # attempts with an unknown outcome
         self._not_before = 0.0
 
     async def destination(self) -> Destination:

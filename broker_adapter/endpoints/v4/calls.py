@@ -24,6 +24,7 @@ from broker_adapter.endpoints.v4.recalls import RecallProcessor
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import CHANGE, RemotingRequest, RequestKind, flag, number, text
 from broker_adapter.endpoints.v4.retries import SendBackProcessor
+from broker_adapter.endpoints.v4.send_list import LocalSends, SendList
 from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
@@ -32,6 +33,7 @@ from broker_adapter.errors import BrokerError, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode, encode
 from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Processor, RequestList
 from broker_adapter.remoting.signing import ACCESS_KEY
 
 Handler: TypeAlias = Callable[[RemotingRequest, CallContext], Awaitable[RemotingCommand]]
@@ -71,6 +73,7 @@ class Forwarding:
         kinds: Mapping[int, RequestKind],
         *,
         knows_accounts: bool,
+        sends: LocalSends,
     ) -> None:
         """`kinds`: the kinds of requests by code, from the table of request codes.
 
@@ -82,6 +85,7 @@ class Forwarding:
         self._directory = directory
         self._kinds = kinds
         self._knows_accounts = knows_accounts
+        self._sends = sends
 
     async def pass_on(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """Forward a request to the master, which may be this node. Write the response to the client."""
@@ -89,14 +93,39 @@ class Forwarding:
         if not request.is_oneway:
             connection.send_encoded(answer)
 
+    async def store_together(self, connection: RemotingConnection, listed: RequestList) -> None:
+        """Store the sends of a list if this node is the master. Otherwise forward each one."""
+        requests = [self._request_of(command) for command in listed.requests]
+        if not requests:
+            return
+        if not self._sends.is_here():
+            for request in requests:
+                listed.process_alone(request.command)
+            return
+        context = self._context(connection, requests[0])
+        await SendList(self._sends.processor, listed, self._retry).run(requests, context)
+
+    def _retry(self, request: RemotingRequest, context: CallContext) -> Processor:
+        context = context._replace(account=self.account_of(request.command))
+
+        async def again(connection: RemotingConnection, command: RemotingCommand) -> None:
+            answer = await self._answer(request, context)
+            if not command.is_oneway:
+                connection.send_encoded(answer)
+
+        return again
+
     async def call_master(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         """Forward a request and return the master's response. Raises the BrokerErrors of `Answering`."""
         return decode(memoryview(await self._forward(connection, request))[4:])
 
     async def _forward(self, connection: RemotingConnection, command: RemotingCommand) -> bytes:
         request = self._request_of(command)
+        return await self._answer(request, self._context(connection, request))
+
+    async def _answer(self, request: RemotingRequest, context: CallContext) -> bytes:
         try:
-            return await self._answering.unary(request, self._context(connection, request))
+            return await self._answering.unary(request, context)
         except Rejected as error:  # raised by the forwarding layer, which uses the codes of RocketMQ 5
             raise error_for(Status.BODY_TOO_LARGE, error.message) from None
 

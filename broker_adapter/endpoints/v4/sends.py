@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker_adapter.api import DEFAULT_TOPIC, BrokerApi, DefaultTopic, OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import DeliveryApi
@@ -14,8 +14,8 @@ from broker_adapter.endpoints.v4 import request as read
 from broker_adapter.endpoints.v4.replies import REPLY_TO_CLIENT
 from broker_adapter.endpoints.v4.request import RemotingRequest, client_transaction_id
 from broker_adapter.endpoints.v4.retries import Retries
-from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
-from broker_adapter.put.sender import Send, SendApi
+from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status, error_for
+from broker_adapter.put.sender import PutResult, Send, SendApi, SubmittedSend
 from broker_adapter.remoting.codes import DUPLICATE_FILTER, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.wire.delay_levels import (
@@ -77,6 +77,31 @@ class SendRules(NamedTuple):
     duplicate_filter: str = ""
 
 
+class SendTopics(Protocol):
+    """The topics of the master."""
+
+    def existing(self, topic: str) -> TopicConfig | None:
+        """Return the topic, or None if a send to it must wait for `ensure`. Raises NotMaster."""
+
+    async def ensure(self, topic: str, remote: str, like: DefaultTopic) -> TopicConfig:
+        """Return the topic. If it is missing, create it for the client at host:port, if the settings permit
+        it."""
+
+
+class PlainSend(NamedTuple):
+    """A send that is stored as it is: without delay or transaction. `request`: the request to answer."""
+
+    request: RemotingRequest
+    send: Send
+
+
+class StartedSend(NamedTuple):
+    """A plain send that was submitted."""
+
+    plain: PlainSend
+    submitted: SubmittedSend
+
+
 class SendProcessor:
     """Handles sends on the master."""
 
@@ -86,14 +111,10 @@ class SendProcessor:
         sends: SendApi,
         delivery: DeliveryApi,
         retries: Retries,
-        ensure_topic: Callable[[str, str, DefaultTopic], Awaitable[TopicConfig]],
+        topics: SendTopics,
         rules: SendRules,
     ) -> None:
-        """`ensure_topic` returns a topic.
-
-        If the topic is missing, it creates the topic for the client at host:port, if the settings permit it.
-        """
-        self._ensure_topic = ensure_topic
+        self._topics = topics
         self._sends = sends
         self._retries = retries
         self._broker = broker
@@ -101,102 +122,144 @@ class SendProcessor:
         self._rules = rules
 
     async def send(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """Process a send of any kind."""
         found = request.fields
-        topic, queue_id = read.text(found, "topic"), read.number(found, "queueId", -1)
-        is_batch = request.command.code == RequestCode.SEND_BATCH_MESSAGE or read.flag(found, "batch")
-        if is_batch:
-            return await self._send_batch(request, found, topic, context)
-        # the consumer that replies needs the property
-        if f"{REPLY_TO_CLIENT}\x01" in found.get("properties", ""):
-            found = {**found, "properties": _and(found["properties"], _CLUSTER, self._rules.cluster)}
-        message = outgoing(found, request.command.body, self._rules.max_body_bytes)
+        topic = read.text(found, "topic")
+        if _is_batch(request, found):
+            if problem := _batch_problem(found, topic):
+                raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, problem)
+            config = await self._topics.ensure(topic, context.remote, default_topic(found))
+            return await self._store(PlainSend(request, self._batch(config, request, found, context)))
+        message, queue_id = self._message(request, found), read.number(found, "queueId", -1)
+        default = default_topic(found)
         if topic.startswith(RETRY_PREFIX):
             topic, message, queue_id = await self._retries.retried(topic, message, queue_id, found, context)
-            config = await self._ensure_topic(topic, context.remote, DefaultTopic())
-        else:
-            config = await self._ensure_topic(topic, context.remote, default_topic(found))
-        stored = await self.store(config, message, max(-1, queue_id), found, context)
-        return stored.to_command(request, self._rules.duplicate_filter)
-
-    async def store(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        queue_id: int,
-        found: Mapping[str, str],
-        context: CallContext,
-    ) -> SendResponse:
-        """Store a message now, for later delivery, or as a half message.
-
-        `found`: the fields of the request.
-        """
-        topic, delivery, properties = config.name, self._delivery, message.properties
-        message_id = properties.get(UNIQ_KEY, "")
-        is_retried = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
-        if len(message_id) > _MAX_ID_LENGTH or is_retried:
-            message_id = ""  # a message has the same id each time it is sent back
-        is_prepared = read.number(found, "sysFlag", 0) & TRANSACTION_PREPARED
-        if not is_retried and (is_prepared or properties.get(_PREPARED) == "true"):
-            half = await delivery.send_half(
-                topic,
-                message,
-                message_id=message_id,
-                client_id=context.client_id,
-                check_after_ms=seconds_ms(properties.get(_CHECK_IMMUNITY_S)),
-                queue_id=queue_id,
-                born_host=context.remote,
-                config=config,
-            )
-            return SendResponse(
-                self._offset_id(half.physical_offset),
-                max(0, queue_id),
-                half.queue_offset,
-                client_transaction_id(half.transaction_id, topic),
-                put_status=half.put_status,
-                is_duplicate=half.is_repeated,
-            )
-        delay = None if DELAYS.isdisjoint(properties) else delay_of(properties, delivery.now_ms())
-        if delay is not None and delay.level and not TIMES.isdisjoint(properties):
-            properties = PropertiesText(replaced(text_of(properties), {}, without=TIMES))
-            message = message._replace(properties=properties)
+            default = DefaultTopic()
+        config = await self._topics.ensure(topic, context.remote, default)
+        send = _single(config, message, queue_id, context)
+        if _is_half(message, found, topic):
+            half = await self._store_half(send, context)
+            return half.to_command(request, self._rules.duplicate_filter)
+        delay = None
+        if not DELAYS.isdisjoint(message.properties):
+            delay = delay_of(message.properties, self._delivery.now_ms())
         if delay is not None:
-            delayed = await delivery.send_delayed(
-                topic,
-                message,
-                message_id=message_id,
-                deliver_at_ms=delay.at_ms,
-                level=delay.level,
-                queue_id=queue_id,
-                born_host=context.remote,
-                config=config,
-            )
-            return SendResponse(
-                self._offset_id(0),
-                max(0, queue_id),
-                0,
-                message_id,
-                delayed.recall_handle,
-                put_status=delayed.put_status,
-                is_duplicate=delayed.is_repeated,
-            )
-        sent = await self._sends.send_one(Send(config, [message], message_id, queue_id, context.remote))
-        place = sent.physical_offset
-        if place < 0:
-            place = await self._physical_offset(topic, sent.queue_id, sent.queue_offset)
-        return SendResponse(
-            self._offset_id(max(0, place)),
+            delayed = await self._store_delayed(send, delay)
+            return delayed.to_command(request, self._rules.duplicate_filter)
+        return await self._store(PlainSend(request, send))
+
+    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend | None:
+        """Submit a send that waits for nothing but its append. For another one, return None and do nothing:
+        use `send`.
+
+        Raises the error of a send that is rejected.
+        """
+        found = request.fields
+        topic = read.text(found, "topic")
+        config = None if _is_sent_back(topic) else self._topics.existing(topic)
+        if config is None:
+            return None
+        if _is_batch(request, found):
+            if problem := _batch_problem(found, topic):
+                raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, problem)
+            send = self._batch(config, request, found, context)
+        else:
+            message = self._message(request, found)
+            if _is_half(message, found, topic) or not DELAYS.isdisjoint(message.properties):
+                return None
+            send = _single(config, message, read.number(found, "queueId", -1), context)
+        started = self._sends.start(send)
+        if isinstance(started, BrokerError):
+            raise started
+        if not isinstance(started, SubmittedSend):
+            return None  # a duplicate
+        return StartedSend(PlainSend(request, send), started)
+
+    def answer(self, plain: PlainSend, sent: PutResult) -> RemotingCommand | None:
+        """Return the response to a stored send, or None if `look_up` must find out its physical offsets."""
+        places = sent.physical_offsets if plain.send.is_batch else (sent.physical_offset,)
+        return self._answer(plain, sent, places) if places and places[0] >= 0 else None
+
+    async def look_up(self, plain: PlainSend, sent: PutResult) -> RemotingCommand:
+        """Return the response to a stored send whose physical offsets are unknown."""
+        topic, count = plain.send.config.name, min(len(plain.send.messages), _MAX_NAMED)
+        places = await self._physical_offsets(topic, sent.queue_id, sent.queue_offset, count)
+        return self._answer(plain, sent, places if places or plain.send.is_batch else [0])
+
+    def _answer(self, plain: PlainSend, sent: PutResult, places: Sequence[int]) -> RemotingCommand:
+        response = SendResponse(
+            ",".join(map(self._offset_id, places[:_MAX_NAMED])),
             sent.queue_id,
             sent.queue_offset,
-            message_id,
+            "" if plain.send.is_batch else plain.send.message_id,
             entry=self._entry(sent.term, sent.log_index),
             put_status=sent.put_status,
             is_duplicate=sent.is_repeated,
         )
+        return response.to_command(plain.request, self._rules.duplicate_filter)
 
-    async def _physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the physical offset of an earlier message, or -1 if the message can no longer be read."""
-        found = await self._physical_offsets(topic, queue_id, queue_offset, 1)
-        return found[0] if found else -1
+    async def _store(self, plain: PlainSend) -> RemotingCommand:
+        sent = await self._sends.send_one(plain.send)
+        return self.answer(plain, sent) or await self.look_up(plain, sent)
+
+    async def _store_half(self, send: Send, context: CallContext) -> SendResponse:
+        topic, (message,) = send.config.name, send.messages
+        half = await self._delivery.send_half(
+            topic,
+            message,
+            message_id=send.message_id,
+            client_id=context.client_id,
+            check_after_ms=seconds_ms(message.properties.get(_CHECK_IMMUNITY_S)),
+            queue_id=send.queue_id,
+            born_host=context.remote,
+            config=send.config,
+        )
+        return SendResponse(
+            self._offset_id(half.physical_offset),
+            max(0, send.queue_id),
+            half.queue_offset,
+            client_transaction_id(half.transaction_id, topic),
+            put_status=half.put_status,
+            is_duplicate=half.is_repeated,
+        )
+
+    async def _store_delayed(self, send: Send, delay: Delay) -> SendResponse:
+        (message,) = send.messages
+        if delay.level and not TIMES.isdisjoint(message.properties):
+            properties = PropertiesText(replaced(text_of(message.properties), {}, without=TIMES))
+            message = message._replace(properties=properties)
+        delayed = await self._delivery.send_delayed(
+            send.config.name,
+            message,
+            message_id=send.message_id,
+            deliver_at_ms=delay.at_ms,
+            level=delay.level,
+            queue_id=send.queue_id,
+            born_host=send.born_host,
+            config=send.config,
+        )
+        return SendResponse(
+            self._offset_id(0),
+            max(0, send.queue_id),
+            0,
+            send.message_id,
+            delayed.recall_handle,
+            put_status=delayed.put_status,
+            is_duplicate=delayed.is_repeated,
+        )
+
+    def _message(self, request: RemotingRequest, found: Mapping[str, str]) -> OutgoingMessage:
+        # the consumer that replies needs the property
+        if f"{REPLY_TO_CLIENT}\x01" in found.get("properties", ""):
+            found = {**found, "properties": _and(found["properties"], _CLUSTER, self._rules.cluster)}
+        return outgoing(found, request.command.body, self._rules.max_body_bytes)
+
+    def _batch(
+        self, config: TopicConfig, request: RemotingRequest, found: Mapping[str, str], context: CallContext
+    ) -> Send:
+        messages = batch_of(found, request.command.body, self._rules.max_body_bytes)
+        queue_id = max(-1, read.number(found, "queueId", -1))
+        return Send(config, messages, _batch_id(found, messages), queue_id, context.remote, is_batch=True)
 
     async def _physical_offsets(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[int]:
         """Return the physical offsets of consecutive earlier messages, up to the first message that can no
@@ -213,31 +276,6 @@ class SendProcessor:
                 break
             found += [PHYSICAL_OFFSET.unpack_from(record, 28)[0] for record in records]
         return found
-
-    async def _send_batch(
-        self, request: RemotingRequest, found: Mapping[str, str], topic: str, context: CallContext
-    ) -> RemotingCommand:
-        if problem := _batch_problem(found, topic):
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, problem)
-        messages = batch_of(found, request.command.body, self._rules.max_body_bytes)
-        queue_id = max(-1, read.number(found, "queueId", -1))
-        message_id = _batch_id(found, messages)
-        config = await self._ensure_topic(topic, context.remote, default_topic(found))
-        sent = await self._sends.send_one(
-            Send(config, messages, message_id, queue_id, context.remote, is_batch=True)
-        )
-        places, count = sent.physical_offsets[:_MAX_NAMED], min(len(messages), _MAX_NAMED)
-        if not places:
-            places = await self._physical_offsets(topic, sent.queue_id, sent.queue_offset, count)
-        stored = SendResponse(
-            ",".join(map(self._offset_id, places)),
-            sent.queue_id,
-            sent.queue_offset,
-            entry=self._entry(sent.term, sent.log_index),
-            put_status=sent.put_status,
-            is_duplicate=sent.is_repeated,
-        )
-        return stored.to_command(request, self._rules.duplicate_filter)
 
     def _entry(self, term: int, index: int) -> Mapping[str, str]:
         """Return the fields that contain the log entry.
@@ -343,6 +381,26 @@ class SendResponse(NamedTuple):
         return {name: value for name, value in found.items() if value}
 
 
+def _is_batch(request: RemotingRequest, found: Mapping[str, str]) -> bool:
+    return request.command.code == RequestCode.SEND_BATCH_MESSAGE or read.flag(found, "batch")
+
+
+def _is_sent_back(topic: str) -> bool:
+    return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def _is_half(message: OutgoingMessage, found: Mapping[str, str], topic: str) -> bool:
+    is_prepared = read.number(found, "sysFlag", 0) & TRANSACTION_PREPARED
+    return not _is_sent_back(topic) and bool(is_prepared or message.properties.get(_PREPARED) == "true")
+
+
+def _single(config: TopicConfig, message: OutgoingMessage, queue_id: int, context: CallContext) -> Send:
+    message_id = message.properties.get(UNIQ_KEY, "")
+    if len(message_id) > _MAX_ID_LENGTH or _is_sent_back(config.name):
+        message_id = ""  # a message has the same id each time it is sent back
+    return Send(config, [message], message_id, max(-1, queue_id), context.remote)
+
+
 def default_topic(found: Mapping[str, str]) -> DefaultTopic:
     """Return the template that the producer requests for the creation of its topic."""
     name = found.get("defaultTopic") or DEFAULT_TOPIC
@@ -355,8 +413,7 @@ def outgoing(found: Mapping[str, str], body: bytes, max_body_bytes: int) -> Outg
         text = f"the body has {len(body)} bytes, more than {max_body_bytes}"
         raise IllegalMessage(Status.BODY_TOO_LARGE, text)
     properties = found.get("properties") or ""
-    is_retried = found.get("topic", "").startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
-    if is_retried and (times := read.number(found, "reconsumeTimes", 0)) > 0:
+    if _is_sent_back(found.get("topic", "")) and (times := read.number(found, "reconsumeTimes", 0)) > 0:
         properties = replaced(properties, {RECONSUME_TIME: str(times)})
     return OutgoingMessage(
         body,

@@ -13,7 +13,6 @@ from broker_adapter.api import (
     PERM_READ,
     PERM_WRITE,
     BrokerApi,
-    DefaultTopic,
     ImportApi,
     TopicConfig,
 )
@@ -45,17 +44,19 @@ from broker_adapter.endpoints.v4.port import RemotingPort, SendOnly
 from broker_adapter.endpoints.v4.pulls import PullProcessor, ReadRules
 from broker_adapter.endpoints.v4.recalls import RecallProcessor
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
+from broker_adapter.endpoints.v4.request import SEND
 from broker_adapter.endpoints.v4.requests import TABLE
 from broker_adapter.endpoints.v4.retries import Retries, SendBackProcessor
+from broker_adapter.endpoints.v4.send_list import LocalSends
 from broker_adapter.endpoints.v4.send_only import SendOnlyAnswers, SendOnlyEvents, marked
-from broker_adapter.endpoints.v4.sends import SendProcessor, SendRules
+from broker_adapter.endpoints.v4.sends import SendProcessor, SendRules, SendTopics
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
 from broker_adapter.errors import Status, error_for
 from broker_adapter.put.sender import SendApi
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from broker_adapter.remoting.executors import Dispatch, Processor
+from broker_adapter.remoting.executors import Dispatch, ListProcessor, Processor
 from broker_adapter.wire.topic_names import reply_topic
 from dledger import Code, ConfigError, InvalidRequest, NodeConfig, TlsFiles
 from dledger.node.setup.config import is_loopback
@@ -78,16 +79,15 @@ class Store(NamedTuple):
 class TopicsAndGroups(NamedTuple):
     """Lookup and creation of topics and groups on the master.
 
-    `version` increases with each change. `make_topic` creates one of the broker's own topics. `make_group`,
-    and `ensure_topic` for a producer's topic, create an object for the client at host:port if the settings
-    permit it.
+    `version` increases with each change. `make_topic` creates one of the broker's own topics. `make_group`
+    creates a group for the client at host:port if the settings permit it.
     """
 
     directory: Directory
     version: Callable[[], int]
     make_topic: Callable[[str], Awaitable[TopicConfig]]
     make_group: Callable[[str, str], Awaitable[None]]
-    ensure_topic: Callable[[str, str, DefaultTopic], Awaitable[TopicConfig]]
+    topics: SendTopics
 
 
 class NodeTopics(NamedTuple):
@@ -122,7 +122,7 @@ def master_processors(
     broker, delivery, directory = store.broker, store.delivery, topics.directory
     retries = Retries(directory.group, locks.has_locks, topics.make_group, topics.make_topic)
     return MasterProcessors(
-        sends=SendProcessor(broker, store.sends, delivery, retries, topics.ensure_topic, sends),
+        sends=SendProcessor(broker, store.sends, delivery, retries, topics.topics, sends),
         send_backs=SendBackProcessor(broker, store.sends, delivery, retries, reads.check_read),
         transactions=TransactionProcessor(delivery),
         recalls=RecallProcessor(delivery, directory),
@@ -197,6 +197,7 @@ def remoting_port(
     clients: NodeClients,
     rules: OperatorRules,
     report: NodeReport,
+    sends: LocalSends,
 ) -> RemotingPort:
     """Build the remoting port.
 
@@ -206,10 +207,12 @@ def remoting_port(
     access, executors = rules.access, make_executors(settings.remoting)
     hooks = [] if access is None else [access]
     dispatch = Dispatch(hooks, max_request_bytes=settings.remoting.max_request_bytes)
-    node = node_processors(settings, answering, topics, clients, rules, report, executors)
+    node = node_processors(settings, answering, topics, clients, rules, report, executors, sends)
     check = rules.check_operator if access is None else None
     processors = processors_of(node, check)
-    register(dispatch, processors, executors, most_send_wait_s=settings.remoting.send_queue_wait_ms / 1000)
+    most_send_wait_s = settings.remoting.send_queue_wait_ms / 1000
+    together = node.forwarding.store_together
+    register(dispatch, processors, executors, most_send_wait_s=most_send_wait_s, together=together)
     send_only: SendOnly | None = None
     if settings.store == "replicated":
         answers = SendOnlyAnswers(lambda: port.send_advertised, report, lambda: queue_rows(executors))
@@ -237,10 +240,11 @@ def node_processors(
     rules: OperatorRules,
     report: NodeReport,
     executors: Executors,
+    sends: LocalSends,
 ) -> NodeProcessors:
     kinds = {int(row.code): row.kind for row in TABLE}
     forwarding = Forwarding(
-        answering, clients, topics.directory, kinds, knows_accounts=rules.access is not None
+        answering, clients, topics.directory, kinds, knows_accounts=rules.access is not None, sends=sends
     )
     return NodeProcessors(
         forwarding,
@@ -285,13 +289,27 @@ def guarded(processor: Processor, check: CheckOperator) -> Processor:
 
 
 def register(
-    dispatch: Dispatch, processors: Mapping[int, Processor], executors: Executors, *, most_send_wait_s: float
+    dispatch: Dispatch,
+    processors: Mapping[int, Processor],
+    executors: Executors,
+    *,
+    most_send_wait_s: float,
+    together: ListProcessor,
 ) -> None:
-    """Register the processors. `most_send_wait_s`: maximum time that a send waits before it is rejected."""
+    """Register the processors. `most_send_wait_s`: maximum time that a send waits before it is rejected.
+
+    `together`: processes sends that arrive together.
+    """
     for row in TABLE:
         if row.code in processors:
             wait_s = most_send_wait_s if row.kind.appends else None
-            dispatch.register([row.code], processors[row.code], executors[row.executor], most_wait_s=wait_s)
+            dispatch.register(
+                [row.code],
+                processors[row.code],
+                executors[row.executor],
+                most_wait_s=wait_s,
+                together=together if row.kind is SEND else None,
+            )
 
 
 def send_only_processors(
