@@ -6,7 +6,7 @@ A node that forwards a call also forwards its context.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 #: This project's name for Node.js clients, which report their language as HTTP.
 NODE_JS = "NODE_JS"
@@ -16,6 +16,10 @@ GO = "GO"
 
 #: Names of the ports: the port of the node itself, and the ports only for clients.
 NODE_PORT, PLAIN_PORT, TLS_PORT = "", "plain", "tls"
+
+#: The part of a deadline that is reserved for the response, and the minimum reserve (seconds).
+WAY_BACK_S: Final = 0.2
+LATE_S: Final = 0.05
 
 
 class ResponseDelivery:

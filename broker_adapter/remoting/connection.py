@@ -25,10 +25,10 @@ _log = get_logger("remoting")
 
 #: If at least this many bytes of a frame are missing, the frame is read only after memory for it was granted.
 _LARGE_BYTES = 64 << 10
-#: Maximum commands and bytes of commands processed per connection and turn. This takes about 1 ms, or 6 ms
+#: Maximum commands and bytes of commands processed per connection and turn. This takes about 2 ms, or 6 ms
 #: for a header of the maximum size. Connections take turns on the event loop (`wake_queue`), because
 #: thousands may send at the same time.
-_TURN, _TURN_BYTES = 64, 96 << 10
+_TURN, _TURN_BYTES = 32, 48 << 10
 _OPAQUES = 1 << 31
 _INT = struct.Struct(">i")
 _MARK_END = 2 * _INT.size

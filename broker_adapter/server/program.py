@@ -30,7 +30,6 @@ from broker_adapter.endpoints.v4.node_queries import NodeReport
 from broker_adapter.endpoints.v4.pulls import ReadRules
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.requests import request_of
-from broker_adapter.endpoints.v4.send_list import LocalSends
 from broker_adapter.endpoints.v4.sends import SendRules
 from broker_adapter.endpoints.v4.transactions import ask_producer
 from broker_adapter.endpoints.v5.calls.handlers import MessagingHandlers
@@ -424,7 +423,7 @@ class BrokerProgram:
                 self.host.rocketmq_settings,
                 lambda: self._status.log_rows(),
             ),
-            LocalSends(self._sends, self.writer.is_open),
+            self._sends,
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -459,15 +458,13 @@ class BrokerProgram:
     ) -> Forwarder:
         """Create the forwarder of client calls to the current master."""
         settings, node_id = self.settings.rocketmq_v2, self.config.node_id
-        broker, delivery = self.broker, self.delivery
-        imports = Imports(self.writer, self.proposals, broker.read_queue)
+        imports = Imports(self.writer, self.proposals, self.broker.read_queue)
         master = serving.master_processors(
             self.settings,
-            serving.Store(broker, self.sender, delivery, delivery, imports, self.traffic),
+            serving.Store(self.broker, self.sender, self.delivery, self.delivery, imports, self.traffic),
             serving.TopicsAndGroups(
                 self.directory,
                 lambda: self.metadata.applied_index,
-                self.topic_creation.make,
                 self.groups.make_known,
                 self.topic_creation,
             ),
@@ -482,7 +479,7 @@ class BrokerProgram:
             self.locks,
             self._replies,
         )
-        self._sends = master.sends
+        self._sends = serving.local_sends(master, self.writer.is_open)
         self.answering = serving.both_protocols(handlers, master)
         self.forwarder = Forwarder(
             node_id,

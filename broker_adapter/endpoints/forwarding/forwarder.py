@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
-from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.endpoints.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
@@ -28,8 +28,6 @@ from dledger.infra.loops.turns import wake_queue
 
 _log = get_logger("forwarding")
 
-#: The part of a deadline that is reserved for the response, and the minimum reserve (seconds).
-WAY_BACK_S, LATE_S = 0.2, 0.05
 #: Delay before a call is sent again to a master that has rejected it (seconds).
 _AGAIN_S = 0.05
 #: Delay between two streams to the same node (seconds).

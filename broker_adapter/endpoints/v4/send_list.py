@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from broker_adapter.endpoints.context import CallContext
-from broker_adapter.endpoints.forwarding.forwarder import LATE_S, WAY_BACK_S
+from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.rejected import ELSEWHERE
 from broker_adapter.endpoints.v4.request import RemotingRequest
 from broker_adapter.endpoints.v4.sends import SendProcessor, StartedSend

@@ -83,6 +83,9 @@ class SendTopics(Protocol):
     def existing(self, topic: str) -> TopicConfig | None:
         """Return the topic, or None if a send to it must wait for `ensure`. Raises NotMaster."""
 
+    async def make(self, topic: str) -> TopicConfig:
+        """Create one of the broker's own topics if it does not exist."""
+
     async def ensure(self, topic: str, remote: str, like: DefaultTopic) -> TopicConfig:
         """Return the topic. If it is missing, create it for the client at host:port, if the settings permit
         it."""

@@ -79,13 +79,12 @@ class Store(NamedTuple):
 class TopicsAndGroups(NamedTuple):
     """Lookup and creation of topics and groups on the master.
 
-    `version` increases with each change. `make_topic` creates one of the broker's own topics. `make_group`
-    creates a group for the client at host:port if the settings permit it.
+    `version` increases with each change. `make_group` creates a group for the client at
+    host:port if the settings permit it.
     """
 
     directory: Directory
     version: Callable[[], int]
-    make_topic: Callable[[str], Awaitable[TopicConfig]]
     make_group: Callable[[str, str], Awaitable[None]]
     topics: SendTopics
 
@@ -120,7 +119,7 @@ def master_processors(
     replies: ReplyProcessor,
 ) -> MasterProcessors:
     broker, delivery, directory = store.broker, store.delivery, topics.directory
-    retries = Retries(directory.group, locks.has_locks, topics.make_group, topics.make_topic)
+    retries = Retries(directory.group, locks.has_locks, topics.make_group, topics.topics.make)
     return MasterProcessors(
         sends=SendProcessor(broker, store.sends, delivery, retries, topics.topics, sends),
         send_backs=SendBackProcessor(broker, store.sends, delivery, retries, reads.check_read),
@@ -143,6 +142,11 @@ def master_processors(
         ),
         imports=ImportProcessor(store.imports),
     )
+
+
+def local_sends(master: MasterProcessors, accepts_writes: Callable[[], bool]) -> LocalSends:
+    """Return the sends that this node stores while `accepts_writes` returns True."""
+    return LocalSends(master.sends, accepts_writes)
 
 
 def both_protocols(proxy: Answering, master: MasterProcessors) -> ProtocolHandlers:

@@ -606,7 +606,7 @@ class _Transport(asyncio.Transport):
 
 
 @pytest.mark.parametrize(
-    ("is_refused", "size", "of_one"), [(False, 1, 16), (True, 1, 1), (False, 6000, 3), (False, 100_000, 1)]
+    ("is_refused", "size", "of_one"), [(False, 1, 32), (True, 1, 1), (False, 6000, 9), (False, 100_000, 1)]
 )
 async def test_connections_that_send_at_once_share_the_turns(
     is_refused: bool, size: int, of_one: int

@@ -31,6 +31,8 @@ from broker_adapter.endpoints.v4.port import RemotingPort
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import RemotingRequest
 from broker_adapter.endpoints.v4.requests import TABLE
+from broker_adapter.endpoints.v4.send_list import LocalSends
+from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.serving import (
     CheckOperator,
     NodeTopics,
@@ -308,9 +310,16 @@ async def open_port(
     rules = OperatorRules(commands={RequestCode.CHANGE_BROKER_ROLE: done})
     report = NodeReport(settings, lambda: 0, Traffic(lambda: 0.0, lambda: 0), dict, dict)
     executors, topics = make_executors(settings.remoting), NodeTopics(Mock(Directory), AsyncMock())
-    node = node_processors(settings, master, topics, node_clients, rules, report, executors)
+    elsewhere = LocalSends(Mock(SendProcessor), lambda: False)
+    node = node_processors(settings, master, topics, node_clients, rules, report, executors, elsewhere)
     wait_s = settings.remoting.send_queue_wait_ms / 1000
-    register(dispatch, processors_of(node, check_operator), executors, most_send_wait_s=wait_s)
+    register(
+        dispatch,
+        processors_of(node, check_operator),
+        executors,
+        most_send_wait_s=wait_s,
+        together=node.forwarding.store_together,
+    )
     port = RemotingPort(settings.remoting, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
     await port.start()
     try:

@@ -1,0 +1,164 @@
+"""Sends that arrive together on one connection: each has its own outcome, and their order stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.v4.request import SEND, RemotingRequest
+from broker_adapter.endpoints.v4.send_list import SendList
+from broker_adapter.endpoints.v4.sends import SendProcessor, StartedSend
+from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, ResponseCode, Status, error_for
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand, decode
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Processor
+from broker_adapter.wire.message import decode as decode_record
+from tests.broker_adapter.cluster import brokers, in_step
+from tests.broker_adapter.v4.asker import LISTEN, asking, send_fields
+from tests.broker_adapter.v4.test_remoting_sends import batch
+
+CONTEXT = CallContext("c", remote="127.0.0.1:1", timeout_s=30.0)
+
+
+async def test_each_send_of_a_list_has_its_own_outcome_and_order_stays(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 3, LISTEN) as cluster:
+        master = await cluster.master()
+        async with asking(master.remoting.address) as asker:
+            await asker.send("t", b"first", 0)
+            rounds = master.committer.rounds
+            plain = [(310, send_fields("t", 0, UNIQ_KEY=f"id{n}"), b"%d" % n) for n in range(20)]
+            mixed: dict[int, tuple[int, dict[str, object], bytes]] = {
+                3: (320, send_fields("t", 0), batch(b"b1", b"b2")),
+                5: (310, send_fields("t", 0, UNIQ_KEY="id4"), b"4"),  # again
+                7: (310, send_fields("t", 99), b"no such queue"),
+                9: (310, send_fields("t", 0) | {"e": "x"}, b"no number"),
+                11: (310, send_fields("new", 0), b"creates its topic"),
+                12: (310, send_fields("new", 0), b"behind it"),
+                13: (310, send_fields("t", 0, DELAY="1"), b"later"),
+            }
+            sends = [mixed.get(n, one) for n, one in enumerate(plain)]
+            asker.oneway(310, b"one way", **send_fields("t", 0))
+            answers = await asyncio.gather(*(asker.ask(code, body, **f) for code, f, body in sends))
+        failed = {n for n, answer in enumerate(answers) if answer.code != ResponseCode.SUCCESS}
+        assert failed == {7, 9}
+        assert answers[5].fields["duplicate"] == "true"
+        assert answers[5].fields["queueOffset"] == answers[4].fields["queueOffset"]
+        assert answers[3].fields["msgId"].count(",") == 1
+        await in_step(master)
+        bodies = [
+            decode_record(record).body
+            for record in (await master.broker.pull("t", 0, 0, max_messages=64)).records
+        ]
+        kept = [b"%d" % n for n in range(20) if n not in mixed]
+        kept[kept.index(b"4") : kept.index(b"4")] = [b"b1", b"b2"]
+        assert bodies == [b"first", b"one way", *kept]
+        created = (await master.broker.pull("new", 0, 0, max_messages=64)).records
+        assert [decode_record(record).body for record in created] == [b"creates its topic", b"behind it"]
+        assert master.committer.rounds - rounds < 15, "an append has many sends"
+
+
+class _Listed:
+    """Implements RequestList."""
+
+    def __init__(self, requests: Iterable[RemotingRequest]) -> None:
+        self.left = {id(one.command): one.command for one in requests}
+        self.answered: dict[str, RemotingCommand] = {}
+        self.alone: dict[str, Processor | None] = {}
+
+    @property
+    def requests(self) -> list[RemotingCommand]:
+        return list(self.left.values())
+
+    def answer(self, answers: Iterable[tuple[RemotingCommand, bytes]]) -> None:
+        for request, data in answers:
+            del self.left[id(request)]
+            self.answered[request.fields["b"]] = decode(data[4:])
+
+    def process_alone(self, request: RemotingCommand, processor: Processor | None = None) -> None:
+        del self.left[id(request)]
+        self.alone[request.fields["b"]] = processor
+
+
+class _Processor:
+    """A SendProcessor whose sends end as `outcomes` say, by topic: an error, True: stored, None: never."""
+
+    def __init__(self, outcomes: dict[str, object]) -> None:
+        self.outcomes = outcomes
+
+    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend:
+        outcome = self.outcomes[request.command.fields["b"]]
+        if isinstance(outcome, TypeError | NotMaster):
+            raise outcome
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if isinstance(outcome, BrokerError):
+            done.set_exception(outcome)
+        elif outcome:
+            asyncio.get_running_loop().call_soon(done.set_result, outcome)
+        submitted = SimpleNamespace(done=done, result=done.result)
+        return cast(StartedSend, SimpleNamespace(plain=SimpleNamespace(request=request), submitted=submitted))
+
+    def answer(self, plain: Any, sent: object) -> RemotingCommand:
+        answer: RemotingCommand = plain.request.command.answer(ResponseCode.SUCCESS)
+        return answer
+
+
+async def outcomes(
+    given: dict[str, object], *, timeout_s: float = 30.0, uniq: str = "UNIQ_KEY\x01u"
+) -> _Listed:
+    requests = [
+        RemotingRequest(RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": topic, "i": uniq}), SEND)
+        for topic in given
+    ]
+    listed = _Listed(requests)
+
+    def retry(request: RemotingRequest, context: CallContext) -> Processor:
+        assert context.is_repeated and 0 < (context.timeout_s or 0) <= timeout_s
+
+        async def again(connection: RemotingConnection, command: RemotingCommand) -> None: ...
+
+        return again
+
+    processor = cast(SendProcessor, _Processor(given))
+    await SendList(processor, listed, retry).run(requests, CONTEXT._replace(timeout_s=timeout_s))
+    assert not listed.left, "each is answered or processed alone"
+    return listed
+
+
+UNKNOWN = PutIndeterminate(Status.OUTCOME_UNKNOWN, "?")
+
+
+async def test_an_error_of_one_send_does_not_concern_another() -> None:
+    refused = error_for(Status.BODY_TOO_LARGE, "large")
+    listed = await outcomes({"defect": TypeError("a defect"), "refused": refused, "stored": True})
+    codes = {topic: answer.code for topic, answer in listed.answered.items()}
+    assert codes == {
+        "defect": ResponseCode.SYSTEM_ERROR,
+        "refused": refused.response_code,
+        "stored": ResponseCode.SUCCESS,
+    }
+    assert "a defect" not in (listed.answered["defect"].remark or "")
+
+
+@pytest.mark.parametrize("uniq", ["UNIQ_KEY\x01u", ""])
+async def test_only_sends_with_an_id_are_tried_again_in_doubt(uniq: str) -> None:
+    given: dict[str, object] = {"unknown": UNKNOWN, "moved": NotMaster("elsewhere"), "stored": True}
+    listed = await outcomes(given, uniq=uniq)
+    assert listed.alone.pop("moved") is None, "certainly not stored: as if it arrived now"
+    if uniq:
+        assert listed.alone.pop("unknown") is not None, "marked as repeated"
+    else:
+        assert listed.answered["unknown"].code == UNKNOWN.response_code
+    assert listed.answered["stored"].code == ResponseCode.SUCCESS and not listed.alone
+
+
+async def test_at_the_deadline_sends_are_answered_as_unknown_and_not_tried_again() -> None:
+    listed = await outcomes({"never": None, "stored": True}, timeout_s=0.1)
+    assert listed.answered["never"].code == UNKNOWN.response_code
+    assert listed.answered["stored"].code == ResponseCode.SUCCESS
