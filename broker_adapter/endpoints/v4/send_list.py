@@ -18,8 +18,7 @@ from dledger.infra.logs import get_logger
 
 _log = get_logger("sends")
 
-#: Returns a processor for a send whose first attempt may be stored, and whose client waits for the context's
-#: timeout.
+#: Returns a processor for a second attempt of a send, within the timeout of the context.
 Retry: TypeAlias = Callable[[RemotingRequest, CallContext], Processor]
 
 
@@ -110,9 +109,9 @@ class SendList:
         in_time = left.timeout_s is not None and left.timeout_s > WAY_BACK_S
         if not (in_time and isinstance(error, BrokerError) and error.status in ELSEWHERE):
             return False
-        if error.status is not Status.OUTCOME_UNKNOWN:
-            self._listed.process_alone(request.command)
-            return True
-        if request.is_repeatable:
-            self._listed.process_alone(request.command, self._retry(request, left._replace(is_repeated=True)))
-        return request.is_repeatable
+        is_unknown = error.status is Status.OUTCOME_UNKNOWN
+        if is_unknown and not request.is_repeatable:
+            return False
+        processor = self._retry(request, left._replace(is_repeated=is_unknown))
+        self._listed.process_alone(request.command, processor)
+        return True

@@ -11,9 +11,9 @@ from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.endpoints.v4.node import make_executors
 from broker_adapter.errors import ResponseCode
 from broker_adapter.namesrv.name_server import NameServer, NameServerLimits
-from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
-from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.command import RemotingCommand, encode
+from broker_adapter.remoting.connection import ConnectionLimits, FrameReader, RemotingConnection
+from broker_adapter.remoting.executors import MAX_TOGETHER, Dispatch, Executor, RequestList
 from dledger.infra.loops.turns import LARGE_BYTES, MAX_WOKEN
 from dledger.infra.quotas import FairQueue
 from tests.node.local import until
@@ -37,9 +37,13 @@ class _Answered(RemotingConnection):
         super().__init__(_User(), lambda *_: None, ConnectionLimits(), FairQueue(1 << 20))
         self.host = self.peer = host
         self.answers: list[RemotingCommand] = []
+        self.written: list[bytes] = []
 
     def send(self, command: RemotingCommand) -> None:
         self.answers.append(command)
+
+    def send_encoded(self, data: bytes) -> None:
+        self.written.append(data)
 
 
 async def test_one_request_of_another_address_does_not_wait_behind_a_flood() -> None:
@@ -368,4 +372,85 @@ async def test_a_name_server_counts_registrations_that_exceed_the_bytes_in_progr
         dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(LARGE_BYTES)))
     assert [answer.code for answer in connection.answers] == [ResponseCode.SYSTEM_BUSY]
     assert server.limits_hit == {"registration": 1} and server.registrations.refused == 1
+    await dispatch.stop()
+
+
+class _Together:
+    """A ListProcessor that answers nothing until `permits` lets it."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[str, list[int]]] = []
+        self.permits = asyncio.Semaphore(0)
+
+    async def __call__(self, connection: RemotingConnection, listed: RequestList) -> None:
+        requests = listed.requests
+        self.lists.append((connection.host, [one.opaque for one in requests]))
+        await self.permits.acquire()
+        listed.answer([(one, encode(one.answer(0))) for one in requests if one.opaque != ALONE])
+        for one in listed.requests:
+            listed.process_alone(one)
+
+
+async def _echo(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+    return request.answer(0)
+
+
+ALONE = 7
+
+
+async def test_requests_that_arrive_together_are_processed_together_within_bounds_and_in_order() -> None:
+    together = _Together()
+    dispatch = Dispatch()
+    dispatch.register([ECHO], _echo, Executor("sends", running=4096, waiting=0), together=together)
+    flood, other = _Answered(FLOOD), _Answered(OTHER)
+    for number in range(200):
+        dispatch.answer(flood, RemotingCommand(ECHO, opaque=number))
+    dispatch.answer(other, RemotingCommand(ECHO, opaque=0))
+    await until(lambda: sum(len(numbers) for _, numbers in together.lists) == 201)
+    assert [number for host, numbers in together.lists if host == FLOOD for number in numbers] == [
+        *range(200)
+    ]
+    assert max(len(numbers) for _, numbers in together.lists) == MAX_TOGETHER
+    assert [host for host, _ in together.lists].index(OTHER) <= MAX_WOKEN
+    assert dispatch.under_way == 201
+    for _ in together.lists:
+        together.permits.release()
+    await until(lambda: dispatch.under_way == 0)
+    written = FrameReader()
+    written.feed(b"".join(flood.written))
+    assert len(flood.written) == len(together.lists) - 1, "one write for each list"
+    opaques = [written.next() for _ in range(199)]
+    assert [one.opaque for one in opaques if one] == [n for n in range(200) if n != ALONE]
+    assert [one.opaque for one in flood.answers] == [ALONE]
+    await dispatch.stop()
+
+
+async def test_lists_that_are_not_processed_release_what_they_hold() -> None:
+    executor, together = Executor("sends", running=100, waiting=0), _Together()
+    dispatch = Dispatch()
+    dispatch.register([ECHO], _echo, executor, together=together)
+    waiting, closed = _Answered(FLOOD), _Answered(OTHER)
+    for number in range(10):
+        dispatch.answer(waiting, RemotingCommand(ECHO, opaque=number))
+        dispatch.answer(closed, RemotingCommand(ECHO, opaque=number))
+    closed.is_closed = True
+    await until(lambda: dispatch.under_way == 10)
+    await dispatch.stop()
+    assert dispatch.under_way == executor.under_way == executor.slots.used == 0 and not waiting.written
+
+
+async def test_a_defect_answers_the_rest_of_its_list() -> None:
+    async def defect(connection: RemotingConnection, listed: RequestList) -> None:
+        raise ValueError("a defect")
+
+    dispatch, connection = Dispatch(), _Answered(FLOOD)
+    dispatch.register([ECHO], _echo, Executor("sends", running=100, waiting=0), together=defect)
+    for number in range(3):
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=number))
+    await until(lambda: dispatch.under_way == 0)
+    reader = FrameReader()
+    reader.feed(b"".join(connection.written))
+    answers = [reader.next() for _ in range(3)]
+    assert [one.code for one in answers if one] == [ResponseCode.SYSTEM_ERROR] * 3
+    assert not any("a defect" in (one.remark or "") for one in answers if one)
     await dispatch.stop()
