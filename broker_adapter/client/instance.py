@@ -36,6 +36,7 @@ from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.signing import sign
 from broker_adapter.wire.broker_ids import MASTER_ID
 from broker_adapter.wire.unique_keys import UniqueKeys
+from dledger.infra.addresses import is_address
 from dledger.infra.port_kinds import PortHints, PortKind
 from dledger.infra.quotas import FairQueue
 
@@ -197,6 +198,9 @@ class NameServers:
         self.addresses = [one.strip() for one in given if one.strip()]
         if not self.addresses:
             raise ValueError("a client needs at least one NameServer address")
+        for one in self.addresses:
+            if not is_address(one):
+                raise ValueError(f"{one!r} is not an address of the form host:port; separate several by `;`")
         self._connections = connections
         self._options = options
         self._hints = hints

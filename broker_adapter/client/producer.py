@@ -267,7 +267,10 @@ class Producer(RemotingClient):
                 continue  # an earlier attempt may have stored the message
             attempts.number += 1
             if self._on_attempt is not None:
-                self._on_attempt(messages, attempts.number)
+                try:
+                    self._on_attempt(messages, attempts.number)
+                except Exception:
+                    _log.exception("on_attempt raised an error, which is ignored")
             started = loop.time()
             try:
                 result = await self._attempt(queue, outgoing, born_ms, attempts.deadline)

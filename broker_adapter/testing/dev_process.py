@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -173,7 +172,7 @@ class DevProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, "it does not run"
-        os.kill(self._process.pid, number)
+        self._process.send_signal(number)  # nothing if it has ended
 
     def _end(self, how: Any) -> None:
         process, self._process = self._process, None

@@ -49,10 +49,10 @@ class AsyncClient:
         tls: PEM files for TLS, reloaded when they change. None means plain text.
         credentials: gRPC channel credentials, instead of `tls`.
         on_attempt: called before each attempt to append, including retries, with the bodies of one call and
-            the number of the attempt, starting at 1. It must not raise.
+            the number of the attempt, starting at 1. Its errors are logged and ignored.
 
-    Raises ConfigError if the TLS files are invalid, and ValueError if a timeout is not a finite number above
-    0.
+    Raises ConfigError if the TLS files are invalid, TypeError for an argument of another type, and ValueError
+    if a timeout is not a finite number above 0.
     """
 
     def __init__(
@@ -68,7 +68,12 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         on_attempt: AttemptHook | None = None,
     ) -> None:
+        for name, value, kind in (("group", group, str), ("limits", limits, Limits), ("tls", tls, TlsFiles)):
+            if not (isinstance(value, kind) or (value is None and kind is not str)):
+                raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
         for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
+            if not isinstance(seconds, int | float):
+                raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
             if not 0 < seconds < math.inf:
                 raise ValueError(f"{name} must be a finite number of seconds above 0, not {seconds}")
         named = servers.split(",") if isinstance(servers, str) else servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
 from dledger.infra.transport.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.log_client import AppendAnswer
+
+_log = logging.getLogger(__name__)
 
 #: Size of the session entry, which a batch in a session contains besides its bodies, rounded up (bytes).
 _SESSION_ENTRY_BYTES = 256
@@ -100,7 +103,10 @@ class CallBatch:
         """Report an attempt for each call, because after a refusal a call may be in another batch."""
         for call in self.calls:
             call.attempts += 1
-            hook(call.bodies, call.attempts)
+            try:
+                hook(call.bodies, call.attempts)
+            except Exception:
+                _log.exception("on_attempt raised an error, which is ignored")
 
     def succeed(self, answer: AppendAnswer) -> None:
         """Distribute the result to the calls."""

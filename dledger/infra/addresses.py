@@ -15,7 +15,8 @@ def is_address(address: object) -> bool:
     if not isinstance(address, str):
         return False
     host, port = split_address(address)
-    return host != "" and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+    is_one = host != "" and not any(separator in host for separator in ",; ")
+    return is_one and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
 
 
 def host_of(address: str) -> str:

@@ -101,6 +101,14 @@ def test_a_timeout_that_is_no_number_is_refused_at_once(client: Client, timeout:
         client.append_many([b"x"], timeout=timeout)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"limits": {}}, {"group": 5}, {"tls": "ca.pem"}, {"timeout": "3"}, {"stall_timeout": None}]
+)
+def test_options_of_another_type_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
+        Client("127.0.0.1:1", **wrong)
+
+
 @pytest.mark.parametrize("servers", ["localhost", "localhost:abc", "h:0", "h:65536", ":1", [("h", 1)]])
 def test_a_server_without_host_and_port_is_refused_at_once(servers: Any) -> None:
     with pytest.raises(ValueError, match="is not an address of the form host:port"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -303,7 +304,12 @@ async def test_a_wrong_group_is_an_error_at_once() -> None:
 
 async def test_what_a_session_sends_again_is_told_of() -> None:
     told: list[int] = []
-    async with cluster_and_client(1, on_attempt=lambda bodies, number: told.append(number)) as (
+
+    def note(bodies: Sequence[bytes], number: int) -> None:
+        told.append(number)
+        raise ValueError("the hook's error does not concern the append")
+
+    async with cluster_and_client(1, on_attempt=note) as (
         cluster,
         client,
     ):

@@ -78,11 +78,14 @@ class Message:
     flag: int = 0
 
     def __post_init__(self) -> None:
-        """Raises IllegalMessage (REQUEST_MALFORMED) for a value of another type."""
+        """Raises IllegalMessage (REQUEST_MALFORMED, FIELD_OUT_OF_RANGE)."""
         _check_type("topic", self.topic, str)
         _check_type("body", self.body, bytes)
         _check_type("tags", self.tags, str)
         _check_type("delay_level", self.delay_level, int)
+        _check_type("flag", self.flag, int)
+        if not -(1 << 31) <= self.flag < 1 << 31:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"flag {self.flag} is not a 32-bit number")
         _check_type("properties", self.properties, Mapping)
         for key, value in self.properties.items():
             _check_type("property name", key, str)

@@ -194,6 +194,14 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
     return found
 
 
+def small_number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a field with a 32-bit number. Raises IllegalMessage (FIELD_OUT_OF_RANGE)."""
+    found = number(fields, name, default)
+    if not -(1 << 31) <= found < 1 << 31:
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"field {name} is not a 32-bit number")
+    return found
+
+
 def flag(fields: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     """Return a Boolean field. Most clients write Booleans as text, some as numbers."""
     value = fields.get(name)

@@ -421,8 +421,8 @@ def outgoing(found: Mapping[str, str], body: bytes, max_body_bytes: int) -> Outg
     return OutgoingMessage(
         body,
         PropertiesText(properties),
-        flag=read.number(found, "flag", 0),
-        sys_flag=read.number(found, "sysFlag", 0) & _SYS_FLAGS,
+        flag=read.small_number(found, "flag", 0),
+        sys_flag=read.small_number(found, "sysFlag", 0) & _SYS_FLAGS,
         born_timestamp=max(0, read.number(found, "bornTimestamp", 0)),
         producer_group=found.get("producerGroup", ""),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.client import ClientOptions, Producer
 from broker_adapter.client.core import requests
 from broker_adapter.client.core.admin_bodies import (
     parse_consume_stats,
@@ -343,3 +344,32 @@ def test_bodies_that_cannot_be_inflated_or_are_too_large_do_not_hide_others(
 def test_bodies_are_neither_empty_nor_too_large(size: int) -> None:
     with pytest.raises(BrokerError):
         requests.check_body(size, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"timeout": "3"}, TypeError),
+        ({"timeout": 0.0}, ValueError),
+        ({"max_in_flight": -1}, ValueError),
+        ({"max_topics": 1.5}, TypeError),
+        ({"compress_type": "LZ4"}, TypeError),
+        ({"credentials": ("k", "s")}, TypeError),
+    ],
+)
+def test_options_of_another_type_or_range_are_refused_by_their_name(
+    wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=f"{next(iter(wrong))} must be"):
+        ClientOptions(**wrong)
+
+
+@pytest.mark.parametrize("address", ["foo", "127.0.0.1", "h:99999", "h:1,h:2"])
+async def test_an_address_of_a_name_server_without_a_port_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="is not an address of the form host:port"):
+        Producer("g", address)
+
+
+def test_a_flag_that_does_not_fit_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(IllegalMessage, match="FIELD_OUT_OF_RANGE"):
+        Message("t", b"x", flag=1 << 40)

@@ -216,7 +216,12 @@ async def test_administered(names: str) -> None:
 
 async def test_who_stored_a_message_and_where(names: str) -> None:
     told: list[tuple[int, int]] = []
-    async with Producer("p", names, on_attempt=lambda m, number: told.append((len(m), number))) as producer:
+
+    def note(messages: Sequence[Message], number: int) -> None:
+        told.append((len(messages), number))
+        raise ValueError("the hook's error does not concern the send")
+
+    async with Producer("p", names, on_attempt=note) as producer:
         single = await producer.send(Message("entries", b"1"))
         batch = await producer.send_batch([Message("entries", b"2"), Message("entries", b"3")])
     assert single.node_id == batch.node_id != ""
