@@ -18,6 +18,7 @@ from dledger.client.reader import LogReadStream, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
 from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
+from dledger.infra.addresses import check_address
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls, TlsFiles
 from dledger.rpc.log_client import LogClient, NetworkFailure
@@ -309,19 +310,23 @@ class AsyncClient:
         return await self._on_leader(lambda leader: leader.purge(index, before_age_ms, seconds), seconds)
 
     def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
-        """Verify all entries stored by `server` and repair damage. Yields progress until done."""
+        """Verify all entries stored by `server` (host:port) and repair damage. Yields progress until done."""
         self._check_open()
-        return self._explained(server, self._directory.client(server).scrub(bytes_per_second))
+        check_address(server)
+        return self._explained(server, lambda client: client.scrub(bytes_per_second))
 
     def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a header, then all entries committed at `server` now, in their stored encoding."""
         self._check_open()
-        return self._explained(server, self._directory.client(server).backup())
+        check_address(server)
+        return self._explained(server, lambda client: client.backup())
 
-    async def _explained(self, server: str, parts: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield the parts. A failure names what listens at the address, if that is not a node."""
+    async def _explained(
+        self, server: str, request: Callable[[LogClient], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        """Yield the parts of a response. A failure names what listens at the address, unless it is a node."""
         try:
-            async with aclosing(parts):
+            async with aclosing(request(self._directory.client(server))) as parts:
                 async for part in parts:
                     yield part
         except NetworkFailure as failure:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import tenacity
 
 from dledger.errors import Code, DLedgerError, NotLeader
-from dledger.infra.addresses import is_address
+from dledger.infra.addresses import check_address
 from dledger.infra.port_kinds import ALPN, PortHints, PortKind
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls
@@ -47,8 +47,7 @@ class LeaderDirectory:
         if not self.addresses:
             raise ValueError("at least one server address is needed")
         for address in self.addresses:
-            if not is_address(address):
-                raise ValueError(f"{address!r} is not an address of the form host:port")
+            check_address(address)
         self._group = group
         self._security = security
         tls = security if isinstance(security, ClientTls) else None
@@ -67,7 +66,7 @@ class LeaderDirectory:
         self.term = -1
 
     def client(self, address: str) -> LogClient:
-        """Return the client of a server, which need not be a configured one."""
+        """Return the client of a server, which need not be a configured one. Call it on the event loop."""
         client, security = self._clients.get(address), self._security()
         if client is not None and client.security is not security:
             self._retire(client)  # the certificate was renewed

@@ -10,7 +10,7 @@ from typing import Self
 from dledger.client.batching import AppendCall, FutureLike, Limits, check, check_timeout, split, undecided
 from dledger.client.pipeline import Pipeline
 from dledger.client.values import AppendResult
-from dledger.errors import Code, DLedgerError, Indeterminate
+from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
 
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 5.0
@@ -60,6 +60,8 @@ class Appender:
         `max_batch_count`; otherwise as several, in order, and after an error the number of stored entries is
         unknown.
         """
+        if not isinstance(bodies, Sequence):
+            raise InvalidRequest(f"bodies must be a sequence of bytes, not {type(bodies).__name__}")
         futures = self.submit_parts(bodies, _new_future, timeout)
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         results: list[AppendResult] = []

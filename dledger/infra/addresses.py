@@ -19,6 +19,12 @@ def is_address(address: object) -> bool:
     return is_one and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
 
 
+def check_address(address: object) -> None:
+    """Raise ValueError unless `is_address`."""
+    if not is_address(address):
+        raise ValueError(f"{address!r} is not an address of the form host:port")
+
+
 def host_of(address: str) -> str:
     return split_address(address)[0]
 

@@ -7,11 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from dledger import Client, Code, Indeterminate, InvalidRequest, Limits, NodeStatus, SessionExpired
+from dledger import (
+    Client,
+    Code,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    Limits,
+    NodeStatus,
+    SessionExpired,
+)
 from dledger.client.blocking import SUBMITS_PER_SYNC
 from dledger.infra.loops.loop_thread import LoopThread
 from tests.client.fake_cluster import FakeCluster, refuse
@@ -107,6 +116,19 @@ def test_a_timeout_that_is_no_number_is_refused_at_once(client: Client, timeout:
 def test_options_of_another_type_are_refused_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
         Client("127.0.0.1:1", **wrong)
+
+
+def test_a_server_that_is_not_among_the_configured_ones_is_reached_or_named(client: Client) -> None:
+    for request in (client.scrub, client.backup):
+        with pytest.raises(DLedgerError, match=r"127\.0\.0\.1:1: "):
+            list(request("127.0.0.1:1"))  # type: ignore[operator]
+        with pytest.raises(ValueError, match="is not an address"):
+            list(request(None))  # type: ignore[operator]
+
+
+def test_bodies_that_are_no_sequence_are_refused(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="bodies must be a sequence of bytes"):
+        client.append_many(cast(Any, None))
 
 
 @pytest.mark.parametrize("servers", ["localhost", "localhost:abc", "h:0", "h:65536", ":1", [("h", 1)]])
