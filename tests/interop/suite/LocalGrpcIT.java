@@ -1,5 +1,6 @@
 package org.apache.rocketmq.test.grpc.v2;
 
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.proxy.config.ConfigurationManager;
 import org.apache.rocketmq.test.base.RemoteBroker;
 import org.junit.After;
@@ -18,6 +19,7 @@ public class LocalGrpcIT extends GrpcBaseIT {
     @Before
     public void setUp() throws Exception {
         super.setUp();
+        System.setProperty(MixAll.NAMESRV_ADDR_PROPERTY, NAMESRV_ADDR); // for a client without an address
         String address = ((RemoteBroker) brokerController1).grpcAddress();
         int port = Integer.parseInt(address.split(":")[1]);
         ConfigurationManager.getProxyConfig().setGrpcServerPort(port); // the tests expect it in routes
