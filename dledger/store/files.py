@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dledger.errors import Code, StorageError
-from dledger.infra.files.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
+from dledger.infra.files.disk import LOST, PAGE, Buffer, Disk, read_around, write_all
+from dledger.infra.files.platform import UNREADABLE
 from dledger.store.format.layout import file_name, start_of
 
 TEMPORARY = ".tmp"  # suffix of a file that will replace another one

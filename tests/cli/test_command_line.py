@@ -72,6 +72,21 @@ def test_the_root_help_documents_exit_codes(command: Command) -> None:
         assert f"  {int(code)} " in shown
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("dledger tra", "transfer"), ("dledger read --fol", "--follow")]
+)
+def test_the_shell_completes_commands_and_options(command: Command, typed: str, offered: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DLEDGER_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "from dledger.cli.start import command; command()"],
+        env={**command.process_environment, **words, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert offered in done.stdout, done
+
+
 def test_version(command: Command) -> None:
     assert command("--version").stdout.startswith("dledger ")
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dledger.errors import Code, ConfigError
+from dledger.infra.files import platform
 
 PLAN_FILE = "cluster.json"
 PLAN_VERSION = 1
@@ -170,7 +171,7 @@ def save_plan(directory: Path, plan: ClusterPlan) -> None:
         json.dump(content, file, indent=2)
         file.write("\n")
         file.flush()
-        os.fsync(file.fileno())
+        platform.sync_all(file.fileno())
     partial.replace(directory / PLAN_FILE)
 
 

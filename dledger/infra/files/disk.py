@@ -15,13 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from dledger.infra.files import platform
 from dledger.infra.files.descriptors import PRIVATE_DIRECTORY, descriptors
+from dledger.infra.files.platform import UNREADABLE
 
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024  # the kernel's limit of buffers per pwritev
-#: Errors of a read from a lost sector or a block that the file system finds corrupt.
-UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA, errno.EUCLEAN)
 PAGE = 4096  # page size: one bad sector makes this many bytes unreadable
 #: Substitute for lost bytes. It matches no checksum, header or index record, and differs from a hole.
 LOST = b"\xdb"
@@ -115,7 +115,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The files of the operating system (Linux)."""
+    """The files of the operating system."""
 
     #: (device, inode) per handle, filled by `is_at`. Shared by all instances, because handles belong to the
     #: process.
@@ -151,12 +151,12 @@ class OsDisk:
         return os.pwritev(handle, buffers, offset)
 
     def fdatasync(self, handle: int) -> None:
-        os.fdatasync(handle)
+        platform.sync_data(handle)
 
     def sync_directory(self, path: Path) -> None:
         handle = descriptors.open_file(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(handle)
+            platform.sync_all(handle)
         finally:
             os.close(handle)
 
@@ -164,7 +164,7 @@ class OsDisk:
         os.ftruncate(handle, size)
 
     def allocate(self, handle: int, offset: int, size: int) -> None:
-        os.posix_fallocate(handle, offset, size)
+        platform.allocate(handle, offset, size)
 
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
@@ -196,7 +196,7 @@ class OsDisk:
         return ranges
 
     def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
-        os.posix_fadvise(handle, offset, size, os.POSIX_FADV_DONTNEED)
+        platform.drop_cache(handle, offset, size)
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from dledger.errors import ConfigError
+from dledger.infra.files import platform
 from dledger.infra.files.secret_files import check_secret_file
 from dledger.rpc.cluster_secret import ClusterSecret
 
@@ -54,4 +55,4 @@ def make_secret(path: Path) -> None:
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_hex(_NEW_BYTES) + "\n")
         file.flush()
-        os.fsync(file.fileno())
+        platform.sync_all(file.fileno())
