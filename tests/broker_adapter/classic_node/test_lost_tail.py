@@ -52,6 +52,7 @@ async def slave_ahead(folder: Path) -> AsyncIterator[ClassicPair]:
         await until(lambda: "834" in str(slave.shown()["problem"]))
         sent = await send_to(master, "t", messages("new"), queue_id=0)
         assert (sent.queue_offset, sent.put_status) == (1, None)
+        await until(lambda: master.files.bounds("t", 0)[1] == 2)  # visible
         yield pair
 
 
