@@ -170,7 +170,7 @@ class Dispatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
         self._is_closed = False
-        # Requests of a connection that a task processes together in its next step.
+        # The newest list of a connection, which grows until its step or until another request.
         self._lists: dict[RemotingConnection, list[_Admitted]] = {}
         # Tasks to cancel when the connection closes.
         self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
@@ -247,13 +247,17 @@ class Dispatch:
         connection.begin()
         self._under_way += 1
         admitted = _Admitted(connection, request, entry, room, size, self._now())
-        if entry.together is None or admitted.is_large or connection in self._waiting_large:
+        if entry.together is None or admitted.is_large:
+            # Requests that arrive later must not join a list that starts before this request.
+            self._lists.pop(connection, None)
             self._start(self._run(admitted), admitted)
-        elif (others := self._lists.get(connection)) is not None:
+            return
+        others = self._lists.get(connection)
+        if others is not None and len(others) < MAX_TOGETHER:
             others.append(admitted)
         else:
-            self._lists[connection] = [admitted]
-            self._start_task(self._run_list(connection, entry.together))
+            self._lists[connection] = listed = [admitted]
+            self._start_task(self._run_list(listed, entry.together))
 
     def gone(self, connection: RemotingConnection) -> None:
         """Cancel the requests that end when this connection closes."""
@@ -333,20 +337,19 @@ class Dispatch:
             slots.release(address)
         self._send(connection, admitted.request, answer)
 
-    async def _run_list(self, connection: RemotingConnection, together: ListProcessor) -> None:
-        """Process the requests that have arrived until the turn of their connection. They all have the
-        executor of the first one."""
-        address = client_address(connection.host)
+    async def _run_list(self, waiting: list[_Admitted], together: ListProcessor) -> None:
+        """Process the requests that arrive until the turn of the list. All have the executor of the first
+        one."""
+        connection, address = waiting[0].connection, waiting[0].address
         try:
-            await wake_queue().turn(address)
+            await self._turn(connection, address, is_large=False)
         except asyncio.CancelledError:
-            _AdmittedList(self, self._lists.pop(connection)).end()
+            _AdmittedList(self, waiting).end()
             raise
-        waiting = self._lists.pop(connection)
-        if len(waiting) > MAX_TOGETHER:
-            self._lists[connection] = waiting[MAX_TOGETHER:]
-            self._start_task(self._run_list(connection, together))
-        found = _AdmittedList(self, waiting[:MAX_TOGETHER])
+        finally:
+            if self._lists.get(connection) is waiting:
+                del self._lists[connection]
+        found = _AdmittedList(self, waiting)
         slots, count = found.executor.slots, len(found)
         try:
             await slots.acquire(address, count)

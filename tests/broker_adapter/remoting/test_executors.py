@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.endpoints.v4.node import make_executors
-from broker_adapter.errors import ResponseCode
+from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.namesrv.name_server import NameServer, NameServerLimits
 from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import ConnectionLimits, FrameReader, RemotingConnection
@@ -333,18 +333,26 @@ async def test_a_request_that_has_ended_does_not_let_others_outlive_their_connec
     assert [answer.opaque for answer in connection.answers] == [1]
 
 
-async def test_requests_of_one_connection_keep_their_order_behind_a_large_one() -> None:
+@pytest.mark.parametrize("has_lists", [False, True])
+async def test_requests_of_one_connection_keep_their_order_behind_a_large_one(has_lists: bool) -> None:
     started = list[int]()
 
     async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
         started.append(request.opaque)
 
+    async def together(_: RemotingConnection, listed: RequestList) -> None:
+        requests = listed.requests
+        started.extend(request.opaque for request in requests)
+        listed.answer([(request, encode(request.answer(0))) for request in requests])
+
+    sizes = [0, LARGE_BYTES, 0, LARGE_BYTES, 0, 0, *[0] * 2 * MAX_TOGETHER, LARGE_BYTES, LARGE_BYTES, 0]
     dispatch, connection = Dispatch(), _Answered(FLOOD)
-    dispatch.register([ECHO], processor, Executor("sends", running=64, waiting=0))
-    for opaque, size in enumerate([0, LARGE_BYTES, 0, LARGE_BYTES, 0, 0]):
+    executor = Executor("sends", running=2 * len(sizes), waiting=0)
+    dispatch.register([ECHO], processor, executor, together=together if has_lists else None)
+    for opaque, size in enumerate(sizes):
         dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size), opaque=opaque))
     await dispatch.drained()
-    assert started == list(range(6))
+    assert started == list(range(len(sizes)))
 
 
 async def test_requests_from_an_ipv6_address_are_released_under_the_network_that_was_counted() -> None:
@@ -453,4 +461,40 @@ async def test_a_defect_answers_the_rest_of_its_list() -> None:
     answers = [reader.next() for _ in range(3)]
     assert [one.code for one in answers if one] == [ResponseCode.SYSTEM_ERROR] * 3
     assert not any("a defect" in (one.remark or "") for one in answers if one)
+    await dispatch.stop()
+
+
+class _Rejecting:
+    """A hook that rejects the requests with one number."""
+
+    def __init__(self, opaque: int) -> None:
+        self.opaque = opaque
+
+    def before(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        if request.opaque == self.opaque:
+            raise error_for(Status.NOT_PERMITTED, "rejected")
+
+    def after(self, connection: RemotingConnection, request: RemotingCommand, answer: object) -> None: ...
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 2.0])
+async def test_requests_of_a_list_are_checked_and_one_way_requests_get_no_response(waited_s: float) -> None:
+    together, executor, times = _Together(), Executor("sends", running=100, waiting=0), [0.0]
+    dispatch, connection = Dispatch([_Rejecting(1)], now=lambda: times[0]), _Answered(FLOOD)
+    dispatch.register([ECHO], _echo, executor, most_wait_s=1.0, together=together)
+    together.permits.release()
+    for number in range(3):
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=number))
+    dispatch.answer(connection, RemotingCommand.oneway(ECHO, {}))
+    times[0] = waited_s
+    await until(lambda: dispatch.under_way == 0)
+    reader = FrameReader()
+    reader.feed(b"".join(connection.written))
+    stored = [one.opaque for one in iter(reader.next, None) if one]
+    refused = {one.opaque: one.code for one in connection.answers}
+    if waited_s:
+        assert stored == [] and refused == dict.fromkeys(range(3), ResponseCode.SYSTEM_BUSY)
+    else:
+        assert stored == [0, 2] and refused == {1: error_for(Status.NOT_PERMITTED, "").response_code}
+    assert executor.under_way == executor.slots.used == 0
     await dispatch.stop()
