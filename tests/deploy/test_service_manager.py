@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -56,6 +57,7 @@ async def test_states_and_pings_arrive_in_order(manager: NotifySocket) -> None:
     await until(lambda: _waiting(manager) == ["WATCHDOG=1"])  # sent by a later turn of the loop
     service.stopping()
     assert manager.wait_for("STOPPING=1")
+    await until(lambda: _waiting(manager) == ["WATCHDOG=1"])  # a long stop is no hang
     service.close()
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(environment), "child processes would inherit them"
 
@@ -95,6 +97,14 @@ async def test_without_a_usable_socket_nothing_is_sent_and_nothing_fails(tmp_pat
         service.ready()
         service.stopping()
         service.close()
+
+
+async def test_two_pings_are_sent_before_the_watchdog_expires(manager: NotifySocket) -> None:
+    service = ServiceManager.from_environment(manager.variables(watchdog_s=60))
+    service.ready()
+    assert service._timer is not None
+    assert service._timer.when() - asyncio.get_running_loop().time() < 60 / 2
+    service.close()
 
 
 async def test_the_watchdog_of_another_process_gets_no_pings(manager: NotifySocket) -> None:

@@ -7,15 +7,18 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from broker_adapter.client import BlockingAdmin, BlockingProducer, BlockingPullConsumer, Message
 from broker_adapter.endpoints.v5.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.server.advertising import parse_ports
+from broker_adapter.server import advertising
+from broker_adapter.server.advertising import Advertising, parse_ports
 from broker_adapter.testing import DevProcess
 from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls
@@ -174,6 +177,44 @@ def test_other_methods_are_refused(mapped: tuple[DevProcess, PortMapping], metho
         urllib.request.urlopen(request, timeout=20)
     assert refused.value.code == 405 and refused.value.headers["Allow"] == "PUT"
     assert "Access-Control-Allow-Origin" not in refused.value.headers
+
+
+@dataclass
+class _Status:
+    health: str
+
+
+async def test_a_broker_whose_nameserver_does_not_respond_keeps_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routes = {name: SimpleNamespace(registered=False) for name in ("first", "second")}
+    registered = list[tuple[str, str]]()
+    remoting = SimpleNamespace(advertise=lambda *ports: setattr(remoting, "ports", ports), ports=None)
+    broker = SimpleNamespace(
+        remoting=remoting,
+        writer=SimpleNamespace(set_store_host=lambda _: None),
+        register=lambda: registered.append(remoting.ports),
+        registrations=lambda: routes,
+    )
+    status = _Status("ok")
+    node = SimpleNamespace(status=SimpleNamespace(node_status=lambda: status))
+    advertised = Advertising(cast(Any, broker), cast(Any, node))
+    assert remoting.ports == ("", "")
+
+    ports = parse_ports(b'{"host": "127.0.0.1", "broker": 1, "send_only": 2}')
+    monkeypatch.setattr(advertising, "_REGISTERED_S", 0.05)
+    routes["first"].registered = True
+    with pytest.raises(TimeoutError):
+        await advertised.advertise(ports)
+    assert registered == [("127.0.0.1:1", "127.0.0.1:2")]
+    assert "PUT /advertise" in advertised.node_status().health
+    status.health = "the disk is full"
+    assert advertised.node_status().health == status.health
+
+    routes["second"].registered = True
+    await advertised.advertise(ports)
+    status.health = "ok"
+    assert advertised.node_status().health == "ok"
 
 
 @pytest.mark.parametrize("host", ["h", "docker", "192.168.0.7", "::1", "a_b.example.com", "x" * 255])
