@@ -22,6 +22,7 @@ from broker_adapter.client.core.admin_bodies import (
     parse_topic_stats,
     parse_topics,
 )
+from broker_adapter.client.core.checks import check_offset
 from broker_adapter.client.core.route_data import (
     BrokerAddresses,
     TopicRoute,
@@ -426,6 +427,7 @@ class Admin(RemotingClient):
 
         RocketMQ brokers before version 5 do not support this.
         """
+        check_offset(offset)
         address = await self._client.master_of(queue.topic, queue.broker_name)
         await self._client.call(address, requests.reset_offset(group, queue, offset))
 

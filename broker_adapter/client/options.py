@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from broker_adapter.client.core.checks import check_fields
 from broker_adapter.remoting.signing import Credentials
 from broker_adapter.wire.compression import CompressionType
 
-_OTHERS = ("compress_type", "credentials")
 _MAY_BE_ZERO = ("avoid_broker_s", "least_body_bytes", "compress_above_bytes")
 
 
@@ -39,15 +39,6 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         """Raises TypeError for a value of another type, and ValueError for a number that is not positive."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _OTHERS:
-                continue
-            if not isinstance(value, int | float if isinstance(field.default, float) else int):
-                raise TypeError(f"{field.name} must be a number, not {type(value).__name__}")
-            if not (value > 0 or (value == 0 and field.name in _MAY_BE_ZERO)):
-                raise ValueError(f"{field.name} must be above 0, not {value}")
-        if not isinstance(self.compress_type, CompressionType):
-            raise TypeError(f"compress_type must be a CompressionType, not {self.compress_type!r:.100}")
+        check_fields(self, may_be_zero=_MAY_BE_ZERO)
         if not isinstance(self.credentials, Credentials | None):
-            raise TypeError(f"credentials must be Credentials, not {type(self.credentials).__name__}")
+            raise TypeError(f"credentials must be of type Credentials, not {type(self.credentials).__name__}")

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterable, Sequence
 
 from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests, log_failed_pull
+from broker_adapter.client.core.checks import check_offset
 from broker_adapter.client.core.pulling import PullResult
 from broker_adapter.client.core.subscription import ALL, Expression, Subscription
 from broker_adapter.client.core.values import MessageExt, MessageQueue
@@ -98,6 +99,7 @@ class PullConsumer(RemotingClient):
         may replace the reset offset. Raises GroupRefused (GENERATION_STALE) if a reset took effect while this
         commit was in progress.
         """
+        check_offset(offset)
         await self._calls.commit(queue, offset)
 
     async def commit_positions(self) -> None:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from broker_adapter.client.consumer_calls import ConsumerRequests, log_failed_pull
+from broker_adapter.client.core.checks import check_fields
 from broker_adapter.client.core.process_queue import FlowLimits, ProcessQueue
 from broker_adapter.client.core.pulling import PullStatus
 from broker_adapter.client.core.subscription import Subscription
@@ -64,6 +65,10 @@ class ConsumeSettings:
     lock_live_s: float = 30.0
     pull_retry_s: float = 1.0  # after a failed pull
     commit_interval_s: float = 5.0  # persistConsumerOffsetInterval
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for a value of another type, and ValueError for a number that is not positive."""
+        check_fields(self, may_be_zero=("suspend_s", "local_retry_s", "pull_retry_s", "commit_interval_s"))
 
 
 class QueueWorker:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker_adapter.client.core.checks import check_fields
 from broker_adapter.client.core.values import MessageExt
 
 
@@ -17,6 +18,9 @@ class FlowLimits:
     messages: int = 1000
     size: int = 100 << 20  # bytes
     span: int = 2000  # between the first and the last offset in memory
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class CachedMessages(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.client import ClientOptions, Producer
+from broker_adapter.client import Admin, ClientOptions, ConsumeSettings, FlowLimits, Producer, PullConsumer
 from broker_adapter.client.core import requests
 from broker_adapter.client.core.admin_bodies import (
     parse_consume_stats,
@@ -362,6 +362,33 @@ def test_options_of_another_type_or_range_are_refused_by_their_name(
 ) -> None:
     with pytest.raises(error, match=f"{next(iter(wrong))} must be"):
         ClientOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"batch": 0}, ValueError),
+        ({"pull_batch": "x"}, TypeError),
+        ({"limits": 5}, TypeError),
+        ({"is_ordered": 1}, TypeError),
+        ({"threads": True}, TypeError),
+    ],
+)
+def test_settings_with_which_nothing_would_be_consumed_are_refused(
+    wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=f"{next(iter(wrong))} must be"):
+        ConsumeSettings(**wrong)
+    with pytest.raises(ValueError, match="messages must be above 0"):
+        FlowLimits(messages=0)
+
+
+async def test_negative_offsets_are_refused_before_they_are_sent() -> None:
+    queue = MessageQueue("t", "b", 0)
+    with pytest.raises(IllegalMessage, match="the offset -1 is negative"):
+        await Admin("127.0.0.1:1").reset_offset("g", queue, -1)
+    with pytest.raises(IllegalMessage, match="the offset -5 is negative"):
+        await PullConsumer("g", "127.0.0.1:1").commit(queue, -5)
 
 
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1", "h:99999", "h:1,h:2"])
