@@ -67,6 +67,18 @@ def headless_chromium(profile: Path) -> Iterator[webdriver.Chrome]:
         driver.quit()
 
 
+def values_of(driver: webdriver.Chrome, selector: str, name: str) -> list[str]:
+    """A property of all elements, read in one step: a live page may replace an element at any time, and the
+    driver then finds it stale."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((one) => one[arguments[1]])"
+    return [str(value) for value in driver.execute_script(script, selector, name)]
+
+
+def value_of(driver: webdriver.Chrome, selector: str, name: str) -> str:
+    """Of the first element, which must exist."""
+    return values_of(driver, selector, name)[0]
+
+
 class ThreadedServer:
     """The status server on a thread of its own, because a browser driver blocks the thread that calls it."""
 

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from dledger.status.model import DamagedRange, MemberAddress
-from tests.status.browser import ThreadedServer, headless_chromium, needs_browser
+from tests.status.browser import ThreadedServer, headless_chromium, needs_browser, value_of, values_of
 from tests.status.fakes import FakeSource, make_election, make_follower, make_status, now_ms
 
 pytestmark = [pytest.mark.browser, needs_browser]
@@ -31,15 +31,13 @@ class Page:
 
     def text(self, selector: str) -> str:
         # textContent, not .text: what is announced to screen readers is not painted.
-        content = self.driver.find_element(By.CSS_SELECTOR, selector).get_attribute("textContent")
-        assert content is not None
-        return content
+        return value_of(self.driver, selector, "textContent")
 
     def row(self, number: int) -> str:
-        return self.driver.find_element(By.CSS_SELECTOR, f"#nodes tr:nth-child({number})").text
+        return value_of(self.driver, f"#nodes tr:nth-child({number})", "innerText")
 
     def upkeep(self, number: int) -> str:
-        return self.driver.find_element(By.CSS_SELECTOR, f"#upkeep tr:nth-child({number})").text
+        return value_of(self.driver, f"#upkeep tr:nth-child({number})", "innerText")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         wait = WebDriverWait(self.driver, PATIENCE_SECONDS, poll_frequency=0.1)
@@ -114,12 +112,17 @@ def test_a_program_with_a_card_gets_a_table(page: Page, source: FakeSource) -> N
     source.answers["n2"] = make_status("n2", "FOLLOWER", owner={"card": {"title": "", "facts": slave}})
     page.until(lambda: page.text("#program-title") == "Broker <i>a", "the card")
     page.until(lambda: "SLAVE" in page.text("#program"), "the second node")
-    heads = page.driver.find_elements(By.CSS_SELECTOR, "#program-head th")
-    assert [head.text for head in heads] == ["Node", "Role", "Last switch", "Dispatch lag", "State", "Number"]
+    assert values_of(page.driver, "#program-head th", "innerText") == [
+        "Node",
+        "Role",
+        "Last switch",
+        "Dispatch lag",
+        "State",
+        "Number",
+    ]
 
     def cells(number: int) -> list[str]:
-        row = page.driver.find_elements(By.CSS_SELECTOR, f"#program tr:nth-child({number}) td")
-        return [cell.text for cell in row]
+        return values_of(page.driver, f"#program tr:nth-child({number}) td", "innerText")
 
     first = cells(1)
     assert first[0] == "<b>SYNC_MASTER" and "2 min" in first[1] and first[1].endswith("ago")

@@ -17,7 +17,7 @@ from broker_adapter.namesrv.config import load_config
 from broker_adapter.namesrv.server import NameServerProcess
 from broker_adapter.namesrv.values import Registration
 from tests.broker_adapter.namesrv.helpers import registration
-from tests.status.browser import headless_chromium, needs_browser
+from tests.status.browser import headless_chromium, needs_browser, value_of
 
 pytestmark = [pytest.mark.browser, needs_browser]
 
@@ -58,7 +58,7 @@ class World:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
 
     def text(self, selector: str) -> str:
-        return str(self.driver.find_element(By.CSS_SELECTOR, selector).get_attribute("textContent"))
+        return value_of(self.driver, selector, "textContent")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         wait = WebDriverWait(self.driver, PATIENCE_SECONDS, poll_frequency=0.1)
@@ -83,8 +83,7 @@ def test_it_shows_brokers_topics_and_events_and_says_when_nobody_answers(world: 
     world.until(lambda: body.get_attribute("data-state") == "live", "that it is live")
     assert world.text("#masters") == "1 of 1" and "broker-a: n1" in world.text("#masters-text")
     assert "master" in world.text("#brokers tr:nth-child(1)")
-    link = world.driver.find_element(By.CSS_SELECTOR, "#brokers tr:nth-child(1) a").get_attribute("href")
-    assert link == "http://10.0.0.1:8080/"
+    assert value_of(world.driver, "#brokers tr:nth-child(1) a", "href") == "http://10.0.0.1:8080/"
     assert "orders" in world.text("#topics") and "read, write" in world.text("#topics")
     # What brokers call themselves is text, and nothing else.
     world.register(registration("<b>n3</b>", 3))
