@@ -335,6 +335,14 @@ class Code(IntEnum):
         "does not start.",
         "Neither `[tls]` nor `allow_plaintext`, or neither mutual TLS nor `cluster_secret_file`.",
         "Add `[tls]`. In a trusted network: `allow_plaintext = true` and a `cluster_secret_file`.")
+    DIRECTORY_REPLACED = (638, StorageError,
+        "Another member knows a newer directory of this node, or another first one. The process ends with "
+        "code 74.",
+        "A volume that was missing while the node rejoined has returned, or `init` or `restore` was run "
+        "again for a lost directory.",
+        "Use the newest directory (`dledger inspect` shows the number). If it is lost, remove this one "
+        'and start the node with `--rejoin`. See "An earlier directory of a node returns" in '
+        "[operations](../operations.md#failures).")
     DATA_DAMAGED = (640, StorageError, "Stored entries are unreadable, or bytes were changed in transit.",
         "A bad sector, a flipped bit, or an editor.",
         "The node repairs them from another member. If it recurs, replace the disk. `dledger scrub` "

@@ -45,7 +45,7 @@ class ForwardServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Forward(self, request_iterator, context):
-        """The first frame of the node is its hello, the first one of the other side its welcome.
+        """The first frame from the node is its hello; the first frame from the other side is its welcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

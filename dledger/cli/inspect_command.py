@@ -83,7 +83,10 @@ def _print_report(report: DirectoryReport) -> None:
         ]
     if state is not None:
         vote = state.voted_for or "none"
-        facts.append(("state", f"term {state.term}, voted for {vote}, incarnation {state.incarnation}"))
+        text = f"term {state.term}, voted for {vote}, incarnation {state.incarnation}"
+        if identity is not None:
+            text += f", directory number {state.directory_of(identity.node_id)}"
+        facts.append(("state", text))
     if checkpoint is not None:
         facts.append(("checkpoint", f"committed index {checkpoint.committed_index}"))
     facts += [

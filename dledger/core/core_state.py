@@ -137,7 +137,7 @@ class CoreState(ABC):
 
     @abstractmethod
     def change_hard_state(self, hard_state: HardState) -> None:
-        """Persist the barred term and the floor after `RejoinProcess` has changed them. Keeps the vote."""
+        """Persist the state after `RejoinProcess` has changed it. Keeps the vote."""
 
     @abstractmethod
     def acknowledge(self) -> None:

@@ -21,8 +21,10 @@ def next_tick_ms(core: RaftCore) -> int:
     if core.hard_state.rejoining:
         return core.now_ms
     due = _NEVER
+    if (request_ms := core.rejoining.next_request_ms) is not None:
+        due = request_ms
     if core.successor_awaited:
-        due = core.successor_awaited.deadline_ms + core.timing.election_max_ms
+        due = min(due, core.successor_awaited.deadline_ms + core.timing.election_max_ms)
     if core.leadership:
         return min(due, _of_leader(core, core.leadership))
     if not core.may_campaign:

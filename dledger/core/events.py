@@ -49,6 +49,14 @@ class EntriesStored:
 
 
 @dataclass(slots=True)
+class DirectorySeen:
+    """A member uses a directory that supersedes the known one; see dledger.core.directories."""
+
+    peer: str
+    number: int
+
+
+@dataclass(slots=True)
 class StreamUp:
     """On a leader, a push stream to `peer` is open and its handshake is complete. stream_id never repeats."""
 
@@ -142,4 +150,5 @@ Event = (
     | CommitSettled
     | FitnessChanged
     | LogPurged
+    | DirectorySeen
 )

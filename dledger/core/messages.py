@@ -189,6 +189,7 @@ class PositionRequest:
     term: int
     node_id: str
     round: int
+    directory: int = 0  # number of its directory (dledger.core.directories); 0: an older version
 
 
 @dataclass(slots=True)
@@ -199,6 +200,7 @@ class PositionResponse:
     ledger_end_term: int
     ledger_end_index: int
     rejoining: bool = False  # the sender lost its log as well, so its end is meaningless
+    directories: tuple[tuple[str, int], ...] = ()  # the sender's HardState.directories
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from dledger.core.effects import (
 from dledger.core.election import Candidacy, Shortcut, compare_logs
 from dledger.core.events import (
     CommitSettled,
+    DirectorySeen,
     EntriesAppended,
     EntriesPushed,
     EntriesStored,
@@ -175,6 +176,8 @@ class RaftCore(CoreState):
                     self.leadership.purged()
             case LeaderStreamLost():
                 self._leader_stream_lost(event)
+            case DirectorySeen(peer, number):
+                self.rejoining.learn({peer: number})
             case ReadIndexRequest():
                 if self.leadership:
                     self.leadership.read_index(event.request_id)
@@ -617,7 +620,7 @@ class RaftCore(CoreState):
             self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
 
     def change_hard_state(self, hard_state: HardState) -> None:
-        """Persist the barred term and the floor after `RejoinProcess` has changed them. Keeps the vote."""
+        """Persist the state after `RejoinProcess` has changed it. Keeps the vote."""
         assert (hard_state.term, hard_state.voted_for) == (self.term, self.hard_state.voted_for)
         self._persist(hard_state)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -89,6 +90,16 @@ class HardState:
     barred_term: int = -1
     floor_term: int = -1  # (floor_term, floor_index): the known end of its damaged log
     floor_index: int = -1
+    # By node id, sorted: the number of the node's newest known directory (dledger.core.directories). Includes
+    # this node.
+    directories: tuple[tuple[str, int], ...] = ()
+
+    def directory_of(self, node_id: str) -> int:
+        """Return the number of the node's newest known directory, 0 if none is known."""
+        return next((number for member, number in self.directories if member == node_id), 0)
+
+    def with_directories(self, numbers: Mapping[str, int]) -> HardState:
+        return replace(self, directories=tuple(sorted({**dict(self.directories), **numbers}.items())))
 
     @property
     def is_barred(self) -> bool:

@@ -263,6 +263,20 @@ class AsyncShell:
         self._catch_up.forget(peer)
         self._step(self._replica.stream_down, peer, stream_id)
 
+    def directory_seen(self, peer: str, number: int) -> None:
+        self._step(self._replica.directory_seen, peer, number)
+
+    def directory_replaced(self, reason: str) -> None:
+        """Stop, because this node might vote and count twice."""
+        if not self._dead:
+            self.fatal(
+                StorageError(
+                    f"{reason}. It may lack votes and entries of this node: start the node with its newest "
+                    "directory, or remove this one and start the node with --rejoin",
+                    code=Code.DIRECTORY_REPLACED,
+                )
+            )
+
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
         self._step(self._replica.leader_stream_lost, leader_id, stream_id)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from dledger.core.directories import with_own_directory
 from dledger.core.values import HardState
 from dledger.errors import DLedgerError
 from dledger.infra.loops.readable import ReadableLog
@@ -38,7 +39,7 @@ class StartingStore(Protocol):
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
 
 
-def start_incarnation(store: StartingStore, directory: Path, ahead_bytes: int) -> None:
+def start_incarnation(store: StartingStore, directory: Path, node_id: str, ahead_bytes: int) -> None:
     """Make the new incarnation durable before the node does anything else (rule 2), and prepare space for the
     first append.
 
@@ -46,7 +47,8 @@ def start_incarnation(store: StartingStore, directory: Path, ahead_bytes: int) -
     """
     state = store.hard_state
     check_range(state, directory)
-    store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
+    state = replace(state, incarnation=state.incarnation + 1)
+    store.save_hard_state(with_own_directory(state, node_id))
     store.prepare(ahead_bytes)
 
 

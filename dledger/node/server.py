@@ -266,7 +266,7 @@ class NodeServer(OwnerApi):
             _log.error("known to be damaged", **damage._asdict())
         try:
             self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
-            start_incarnation(store, config.directory, _ahead_bytes(store))
+            start_incarnation(store, config.directory, config.node_id, _ahead_bytes(store))
         except BaseException:
             store.close()
             raise
@@ -351,6 +351,7 @@ class NodeServer(OwnerApi):
             tuple(config.members),
             store.hard_state.incarnation,
             self._secret,
+            lambda node_id: self._replica.core.rejoining.announced_directory(node_id),
         )
 
     def _peer_client(self, node_id: str) -> PeerClient:

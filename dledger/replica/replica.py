@@ -33,6 +33,7 @@ from dledger.core.effects import (
 )
 from dledger.core.events import (
     CommitSettled,
+    DirectorySeen,
     EntriesAppended,
     EntriesPushed,
     EntriesStored,
@@ -317,6 +318,9 @@ class Replica:
     def purged_elsewhere(self, now_ms: int, damage: Damage) -> None:
         """Mark a damaged range of this log as unrepairable: another member has purged its first entry."""
         self.rebuilding.purged_elsewhere(damage)
+
+    def directory_seen(self, now_ms: int, peer: str, number: int) -> None:
+        self._step(DirectorySeen(peer, number), now_ms)
 
     def stream_up(self, now_ms: int, peer: str, stream_id: int, incarnation: int) -> None:
         self._step(StreamUp(peer, stream_id, incarnation), now_ms)

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 
 from dledger.core.cluster_clock import CountedTime
+from dledger.core.directories import MAX_DIRECTORY
 from dledger.core.member_clocks import MAX_WALL_MS
 from dledger.core.messages import (
     Append,
@@ -75,6 +76,16 @@ def check_handshake(incarnation: int, stream_id: int) -> None:
     """Raise InvalidRequest if a peer cannot have reached this count."""
     _within("incarnation", incarnation, 0, MAX_INCARNATION)
     _within("stream_id", stream_id, 0, MAX_STREAM_ID)
+
+
+def directories_of(envelope: pb.Envelope) -> tuple[int, int]:
+    """Return the sender's directory, and the receiver's as the sender knows it. Raises InvalidRequest if a
+    number is out of range."""
+    return _directory(envelope.directory), _directory(envelope.known_directory)
+
+
+def _directory(number: int) -> int:
+    return _within("directory", number, 0, MAX_DIRECTORY)
 
 
 # ---------------------------------------------------------------------------------------------- votes
@@ -233,12 +244,19 @@ def _owner_from_pb(owner: pb.OwnerFitness) -> OwnerFitness:
 
 
 def position_request_to_pb(message: PositionRequest, envelope: pb.Envelope) -> pb.PositionRequest:
-    return pb.PositionRequest(envelope=envelope, term=message.term, round=message.round)
+    return pb.PositionRequest(
+        envelope=envelope, term=message.term, round=message.round, directory=message.directory
+    )
 
 
 def position_request_from_pb(request: pb.PositionRequest) -> PositionRequest:
     """Convert a message. Raises InvalidRequest if a number is out of range."""
-    return PositionRequest(term=_term(request.term), node_id=request.envelope.local_id, round=request.round)
+    return PositionRequest(
+        term=_term(request.term),
+        node_id=request.envelope.local_id,
+        round=request.round,
+        directory=_directory(request.directory),
+    )
 
 
 def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
@@ -248,6 +266,7 @@ def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
         ledger_end_term=message.ledger_end_term,
         ledger_end_index=message.ledger_end_index,
         rejoining=message.rejoining,
+        directories=dict(message.directories),
     )
 
 
@@ -261,6 +280,7 @@ def position_response_from_pb(response: pb.PositionResponse, peer: str) -> Posit
         ledger_end_term=_term(response.ledger_end_term, "ledger_end_term", -1),
         ledger_end_index=_index("ledger_end_index", response.ledger_end_index),
         rejoining=response.rejoining,
+        directories=tuple(sorted((peer, _directory(n)) for peer, n in response.directories.items())),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,12 +27,19 @@ class PeerIdentity:
     incarnation: int
     #: None: any sender in the name of a member is accepted, unless certificates are compared.
     secret: ClusterSecret | None = field(default=None, repr=False, compare=False)
+    #: Returns the number of a node's newest known directory, also of this node; 0: none is known.
+    directory_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
 
     @cached_property
     def member_list(self) -> list[str]:
         return sorted(self.members)
 
+    def directories(self, remote_id: str) -> tuple[int, int]:
+        """Return the numbers of this node's directory and of the remote node's newest known one."""
+        return self.directory_of(self.node_id), self.directory_of(remote_id)
+
     def envelope(self, remote_id: str) -> pb.Envelope:
+        directory, known_directory = self.directories(remote_id)
         return pb.Envelope(
             version=PROTOCOL_VERSION,
             cluster_id=self.cluster_id,
@@ -43,6 +50,8 @@ class PeerIdentity:
             members=self.member_list,
             secret=b"" if self.secret is None else self.secret.sent,
             rules_version=RULES_VERSION,
+            directory=directory,
+            known_directory=known_directory,
         )
 
     def check(self, envelope: pb.Envelope) -> str:

@@ -133,6 +133,14 @@ class PeerPort(Protocol):
     @property
     def identity(self) -> PeerIdentity: ...
 
+    def check_directories(self, peer: str, directory: int, expected: int) -> None:
+        """Check the directories of both ends of a message (dledger.core.directories).
+
+        `directory`: the peer's; `expected`: the newest one of this node that the peer knows; 0: unknown.
+        Raises InvalidRequest DIRECTORY_REPLACED for an earlier directory of the peer. Stops this node, and
+        raises UNEXPECTED_MEMBER, if this node uses an earlier directory.
+        """
+
     async def request(self, peer: str, message: Message) -> Message:
         """Pass a request to the node and wait for its response. Raises TimeoutError or DLedgerError."""
 

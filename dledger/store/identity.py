@@ -74,7 +74,8 @@ def member_list(node_ids: Iterable[str]) -> tuple[str, ...]:
 
 def first_incarnation() -> int:
     """Return a random first incarnation for a new directory. A node that lost its directory must not repeat
-    an incarnation that its peers know, because they would mistake it for the node that had the log."""
+    an incarnation that its peers know, because they would mistake it for the node that had the log. It also
+    becomes the number of the directory (dledger.core.directories)."""
     return int.from_bytes(os.urandom(4)) & (MAX_FIRST_INCARNATION - 1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from zlib_ng.zlib_ng import crc32
 
@@ -60,6 +61,8 @@ def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
     rejoin = (int(state.rejoining), state.barred_term, state.floor_term, state.floor_index)
     if rejoin != (0, -1, -1, -1):
         values.update(zip(_REJOIN_KEYS, rejoin, strict=True))
+    if state.directories:
+        values["directories"] = ",".join(f"{quote(node_id, '')}:{n}" for node_id, n in state.directories)
     replace_file(disk, path, format_properties(values))
 
 
@@ -82,11 +85,20 @@ def read_hard_state(disk: Disk, path: Path) -> HardState:
     try:
         if not is_intact(content):
             raise ValueError("its crc does not match")
-        rejoining, *other = (
+        rejoining, barred_term, floor_term, floor_index = (
             int(values.get(key, default)) for key, default in zip(_REJOIN_KEYS, (0, -1, -1, -1), strict=True)
         )
-        term, vote, incarnation = int(values["currTerm"]), values["voteLeader"], int(values["incarnation"])
-        return HardState(term, vote or None, incarnation, bool(rejoining), *other)
+        pairs = (item.split(":") for item in values.get("directories", "").split(",") if item)
+        return HardState(
+            int(values["currTerm"]),
+            values["voteLeader"] or None,
+            int(values["incarnation"]),
+            bool(rejoining),
+            barred_term,
+            floor_term,
+            floor_index,
+            tuple((unquote(node_id), int(number)) for node_id, number in pairs),
+        )
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
 

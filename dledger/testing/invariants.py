@@ -462,6 +462,16 @@ class Invariants:
             if votes.get(node_id) == node_id:
                 del votes[node_id]
 
+    def exchanged(self, node_id: str, inserted: NodeMirror) -> NodeMirror:
+        """Register that the disk of a stopped node was exchanged for another one of its disks. Returns the
+        mirror of the disk taken out, whose entries still count, as those of a lost disk."""
+        removed = self.mirrors[node_id]
+        if not removed.hard_state.is_barred:
+            inserted.lost.append((removed.durable_index, removed.written))
+        self.mirrors[node_id] = inserted
+        self._checked.pop(node_id, None)
+        return removed
+
     @property
     def lost_nodes(self) -> set[str]:
         """Nodes whose copies do not count: they lost their logs and have not rejoined yet."""

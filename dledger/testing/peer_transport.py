@@ -116,6 +116,8 @@ class _SimPushCall:
             await asyncio.sleep(rng.randint(*_RECONNECT_MS) / 1000)
         self._stream = stream
         incarnation = await self._next()
+        if isinstance(incarnation, InvalidRequest):
+            raise _refused(incarnation)
         if not isinstance(incarnation, int):
             raise PeerUnreachable(f"{self._peer} ended the stream immediately")
         stream.is_up = True
@@ -179,9 +181,12 @@ class _SimReceivedPushes:
         self._stream.follower.push_refused(error)
 
 
-async def answer(process: NodeLife, peer: str, message: Request) -> Answer | SimFetched | DLedgerError:
+async def answer(
+    process: NodeLife, peer: str, directories: tuple[int, int], message: Request
+) -> Answer | SimFetched | DLedgerError:
     """Serve a call in the same way as a node's PeerService."""
     try:
+        process.inbound.check_directories(peer, *directories)
         if isinstance(message, SimFetch):
             first, last, size = message.first_index, message.last_index, message.max_bytes
             check_fetch(first, last)
@@ -195,6 +200,11 @@ async def answer(process: NodeLife, peer: str, message: Request) -> Answer | Sim
 
 async def receive_pushes(process: NodeLife, stream: SimPushStream) -> None:
     """Serve a push stream in the same way as a node's PeerService."""
+    try:
+        process.inbound.check_directories(stream.leader.node_id, *stream.directories)
+    except InvalidRequest as error:
+        stream.answer(error)
+        return
     stream.answer(process.incarnation)
     receiver = PushReceiver(stream.leader.node_id, stream.stream_id, stream.leader.incarnation)
     await receiver.serve(process.inbound, _SimReceivedPushes(stream))

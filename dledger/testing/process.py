@@ -82,7 +82,7 @@ class SimProcess(NodeLife):
         self.owner = makers.owner(self)
         self._machine = makers.machine()
         self.applier = makers.applier(self)
-        start_incarnation(_StartingStore(self), DIRECTORY, FILES_AHEAD * store.data_file_size)
+        start_incarnation(_StartingStore(self), DIRECTORY, node_id, FILES_AHEAD * store.data_file_size)
         self.incarnation = store.hard_state.incarnation
         self.applier.recover_now()
         self.loop.entered(self._assemble)
@@ -92,6 +92,10 @@ class SimProcess(NodeLife):
     def _assemble(self) -> None:
         """Assemble the parts of a NodeServer; only disk, network and threads are simulated."""
         rng, profile = self._rng, self.sim.profile
+        self.identity = PeerIdentity(
+            *("sim", "sim", self.node_id, profile.node_ids, self.incarnation),
+            directory_of=lambda node_id: self.replica.core.rejoining.announced_directory(node_id),
+        )
         makers = PartFactories(
             shell=self._make_shell,
             disk=lambda shell: self.disk,
@@ -102,7 +106,7 @@ class SimProcess(NodeLife):
             repairer=lambda parts: repairer_of(self, parts, rng),
             scrubber=lambda parts: scrubber_of(self),
             peers=[peer for peer in profile.node_ids if peer != self.node_id],
-            identity=PeerIdentity("sim", "sim", self.node_id, profile.node_ids, self.incarnation),
+            identity=self.identity,
             call_timeout_ms=profile.timing.election_min_ms,
             max_waiting_reads=_MAX_WAITING_READS,
             state_failed=self.applier.failed,
@@ -165,11 +169,18 @@ class SimProcess(NodeLife):
 
     # -- the network calls these
 
-    def serve(self, peer: str, message: Request, deadline_ms: int, answer: Callable[[Outcome], None]) -> None:
+    def serve(
+        self,
+        peer: str,
+        directories: tuple[int, int],
+        message: Request,
+        deadline_ms: int,
+        answer: Callable[[Outcome], None],
+    ) -> None:
         """Handle a call in a turn (one scheduled step) of the simulated process."""
 
         async def serve() -> None:
-            answer(await peer_transport.answer(self, peer, message))
+            answer(await peer_transport.answer(self, peer, directories, message))
 
         def give_up() -> None:
             if not task.done():
@@ -190,7 +201,8 @@ class SimProcess(NodeLife):
             self.owner.role_changed(notice)
 
     def _on_fatal(self, error: DLedgerError) -> None:
-        self.loop.fail(Violation("fatal", f"{self.node_id} stops: {error}"))
+        if error.code is not Code.DIRECTORY_REPLACED or not self.sim.directory_replaced(self.node_id):
+            self.loop.fail(Violation("fatal", f"{self.node_id} stops: {error}"))
 
 
 #: Delay in ms until the thread starts a requested check.

@@ -231,6 +231,7 @@ class SimNemesis:
             "graceful_stop": self._graceful_stop,
             "lossy_minute": self._lossy_minute,
             "lose_disk": self._lose_disk,
+            "return_disk": self._return_disk,
             "clock_jump": self._clock_jump,
             "full_disk": self._full_disk,
             "failing_disk": self._failing_disk,
@@ -419,6 +420,23 @@ class SimNemesis:
         node_id = self._node()
         if self.sim.lose_disk(node_id):
             self.sim.clock.after(self._duration_ms(), lambda: self.sim.boot_if_down(node_id))
+
+    def _return_disk(self) -> None:
+        """Bring back a lost disk for some time, once its node has rejoined with another one."""
+        sim = self.sim
+        rejoined = [n for n in sim.nodes if n not in sim.invariants.lost_nodes and sim.has_lost_disk(n)]
+        if not rejoined:
+            return
+        node_id = self.rng.choice(rejoined)
+        sim.return_disk(node_id)
+        duration_ms = self._duration_ms()
+        sim.clock.after(duration_ms, lambda: sim.boot_if_down(node_id))
+
+        def restore() -> None:
+            sim.restore_newest_disk(node_id)
+            sim.boot_if_down(node_id)
+
+        sim.clock.after(3 * duration_ms, restore)
 
     def _full_disk(self) -> None:
         """Fill a disk for some time, up to a few files, so that soon only the reserve remains."""

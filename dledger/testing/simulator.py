@@ -14,7 +14,7 @@ drives a complete random run with faults, clients, healing and the final checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TextIO
 
@@ -48,7 +48,15 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.virtual.event_loop import VirtualLoop
 from dledger.testing.virtual.sim_disk import CrashPoint, SimulatedCrash
 from dledger.testing.virtual.violation import Violation
-from dledger.testing.world import NodeFiles, NodeLife, NodeOwner, SimNode, SimWorld, StateMachine
+from dledger.testing.world import (
+    NodeFiles,
+    NodeLife,
+    NodeOwner,
+    RemovedDisk,
+    SimNode,
+    SimWorld,
+    StateMachine,
+)
 
 #: First incarnation of nodes that may lose their disks, so that the incarnation after a loss is lower as
 #: often as higher.
@@ -254,7 +262,7 @@ class Simulation(SimWorld):
         after `dledger server --rejoin`.
         """
         lost = (self.invariants.lost_nodes | self.bit_flips.nodes) - {node_id}
-        if len(lost) + 1 > (self.profile.nodes - 1) // 2:
+        if len(lost) + 1 > (self.profile.nodes - 1) // 2 or self.nodes[node_id].later is not None:
             return False
         node = self.nodes[node_id]
         self.crash(node_id, CrashKind.POWER)
@@ -262,7 +270,43 @@ class Simulation(SimWorld):
         self.trace.add(self.clock.now_ms, node_id, "its disk is lost")
         if incarnation is None:
             incarnation = node.rng.randint(1 << 20, 2 * FIRST_INCARNATION)
+        mirror = self.invariants.mirrors[node_id]
+        node.earlier = RemovedDisk(node.host.disk, replace(mirror, lost=list(mirror.lost)))
         self.invariants.wiped(node_id, node.host.replace_disk(incarnation))
+        return True
+
+    def has_lost_disk(self, node_id: str) -> bool:
+        """Return True if the node has lost a disk that can return. One without all its log would rejoin."""
+        node = self.nodes[node_id]
+        lost = node.earlier
+        return lost is not None and node.later is None and not lost.mirror.hard_state.rejoining
+
+    def return_disk(self, node_id: str) -> None:
+        """Bring back the disk that a node lost last: a volume that was not mounted for a while."""
+        node = self.nodes[node_id]
+        assert node.earlier is not None and node.later is None
+        self.counts["lost disks returned"] += 1
+        node.later = self._insert_disk(node, node.earlier)
+
+    def restore_newest_disk(self, node_id: str) -> None:
+        """Undo `return_disk`. The node stops, unless this was done already."""
+        node = self.nodes[node_id]
+        if node.later is not None:
+            node.earlier, node.later = self._insert_disk(node, node.later), None
+
+    def _insert_disk(self, node: SimNode, inserted: RemovedDisk) -> RemovedDisk:
+        """Exchange the disk of a node, which stops it. Returns the disk taken out."""
+        self.crash(node.node_id, CrashKind.POWER)
+        removed = RemovedDisk(node.host.disk, self.invariants.exchanged(node.node_id, inserted.mirror))
+        node.host.disk = inserted.disk
+        return removed
+
+    def directory_replaced(self, node_id: str) -> bool:
+        """Stop a node that uses an earlier disk. Returns False if it uses its newest one."""
+        if self.nodes[node_id].later is None:
+            return False
+        self.counts["earlier disks refused"] += 1
+        self.clock.after(0, lambda: self.crash(node_id, CrashKind.PROCESS))
         return True
 
     def remove_minority(self, rng: Random) -> None:
@@ -453,6 +497,7 @@ class Simulation(SimWorld):
             node.host.make_room()
             node.host.repair()
             node.crash_in = ""
+            self.restore_newest_disk(node.node_id)
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from dledger.core.values import HardState
 from dledger.infra.files.disk import Buffer, CrashKind
@@ -36,6 +36,8 @@ RESERVE_FILES = 4  # in data files
 
 class StoreHost(Protocol):
     """The machine below one node's store."""
+
+    disk: Any  # a stopped node's disk can be exchanged
 
     def open(self) -> LogStore:
         """Open and recover the store, as a starting process does."""
@@ -75,30 +77,30 @@ class MemoryHost:
     def __init__(self, identity: Identity, incarnation: int = 0) -> None:
         self._identity = identity
         self._reserve = RESERVE_FILES * identity.data_file_size
-        self._store = self._new_store()
-        self._store.save_hard_state(HardState(incarnation=incarnation))
+        self.disk = self._new_store()
+        self.disk.save_hard_state(HardState(incarnation=incarnation))
 
     def _new_store(self) -> MemoryLogStore:
         return MemoryLogStore(self._identity, disk_reserve_bytes=self._reserve)
 
     def open(self) -> LogStore:
-        return self._store
+        return self.disk
 
     def crash(self, kind: CrashKind, rng: Random) -> None:
-        self._store = self._store.crash(kind, rng)
+        self.disk = self.disk.crash(kind, rng)
 
     def replace_disk(self, incarnation: int) -> HardState:
-        self._store = self._new_store()
-        self._store.save_hard_state(HardState(0, None, incarnation, rejoining=True))
-        return self._store.hard_state
+        self.disk = self._new_store()
+        self.disk.save_hard_state(HardState(0, None, incarnation, rejoining=True))
+        return self.disk.hard_state
 
     def fill(self, files_left: int) -> None:
-        store = self._store
+        store = self.disk
         used = store.capacity - store.free_bytes()
         store.capacity = used + self._reserve + files_left * store.data_file_size
 
     def make_room(self) -> None:
-        self._store.capacity = UNBOUNDED
+        self.disk.capacity = UNBOUNDED
 
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         return False
@@ -109,11 +111,11 @@ class MemoryHost:
     def repair(self) -> None: ...
 
     def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
-        store = self._store
+        store = self.disk
         if not store.begin_index <= batch.first_index <= store.end_index:
             return None
         store.corrupt(batch.first_index)
-        return lambda: self._store.is_corrupt(batch.first_index)
+        return lambda: self.disk.is_corrupt(batch.first_index)
 
 
 class DiskHost:

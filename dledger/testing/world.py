@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from dledger.core.cluster_clock import Stamp, slewed_ms
 from dledger.core.messages import Message
@@ -29,9 +29,11 @@ from dledger.node.parts import NodeParts
 from dledger.replica.owned_append import Fill
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome, RoleNotice
+from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_transport import PeerUnreachable, Question
 from dledger.store.api import LogStore
 from dledger.store.format.batch import Batch
+from dledger.testing.checks.mirror import NodeMirror
 from dledger.testing.checks.oracle import Oracle
 from dledger.testing.checks.owned_log import OwnedLog
 from dledger.testing.invariants import Invariants
@@ -78,6 +80,11 @@ class NodeOwner(Protocol):
         """Called when the process dies, which happens immediately."""
 
 
+class RemovedDisk(NamedTuple):
+    disk: object  # of a StoreHost
+    mirror: NodeMirror
+
+
 @dataclass(slots=True)
 class SimNode:
     """A machine, with the state that survives its processes."""
@@ -94,6 +101,8 @@ class SimNode:
     restart_after_ms: int | None = None  # after a crash inside a disk operation, or a failure of the disk
     disk_fails: bool = False  # one of its next calls fails
     crash_in: str = ""  # crash in the next job of this name: "purge" or "repair"
+    earlier: RemovedDisk | None = None  # the disk that it lost last
+    later: RemovedDisk | None = None  # while `earlier` is back in use: the disk that replaced it
 
 
 @dataclass(slots=True)
@@ -166,6 +175,10 @@ class SimWorld(ABC):
         """Process the next batch of the committed log."""
 
     @abstractmethod
+    def directory_replaced(self, node_id: str) -> bool:
+        """Stop a node that uses an earlier disk. Returns False if it uses its newest one."""
+
+    @abstractmethod
     def go_down_in(self, job: str, node_id: str) -> None: ...
 
     @abstractmethod
@@ -214,6 +227,7 @@ class NodeLife(ABC):
 
     #: Assembled by `SimProcess`.
     applier: Applier
+    identity: PeerIdentity
     incarnation: int
     inbound: PeerRequests
     owner: NodeOwner | None
@@ -354,7 +368,14 @@ class NodeLife(ABC):
     # -- the network calls these
 
     @abstractmethod
-    def serve(self, peer: str, message: Request, deadline_ms: int, answer: Callable[[Outcome], None]) -> None:
+    def serve(
+        self,
+        peer: str,
+        directories: tuple[int, int],
+        message: Request,
+        deadline_ms: int,
+        answer: Callable[[Outcome], None],
+    ) -> None:
         """Handle a call in a turn of the process."""
 
     @abstractmethod
@@ -384,7 +405,7 @@ class NodeLife(ABC):
 
         if isinstance(message, Question):
             question = message
-            self.post(lambda: self.serve(peer, question, self.sim.profile.request_timeout_ms, back))
+            self.post(lambda: self.serve(peer, (0, 0), question, self.sim.profile.request_timeout_ms, back))
         else:
             self.post(lambda: self.shell.receive(peer, message, payload))
 

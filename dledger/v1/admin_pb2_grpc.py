@@ -65,35 +65,35 @@ class AdminServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """What this node knows of itself and of its cluster. Never waits for other nodes or for the disk.
+        """Status of this node and of its cluster as it knows it. Never waits for other nodes or the disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hand leadership over to `to`. Answers when the transfer has happened or has failed.
+        """Transfer leadership to `to`. Responds when the transfer has completed or failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Purge(self, request, context):
-        """On the leader: entries before an index may go, once a state image behind them is committed.
+        """On the leader: allow entries below an index to be purged once a later state image is committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scrub(self, request, context):
-        """Verify all that this node stores, and repair what is damaged; its progress, until it has ended.
+        """Verify all stored data of this node and repair damage. Streams the progress until the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """All committed entries, byte for byte, as of now.
+        """Stream all entries committed at the start of the call, byte for byte.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

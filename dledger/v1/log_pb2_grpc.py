@@ -60,23 +60,23 @@ class LogServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Append(self, request, context):
-        """Append one batch and wait until it is committed. The convenient call; AppendStream is the fast one.
+        """Append one batch and wait until it is committed. Simple to use; AppendStream is faster.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendStream(self, request_iterator, context):
-        """Append many batches over one stream. Answers carry the request_id of their request. Inside one stream
-        batches enter the log in the order in which they were sent. A stream that breaks leaves its unanswered
-        requests indeterminate, except in a session, where the client sends them again on a new stream.
+        """Append many batches through one stream. A response has the request_id of its request. Batches of a stream
+        enter the log in the order in which they were sent. When a stream breaks, its unanswered requests are
+        indeterminate. In a session the client sends them again on a new stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadStream(self, request, context):
-        """Read committed entries in order, from one index on; with follow, stay and deliver new ones.
+        """Read committed entries in order, starting at an index; with follow, continue with new entries.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,57 +24,61 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/v1/peer.proto\x12\ndledger.v1\"\xb0\x01\n\x08\x45nvelope\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08local_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x0f\n\x07members\x18\x07 \x03(\t\x12\x0e\n\x06secret\x18\x08 \x01(\x0c\x12\x15\n\rrules_version\x18\t \x01(\r\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xba\x01\n\x0bVoteRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x10\n\x08pre_vote\x18\x05 \x01(\x08\x12\x10\n\x08transfer\x18\x06 \x01(\x08\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x08 \x01(\x03\"\xcd\x01\n\x0cVoteResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x13\n\x0bvote_result\x18\x03 \x01(\x05\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x07 \x01(\x03\x12-\n\x0c\x63luster_time\x18\x08 \x01(\x0b\x32\x17.dledger.v1.CountedTime\"A\n\x0b\x43ountedTime\x12\x10\n\x08stamp_ms\x18\x01 \x01(\x03\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12\x0f\n\x07slew_ms\x18\x03 \x01(\x12\"\xb0\x01\n\x10HeartbeatRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x05 \x01(\x03\x12-\n\x0c\x63luster_time\x18\x06 \x01(\x0b\x32\x17.dledger.v1.CountedTime\"\xf1\x01\n\x11HeartbeatResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07success\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x14\n\x0cnot_counting\x18\x06 \x01(\x08\x12\x0f\n\x07no_room\x18\x07 \x01(\x08\x12\'\n\x05owner\x18\x08 \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\x12\x12\n\nstored_all\x18\t \x01(\x08\x12\x0f\n\x07wall_ms\x18\n \x01(\x03\"0\n\x0cOwnerFitness\x12\x11\n\tlag_bytes\x18\x01 \x01(\x03\x12\r\n\x05unfit\x18\x02 \x01(\x08\"\xee\x02\n\x0bPushRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tstream_id\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12&\n\x07\x63ompare\x18\x05 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x06 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x07 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07goodbye\x18\t \x01(\x0b\x32\x13.dledger.v1.GoodbyeH\x00\x12/\n\x0cinstall_base\x18\n \x01(\x0b\x32\x17.dledger.v1.InstallBaseH\x00\x42\x06\n\x04push\"?\n\x07\x43ompare\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\x12\x11\n\tchain_crc\x18\x03 \x01(\r\"-\n\x08Truncate\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\"h\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x03\x12\x11\n\tprev_term\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x03\x12\x12\n\nlast_index\x18\x04 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\"\x08\n\x06\x43ommit\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"J\n\x0bInstallBase\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0b\n\x03pos\x18\x03 \x01(\x03\x12\x11\n\tchain_crc\x18\x04 \x01(\r\"\xe3\x02\n\x0cPushResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tstream_id\x18\x04 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x0c\n\x04type\x18\x06 \x01(\x05\x12\r\n\x05index\x18\x07 \x01(\x03\x12\x1a\n\x12ledger_begin_index\x18\x08 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\t \x01(\x03\x12\x15\n\rconflict_term\x18\n \x01(\x03\x12\x16\n\x0e\x63onflict_index\x18\x0b \x01(\x03\x12\x14\n\x0cnot_counting\x18\x0c \x01(\x08\x12\x17\n\x0f\x61waits_new_term\x18\r \x01(\x08\x12\x0f\n\x07no_room\x18\x0e \x01(\x08\x12\'\n\x05owner\x18\x0f \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"l\n\x15TakeLeadershipRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x1d\n\x15take_leadership_index\x18\x03 \x01(\x03\"Z\n\x16TakeLeadershipResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\"V\n\x0fPositionRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\"\x9b\x01\n\x10PositionResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x05 \x01(\x03\x12\x11\n\trejoining\x18\x06 \x01(\x08\"\x87\x01\n\x0c\x46\x65tchRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\x13\n\x0buncommitted\x18\x05 \x01(\x08\"n\n\rFetchResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x32\xb1\x03\n\x0bPeerService\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12=\n\x04Push\x12\x17.dledger.v1.PushRequest\x1a\x18.dledger.v1.PushResponse(\x01\x30\x01\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponse\x12\x45\n\x08Position\x12\x1b.dledger.v1.PositionRequest\x1a\x1c.dledger.v1.PositionResponse\x12>\n\x05\x46\x65tch\x12\x18.dledger.v1.FetchRequest\x1a\x19.dledger.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/v1/peer.proto\x12\ndledger.v1\"\xdc\x01\n\x08\x45nvelope\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08local_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x0f\n\x07members\x18\x07 \x03(\t\x12\x0e\n\x06secret\x18\x08 \x01(\x0c\x12\x15\n\rrules_version\x18\t \x01(\r\x12\x11\n\tdirectory\x18\n \x01(\x03\x12\x17\n\x0fknown_directory\x18\x0b \x01(\x03\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xba\x01\n\x0bVoteRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x10\n\x08pre_vote\x18\x05 \x01(\x08\x12\x10\n\x08transfer\x18\x06 \x01(\x08\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x08 \x01(\x03\"\xcd\x01\n\x0cVoteResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x13\n\x0bvote_result\x18\x03 \x01(\x05\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x07 \x01(\x03\x12-\n\x0c\x63luster_time\x18\x08 \x01(\x0b\x32\x17.dledger.v1.CountedTime\"A\n\x0b\x43ountedTime\x12\x10\n\x08stamp_ms\x18\x01 \x01(\x03\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12\x0f\n\x07slew_ms\x18\x03 \x01(\x12\"\xb0\x01\n\x10HeartbeatRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12\x0f\n\x07wall_ms\x18\x05 \x01(\x03\x12-\n\x0c\x63luster_time\x18\x06 \x01(\x0b\x32\x17.dledger.v1.CountedTime\"\xf1\x01\n\x11HeartbeatResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07success\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x14\n\x0cnot_counting\x18\x06 \x01(\x08\x12\x0f\n\x07no_room\x18\x07 \x01(\x08\x12\'\n\x05owner\x18\x08 \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\x12\x12\n\nstored_all\x18\t \x01(\x08\x12\x0f\n\x07wall_ms\x18\n \x01(\x03\"0\n\x0cOwnerFitness\x12\x11\n\tlag_bytes\x18\x01 \x01(\x03\x12\r\n\x05unfit\x18\x02 \x01(\x08\"\xee\x02\n\x0bPushRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tstream_id\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12&\n\x07\x63ompare\x18\x05 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x06 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x07 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07goodbye\x18\t \x01(\x0b\x32\x13.dledger.v1.GoodbyeH\x00\x12/\n\x0cinstall_base\x18\n \x01(\x0b\x32\x17.dledger.v1.InstallBaseH\x00\x42\x06\n\x04push\"?\n\x07\x43ompare\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\x12\x11\n\tchain_crc\x18\x03 \x01(\r\"-\n\x08Truncate\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\"h\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x03\x12\x11\n\tprev_term\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x03\x12\x12\n\nlast_index\x18\x04 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\"\x08\n\x06\x43ommit\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"J\n\x0bInstallBase\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0b\n\x03pos\x18\x03 \x01(\x03\x12\x11\n\tchain_crc\x18\x04 \x01(\r\"\xe3\x02\n\x0cPushResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tstream_id\x18\x04 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x0c\n\x04type\x18\x06 \x01(\x05\x12\r\n\x05index\x18\x07 \x01(\x03\x12\x1a\n\x12ledger_begin_index\x18\x08 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\t \x01(\x03\x12\x15\n\rconflict_term\x18\n \x01(\x03\x12\x16\n\x0e\x63onflict_index\x18\x0b \x01(\x03\x12\x14\n\x0cnot_counting\x18\x0c \x01(\x08\x12\x17\n\x0f\x61waits_new_term\x18\r \x01(\x08\x12\x0f\n\x07no_room\x18\x0e \x01(\x08\x12\'\n\x05owner\x18\x0f \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"l\n\x15TakeLeadershipRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x1d\n\x15take_leadership_index\x18\x03 \x01(\x03\"Z\n\x16TakeLeadershipResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\"i\n\x0fPositionRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x11\n\tdirectory\x18\x04 \x01(\x03\"\x93\x02\n\x10PositionResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x05 \x01(\x03\x12\x11\n\trejoining\x18\x06 \x01(\x08\x12\x42\n\x0b\x64irectories\x18\x07 \x03(\x0b\x32-.dledger.v1.PositionResponse.DirectoriesEntry\x1a\x32\n\x10\x44irectoriesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x87\x01\n\x0c\x46\x65tchRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\x13\n\x0buncommitted\x18\x05 \x01(\x08\"n\n\rFetchResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x32\xb1\x03\n\x0bPeerService\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12=\n\x04Push\x12\x17.dledger.v1.PushRequest\x1a\x18.dledger.v1.PushResponse(\x01\x30\x01\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponse\x12\x45\n\x08Position\x12\x1b.dledger.v1.PositionRequest\x1a\x1c.dledger.v1.PositionResponse\x12>\n\x05\x46\x65tch\x12\x18.dledger.v1.FetchRequest\x1a\x19.dledger.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dledger.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_POSITIONRESPONSE_DIRECTORIESENTRY']._loaded_options = None
+  _globals['_POSITIONRESPONSE_DIRECTORIESENTRY']._serialized_options = b'8\001'
   _globals['_ENVELOPE']._serialized_start=38
-  _globals['_ENVELOPE']._serialized_end=214
-  _globals['_REFUSAL']._serialized_start=216
-  _globals['_REFUSAL']._serialized_end=256
-  _globals['_VOTEREQUEST']._serialized_start=259
-  _globals['_VOTEREQUEST']._serialized_end=445
-  _globals['_VOTERESPONSE']._serialized_start=448
-  _globals['_VOTERESPONSE']._serialized_end=653
-  _globals['_COUNTEDTIME']._serialized_start=655
-  _globals['_COUNTEDTIME']._serialized_end=720
-  _globals['_HEARTBEATREQUEST']._serialized_start=723
-  _globals['_HEARTBEATREQUEST']._serialized_end=899
-  _globals['_HEARTBEATRESPONSE']._serialized_start=902
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1143
-  _globals['_OWNERFITNESS']._serialized_start=1145
-  _globals['_OWNERFITNESS']._serialized_end=1193
-  _globals['_PUSHREQUEST']._serialized_start=1196
-  _globals['_PUSHREQUEST']._serialized_end=1562
-  _globals['_COMPARE']._serialized_start=1564
-  _globals['_COMPARE']._serialized_end=1627
-  _globals['_TRUNCATE']._serialized_start=1629
-  _globals['_TRUNCATE']._serialized_end=1674
-  _globals['_APPEND']._serialized_start=1676
-  _globals['_APPEND']._serialized_end=1780
-  _globals['_COMMIT']._serialized_start=1782
-  _globals['_COMMIT']._serialized_end=1790
-  _globals['_GOODBYE']._serialized_start=1792
-  _globals['_GOODBYE']._serialized_end=1817
-  _globals['_INSTALLBASE']._serialized_start=1819
-  _globals['_INSTALLBASE']._serialized_end=1893
-  _globals['_PUSHRESPONSE']._serialized_start=1896
-  _globals['_PUSHRESPONSE']._serialized_end=2251
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=2253
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=2361
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=2363
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=2453
-  _globals['_POSITIONREQUEST']._serialized_start=2455
-  _globals['_POSITIONREQUEST']._serialized_end=2541
-  _globals['_POSITIONRESPONSE']._serialized_start=2544
-  _globals['_POSITIONRESPONSE']._serialized_end=2699
-  _globals['_FETCHREQUEST']._serialized_start=2702
-  _globals['_FETCHREQUEST']._serialized_end=2837
-  _globals['_FETCHRESPONSE']._serialized_start=2839
-  _globals['_FETCHRESPONSE']._serialized_end=2949
-  _globals['_PEERSERVICE']._serialized_start=2952
-  _globals['_PEERSERVICE']._serialized_end=3385
+  _globals['_ENVELOPE']._serialized_end=258
+  _globals['_REFUSAL']._serialized_start=260
+  _globals['_REFUSAL']._serialized_end=300
+  _globals['_VOTEREQUEST']._serialized_start=303
+  _globals['_VOTEREQUEST']._serialized_end=489
+  _globals['_VOTERESPONSE']._serialized_start=492
+  _globals['_VOTERESPONSE']._serialized_end=697
+  _globals['_COUNTEDTIME']._serialized_start=699
+  _globals['_COUNTEDTIME']._serialized_end=764
+  _globals['_HEARTBEATREQUEST']._serialized_start=767
+  _globals['_HEARTBEATREQUEST']._serialized_end=943
+  _globals['_HEARTBEATRESPONSE']._serialized_start=946
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1187
+  _globals['_OWNERFITNESS']._serialized_start=1189
+  _globals['_OWNERFITNESS']._serialized_end=1237
+  _globals['_PUSHREQUEST']._serialized_start=1240
+  _globals['_PUSHREQUEST']._serialized_end=1606
+  _globals['_COMPARE']._serialized_start=1608
+  _globals['_COMPARE']._serialized_end=1671
+  _globals['_TRUNCATE']._serialized_start=1673
+  _globals['_TRUNCATE']._serialized_end=1718
+  _globals['_APPEND']._serialized_start=1720
+  _globals['_APPEND']._serialized_end=1824
+  _globals['_COMMIT']._serialized_start=1826
+  _globals['_COMMIT']._serialized_end=1834
+  _globals['_GOODBYE']._serialized_start=1836
+  _globals['_GOODBYE']._serialized_end=1861
+  _globals['_INSTALLBASE']._serialized_start=1863
+  _globals['_INSTALLBASE']._serialized_end=1937
+  _globals['_PUSHRESPONSE']._serialized_start=1940
+  _globals['_PUSHRESPONSE']._serialized_end=2295
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=2297
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=2405
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=2407
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=2497
+  _globals['_POSITIONREQUEST']._serialized_start=2499
+  _globals['_POSITIONREQUEST']._serialized_end=2604
+  _globals['_POSITIONRESPONSE']._serialized_start=2607
+  _globals['_POSITIONRESPONSE']._serialized_end=2882
+  _globals['_POSITIONRESPONSE_DIRECTORIESENTRY']._serialized_start=2832
+  _globals['_POSITIONRESPONSE_DIRECTORIESENTRY']._serialized_end=2882
+  _globals['_FETCHREQUEST']._serialized_start=2885
+  _globals['_FETCHREQUEST']._serialized_end=3020
+  _globals['_FETCHRESPONSE']._serialized_start=3022
+  _globals['_FETCHRESPONSE']._serialized_end=3132
+  _globals['_PEERSERVICE']._serialized_start=3135
+  _globals['_PEERSERVICE']._serialized_end=3568
 # @@protoc_insertion_point(module_scope)

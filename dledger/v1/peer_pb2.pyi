@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret", "rules_version")
+    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret", "rules_version", "directory", "known_directory")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class Envelope(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
@@ -26,7 +28,9 @@ class Envelope(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[str]
     secret: bytes
     rules_version: int
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., rules_version: _Optional[int] = ...) -> None: ...
+    directory: int
+    known_directory: int
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., rules_version: _Optional[int] = ..., directory: _Optional[int] = ..., known_directory: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")
@@ -267,30 +271,41 @@ class TakeLeadershipResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., code: _Optional[int] = ...) -> None: ...
 
 class PositionRequest(_message.Message):
-    __slots__ = ("envelope", "term", "round")
+    __slots__ = ("envelope", "term", "round", "directory")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     term: int
     round: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    directory: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., directory: _Optional[int] = ...) -> None: ...
 
 class PositionResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index", "rejoining")
+    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index", "rejoining", "directories")
+    class DirectoriesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LEDGER_END_TERM_FIELD_NUMBER: _ClassVar[int]
     LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     REJOINING_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORIES_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
     ledger_end_term: int
     ledger_end_index: int
     rejoining: bool
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ...) -> None: ...
+    directories: _containers.ScalarMap[str, int]
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ..., directories: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("envelope", "first_index", "last_index", "max_bytes", "uncommitted")

@@ -82,28 +82,28 @@ class PeerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """One long stream per follower while a node leads. The first message is a handshake both ways.
+        """One long stream per follower while a node leads. The first message in each direction is a handshake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeLeadership(self, request, context):
-        """The leader tells a caught-up follower to campaign at once.
+        """The leader requests that an up-to-date follower starts an election immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Position(self, request, context):
-        """A member that lost its log, or its end, asks every other one how far the log may have been acknowledged.
+        """A member that lost its log or the end of it asks all other members how far the log may be acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Entries, to repair what is damaged elsewhere: whole batches, byte for byte.
+        """Entries for the repair of damage on another node: whole batches, byte for byte.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,6 +18,7 @@ from dledger.core.messages import (
     Heartbeat,
     Message,
     PositionRequest,
+    PositionResponse,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
@@ -69,6 +70,11 @@ def sends(kind: type[Message], to: str = "b") -> Expected:
 
 def becomes(role: Role, cause: str) -> Expected:
     return lambda effect: isinstance(effect, RoleChanged) and (effect.role, effect.cause) == (role, cause)
+
+
+def is_more_than_a_report(effect: Effect) -> bool:
+    """Reports of directories are requested by all nodes, whatever else they do."""
+    return not isinstance(effect, SendMessage) or not isinstance(effect.message, PositionRequest)
 
 
 def ends_transfer(effect: Effect) -> bool:
@@ -215,6 +221,18 @@ def unfit_leader() -> Node:
     return without(leader())
 
 
+def one_report_missing() -> Node:
+    node = Node()
+    node.receive("b", PositionResponse(0, "b", node.core.vote_round, -1, -1))
+    return node
+
+
+def all_reported() -> Node:
+    node = one_report_missing()
+    node.receive("c", PositionResponse(0, "c", node.core.vote_round, -1, -1))
+    return node
+
+
 def rejoining() -> Node:
     node = Node(terms=[1, 1])
     node.core.hard_state = replace(node.core.hard_state, rejoining=True)
@@ -244,18 +262,18 @@ CASES = {
     ),
     "a candidate may not lead any more": Case(
         lambda: without(candidate(pre_vote=True)),
-        lambda effect: True,
+        is_more_than_a_report,
         [],
         votes_late(pre_vote=True),
     ),
     "a candidate that is elected may not lead any more": Case(
         lambda: without(candidate(pre_vote=False)),
-        lambda effect: True,
+        is_more_than_a_report,
         [],
         votes_late(pre_vote=False),
     ),
     "a candidate that was refused may not lead any more": Case(
-        lambda: without(refused_candidate()), lambda effect: True, [], votes_late(pre_vote=False)
+        lambda: without(refused_candidate()), is_more_than_a_report, [], votes_late(pre_vote=False)
     ),
     "a node that lost its leader may not lead for a while": Case(
         lambda: without(follower_of_a_lost_stream()),
@@ -288,6 +306,9 @@ CASES = {
         lambda: predecessor(random_ms=highest), ends_transfer, [2967], c_campaigns
     ),
     "a successor, of one that may not lead": Case(lambda: predecessor(may_lead=False), ends_transfer, [2967]),
+    "a report of a member that is down": Case(Node, sends(PositionRequest), [1, 2001, 4001]),
+    "the report of the last member": Case(one_report_missing, sends(PositionRequest, "c"), [1, 2001, 4001]),
+    "all reports": Case(all_reported, sends(PositionRequest), []),
     "rejoining": Case(
         rejoining, sends(PositionRequest), range(1, 1000, 150), as_often_as_ever=True, for_ms=1000
     ),

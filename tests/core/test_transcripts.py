@@ -32,6 +32,7 @@ from dledger.core.messages import (
     Heartbeat,
     HeartbeatResponse,
     Message,
+    PositionRequest,
     PushResponse,
     PushType,
     VoteRequest,
@@ -63,6 +64,8 @@ def message_text(message: Message) -> str:
             return f"commit {message.committed_index}"
         case PushResponse():
             return f"{message.type.name} {message.code.name} {message.index}"
+        case PositionRequest():
+            return "report?"
         case _:
             return type(message).__name__
 
@@ -135,6 +138,8 @@ def test_transcript_of_an_election_an_append_and_its_commit() -> None:
         "start",
         "  FOLLOWER in term 0 (start)",
         "99 ms: tick",
+        "  to b: report?",
+        "  to c: report?",
         "100 ms: tick",
         "  CANDIDATE in term 0 (timeout)",
         "  to b: pre-vote? term 1, log ends -1/-1",

@@ -15,6 +15,7 @@ from broker_adapter.log.classic.ha import connection as ha_connection
 from broker_adapter.log.classic.ha.options import HaOptions
 from broker_adapter.metadata import commands, creation_limits
 from dledger.core import sessions, term_allowance
+from dledger.core.directories import MAX_DIRECTORY
 from dledger.core.values import MAX_INCARNATION, MAX_INDEX, MAX_POS, MAX_TERM
 from dledger.infra.http.connections import HttpConnectionLimits
 from dledger.infra.transport import channels, field_count, first_messages
@@ -60,8 +61,8 @@ FIXED = {
     "a peer's term above the node's own": (
         f"{power(term_allowance.MAX_TERM_ADVANCE)}, and {power(term_allowance.TERMS_PER_MS)} more each ms"
     ),
-    "a term; an index; a position; an incarnation": (
-        "; ".join(map(power, (MAX_TERM, MAX_INDEX, MAX_POS, MAX_INCARNATION)))
+    "a term; an index; a position; a directory number; an incarnation": (
+        "; ".join(map(power, (MAX_TERM, MAX_INDEX, MAX_POS, MAX_DIRECTORY, MAX_INCARNATION)))
     ),
     "a JSON request body; its values; a name or client id; an expression": (
         f"{mib(bodies.MAX_BODY_BYTES)}; {bodies.MAX_BODY_VALUES:,}; {bodies._MAX_NAME}; {sql92.MAX_LENGTH:,}"

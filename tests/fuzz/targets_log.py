@@ -143,7 +143,8 @@ def with_json_crc(data: bytes) -> bytes:
 
 
 def _hard_state(rng: Random) -> bytes:
-    state = HardState(7, rng.choice((None, "n1")), 3, rng.random() < 0.5, 5, 6, 7)
+    directories = (("n1", 3), ("n,2", 5 << 32))[: rng.randrange(3)]
+    state = HardState(7, rng.choice((None, "n1")), 3, rng.random() < 0.5, 5, 6, 7, directories)
     return _written(state_files.write_hard_state, state)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.core.cluster_clock import CountedTime
+from dledger.core.directories import MAX_DIRECTORY
 from dledger.core.member_clocks import MAX_WALL_MS
 from dledger.core.messages import (
     Append,
@@ -44,6 +45,7 @@ _ENVELOPE = _IDENTITY.envelope("n2")
 terms = st.integers(0, 2**62)
 indexes = st.integers(-1, 2**62)
 counts = st.integers(0, 2**62)
+directories = st.integers(0, MAX_DIRECTORY)
 nodes = st.sampled_from(["n1", "n2", "node-3"])
 owners = st.none() | st.builds(OwnerFitness, lag_bytes=counts, fit=st.booleans())
 
@@ -240,7 +242,7 @@ def test_push_responses_round_trip(message: PushResponse) -> None:
 
 
 @given(
-    st.builds(PositionRequest, term=terms, node_id=st.just("n1"), round=counts),
+    st.builds(PositionRequest, term=terms, node_id=st.just("n1"), round=counts, directory=directories),
     st.builds(
         PositionResponse,
         term=terms,
@@ -249,6 +251,7 @@ def test_push_responses_round_trip(message: PushResponse) -> None:
         ledger_end_term=indexes,
         ledger_end_index=indexes,
         rejoining=st.booleans(),
+        directories=st.dictionaries(nodes, directories).map(lambda d: tuple(sorted(d.items()))),
     ),
 )
 def test_positions_round_trip(question: PositionRequest, answer: PositionResponse) -> None:
@@ -395,7 +398,7 @@ def _numbers_of(message: Any, prefix: tuple[str, ...] = ()) -> list[tuple[tuple[
     """The paths of all 64 bit numbers that a peer message holds, the envelope apart."""
     found = []
     for field in message.DESCRIPTOR.fields:
-        if field.name in ("envelope", "refusal"):
+        if field.name in ("envelope", "refusal", "directories"):  # the last one has a test of its own
             continue
         if field.message_type is not None:
             inner = getattr(pb, field.message_type.name)()
@@ -453,6 +456,15 @@ def test_every_number_of_a_peer_has_an_upper_end(
     setattr(at, name, value)
     with pytest.raises(InvalidRequest):
         reader(message)
+
+
+@pytest.mark.parametrize("value", [-1, *_BEYOND])
+def test_numbers_of_directories_have_a_lower_and_an_upper_end(value: int) -> None:
+    for envelope in (pb.Envelope(directory=value), pb.Envelope(known_directory=value)):
+        with pytest.raises(InvalidRequest):
+            convert.directories_of(envelope)
+    with pytest.raises(InvalidRequest):
+        convert.position_response_from_pb(pb.PositionResponse(directories={"n1": value}), "n2")
 
 
 def test_entries_that_follow_one_of_a_later_term_than_their_leader_are_refused() -> None:

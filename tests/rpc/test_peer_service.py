@@ -43,6 +43,8 @@ class Port:
     def __init__(self) -> None:
         self.reached: list[object] = []
 
+    def check_directories(self, peer: str, directory: int, expected: int) -> None: ...
+
     async def request(self, peer: str, message: Message) -> Message:
         self.reached.append(message)
         raise TimeoutError

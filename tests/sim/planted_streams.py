@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dledger.core.messages import PositionRequest, PositionResponse
+from dledger.core.rejoining import RejoinProcess
 from dledger.node.members import peers
 from dledger.node.members.inbound import PeerRequests
 from tests.sim.planted_stalls import leader_that_commits_nothing_stays
@@ -61,3 +65,51 @@ def stream_not_opened_again(patch: pytest.MonkeyPatch) -> None:
         await link._run_stream(link._client.open_push(link._next_stream_id()))
 
     patch.setattr(peers.PeerLink, "_keep_stream", keep_stream)
+
+
+def earlier_directories_admitted(patch: pytest.MonkeyPatch) -> None:
+    """A disk that returns after its node has rejoined votes and counts as if it were the newer one."""
+    patch.setattr(PeerRequests, "check_directories", lambda *_: None)
+
+
+def own_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """The node with the earlier disk is refused, but answers others: it elects them."""
+    original = PeerRequests.check_directories
+
+    def check(inbound: PeerRequests, peer: str, directory: int, expected: int) -> None:
+        original(inbound, peer, directory, 0)
+
+    patch.setattr(PeerRequests, "check_directories", check)
+
+
+def reported_before_the_directory_is_recorded(patch: pytest.MonkeyPatch) -> None:
+    """Members learn of a new directory by its messages alone: the node counts before all know it."""
+    original = RejoinProcess.on_request
+
+    def on_request(process: RejoinProcess, peer: str, request: PositionRequest) -> None:
+        original(process, peer, replace(request, directory=0))
+
+    patch.setattr(RejoinProcess, "on_request", on_request)
+
+
+def directories_not_passed_on(patch: pytest.MonkeyPatch) -> None:
+    """A member that rejoins is not told which directories the others have replaced."""
+    original = RejoinProcess.on_response
+
+    def on_response(process: RejoinProcess, peer: str, response: PositionResponse) -> None:
+        own = tuple(pair for pair in response.directories if pair[0] == process.core.node_id)
+        original(process, peer, replace(response, directories=own))
+
+    patch.setattr(RejoinProcess, "on_response", on_response)
+
+
+def reports_of_earlier_directories_kept(patch: pytest.MonkeyPatch) -> None:
+    """What the earlier disk of a member contains counts as what its newest one contains."""
+    original = RejoinProcess.learn
+
+    def learn(process: RejoinProcess, directories: Mapping[str, int]) -> None:
+        kept = dict(process._reports)
+        original(process, directories)
+        process._reports.update(kept)
+
+    patch.setattr(RejoinProcess, "learn", learn)

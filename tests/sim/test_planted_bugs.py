@@ -177,6 +177,7 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.pushed_while_rebuilding_and_forgotten, None),
     (planted_streams.stream_not_opened_again, None),
     (planted_streams.rejoined_leader_never_pushes, REJOINED),
+    (planted_streams.earlier_directories_admitted, test_rejoin_scenarios.RETURNED),
     (planted_owners.epoch_not_compared, OWNED),
     (planted_owners.filled_before_it_was_judged, None),
     (planted_owners.room_judged_after_the_fill, None),
@@ -346,6 +347,15 @@ def _votes_of_slow_disks() -> None:
     test_disk_scenarios.test_a_leader_is_elected_where_votes_take_long_to_become_durable(2.0, 3)
 
 
+def _disk_that_returns() -> None:
+    test = test_rejoin_scenarios
+    test.test_a_lost_disk_that_returns_elects_no_leader_without_the_entries_of_the_newer_one(False)
+
+
+def _disk_that_is_asked() -> None:
+    test_rejoin_scenarios.test_a_lost_disk_that_returns_is_refused_whoever_speaks_first(False)
+
+
 def _restart_within_a_restart() -> None:
     test_liveness_scenarios.test_node_that_restarts_in_any_phase_of_anothers_restart(CrashKind.PROCESS, False)
 
@@ -358,6 +368,17 @@ BY_SCENARIO += [
     ),
     (planted_streams.votes_given_up_early, _votes_of_slow_disks),
     (planted_streams.stream_not_opened_again, _restart_within_a_restart),
+    (planted_streams.earlier_directories_admitted, _disk_that_returns),
+    (planted_streams.reported_before_the_directory_is_recorded, _disk_that_returns),
+    (planted_streams.own_directory_not_compared, _disk_that_is_asked),
+    (
+        planted_streams.reports_of_earlier_directories_kept,
+        test_rejoin_scenarios.test_the_report_of_a_lost_disk_that_returns_does_not_count,
+    ),
+    (
+        planted_streams.directories_not_passed_on,
+        test_rejoin_scenarios.test_a_lost_disk_that_returns_is_refused_by_a_member_that_rejoined_later,
+    ),
 ]
 
 

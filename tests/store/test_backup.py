@@ -51,6 +51,17 @@ def test_three_directories_from_one_backup_are_equal(purged: bool) -> None:
         assert state.term >= store.tail.term and state.voted_for is None and not state.is_barred
 
 
+def test_rule_11_a_directory_that_is_restored_again_is_another_one() -> None:
+    """The other nodes of the new cluster know a node by its first directory."""
+    disk, store = new_sim_store()
+    write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, disk=disk)
+    incarnations = set()
+    for target in (Path("/first"), Path("/second")):
+        restore_directory(BACKUP, target, NEW, backup_disk=disk, disk=disk)
+        incarnations.add(DiskLogStore.open(target, disk=disk).hard_state.incarnation)
+    assert len(incarnations) == 2
+
+
 def test_a_real_directory(tmp_path: Path) -> None:
     _, store = new_sim_store()
     store.append(make_batches(25, seed=3))

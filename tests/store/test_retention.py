@@ -228,7 +228,10 @@ def test_a_read_that_a_purge_overtakes_names_the_new_begin() -> None:
 
 def test_rule_11_what_a_rejoining_node_must_know_survives(opened: tuple[LogStore, Reopen]) -> None:
     store, reopen = opened
-    state = HardState(7, "n2", 4, rejoining=True, barred_term=9, floor_term=6, floor_index=123)
+    state = HardState(
+        *(7, "n2", 4, True, 9, 6, 123),
+        directories=(('a:"1", = %2C', 5), ("n1", (1 << 32) + 4), ("ü", 6)),
+    )
     store.save_hard_state(state)
     store = reopen(store)
     assert store.hard_state == state

@@ -49,6 +49,7 @@ PATIENT_S = 60.0
 SHORT_S = 0.2
 STREAM = 7
 MEMBERS = ("n0", "n1", "n2")
+DIRECTORIES = {"n0": 5, "n1": (1 << 32) + 6, "n2": 0}
 
 
 async def soon(condition: Callable[[], object]) -> None:
@@ -67,6 +68,13 @@ class Port:
         self.events: list[object] = []
         self.streams: list[PushPeer] = []
         self.cancelled = 0
+        self.directories: list[tuple[str, int, int]] = []
+        self.refusal: InvalidRequest | None = None
+
+    def check_directories(self, peer: str, directory: int, expected: int) -> None:
+        self.directories.append((peer, directory, expected))
+        if self.refusal is not None:
+            raise self.refusal
 
     async def request(self, peer: str, message: Message) -> Message:
         self.asked.append((peer, message))
@@ -127,7 +135,7 @@ class _Grpc:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        me = PeerIdentity("sim", "sim", "n0", MEMBERS, 3)
+        me = PeerIdentity("sim", "sim", "n0", MEMBERS, 3, directory_of=DIRECTORIES.__getitem__)
         self.transport: PeerTransport = PeerClient("n1", self._address, me)
 
     async def come_up(self) -> None:
@@ -162,8 +170,10 @@ class _Simulated:
         self._simulation = simulation = Simulation(replace(QUIET, request_timeout_ms=200))
         simulation.start()
         for process in simulation.processes():
-            process.shell.give_up()  # its replica says and asks nothing
+            process.shell.give_up()  # its replica says and asks nothing more
+        simulation.run_for(1_000)  # what was under way is over
         self.process = simulation.process("n0")
+        self.process.identity = replace(self.process.identity, directory_of=DIRECTORIES.__getitem__)
         self.transport: PeerTransport = SimTransport(self.process, "n1")
         self._take()
 
@@ -247,6 +257,28 @@ def test_refusals_keep_their_numbers(run: Run, error: Exception, code: Code) -> 
         with pytest.raises(InvalidRequest) as caught:
             await world.transport.request(VOTE, PATIENT_S)
         assert caught.value.code is code
+
+    run(script)
+
+
+@both
+@pytest.mark.parametrize("kind", ["call", "fetch", "push"])
+def test_directories_are_checked_before_anything_else(run: Run, kind: str) -> None:
+    async def ask(transport: PeerTransport) -> None:
+        if kind == "call":
+            await transport.request(VOTE, PATIENT_S)
+        elif kind == "fetch":
+            await anext(transport.fetch(0, 3, 100, PATIENT_S))
+        else:
+            await transport.open_push(7).run(lambda incarnation: None, lambda response: None)
+
+    async def script(world: World) -> None:
+        world.port.refusal = InvalidRequest("an earlier one", code=Code.DIRECTORY_REPLACED)
+        with pytest.raises(InvalidRequest, match="an earlier one") as caught:
+            await ask(world.transport)
+        assert caught.value.code is Code.DIRECTORY_REPLACED
+        assert world.port.directories == [("n0", DIRECTORIES["n0"], DIRECTORIES["n1"])]
+        assert not world.port.asked and not world.port.events
 
     run(script)
 

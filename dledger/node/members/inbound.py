@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Protocol
 
+from dledger.core.directories import supersedes
 from dledger.core.messages import (
     Append,
     Commit,
@@ -27,7 +28,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.errors import InvalidRequest, Overloaded
+from dledger.errors import Code, InvalidRequest, Overloaded
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.ports import FetchedFrames, PushPeer
 
@@ -53,6 +54,8 @@ class InboundEvents(Protocol):
     """The replica's handlers of inbound messages."""
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None: ...
+    def directory_seen(self, peer: str, number: int) -> None: ...
+    def directory_replaced(self, reason: str) -> None: ...
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
 
@@ -85,6 +88,24 @@ class PeerRequests:
     @property
     def identity(self) -> PeerIdentity:
         return self._identity
+
+    def check_directories(self, peer: str, directory: int, expected: int) -> None:
+        """See PeerPort. A rejoining node has no number yet, because it may still take a higher one."""
+        identity = self._identity
+        known, own = identity.directory_of(peer), identity.directory_of(identity.node_id)
+        is_new = directory not in (0, known)
+        if is_new and not supersedes(directory, known):
+            raise InvalidRequest(
+                f"{peer} uses directory {directory}, but {identity.node_id} knows its directory {known}",
+                code=Code.DIRECTORY_REPLACED,
+            )
+        if own and expected not in (0, own) and not supersedes(own, expected):
+            self._events.directory_replaced(f"{peer} knows directory {expected} of this node, not {own}")
+            raise InvalidRequest(
+                f"{identity.node_id} uses directory {own}, not {expected}", code=Code.UNEXPECTED_MEMBER
+            )
+        if is_new:
+            self._events.directory_seen(peer, directory)
 
     async def request(self, peer: str, message: Message) -> Message:
         """Deliver a request and return the replica's response. Raises TimeoutError, or Overloaded if too

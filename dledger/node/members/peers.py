@@ -24,7 +24,7 @@ from dledger.core.messages import (
     TakeLeadership,
     VoteRequest,
 )
-from dledger.errors import InvalidRequest
+from dledger.errors import Code, InvalidRequest
 from dledger.infra.logs import get_logger
 from dledger.rpc.peer_transport import PeerTlsFailure, PeerTransport, PeerUnreachable, PushStream, Question
 from dledger.rpc.ports import FetchedFrames
@@ -49,6 +49,7 @@ class PeerEvents(Protocol):
     def peer_answered(self, peer: str, message: Message) -> None: ...
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
     def stream_down(self, peer: str, stream_id: int) -> None: ...
+    def directory_replaced(self, reason: str) -> None: ...
 
 
 class PeerLink:
@@ -160,12 +161,12 @@ class PeerLink:
         try:
             answer = await self._client.request(message, within_s)
         except PeerTlsFailure as error:
-            self._note_refusal(str(error))
+            self._log_once(str(error))
             return
         except PeerUnreachable:
             return
         except InvalidRequest as error:
-            self._note_refusal(str(error))
+            self._on_refusal(error)
             return
         self._events.peer_answered(self.peer, answer)
 
@@ -207,7 +208,7 @@ class PeerLink:
         except PeerUnreachable as error:
             _log.debug("push stream ended", peer=self.peer, reason=str(error))
         except InvalidRequest as error:
-            self._note_refusal(str(error))
+            self._on_refusal(error)
         except Exception as error:
             # A bug on either side ends this stream, but must not prevent later ones.
             _log.error("push stream failed", peer=self.peer, exc_info=error)
@@ -218,7 +219,12 @@ class PeerLink:
                 stream.is_up = False
                 self._events.stream_down(self.peer, stream.stream_id)
 
-    def _note_refusal(self, reason: str) -> None:
+    def _on_refusal(self, error: InvalidRequest) -> None:
+        self._log_once(str(error))
+        if error.code is Code.DIRECTORY_REPLACED:
+            self._events.directory_replaced(error.message)
+
+    def _log_once(self, reason: str) -> None:
         if self._last_refusal != reason:  # log it once, not with every heartbeat
             self._last_refusal = reason
             _log.warning("peer refuses requests", peer=self.peer, address=self._client.address, reason=reason)

@@ -21,7 +21,7 @@ from dledger.infra.files.disk import Disk, OsDisk, read_file, replace_file, writ
 from dledger.store.api import Frames
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, parse_batch
-from dledger.store.identity import Identity, init_directory
+from dledger.store.identity import Identity, first_incarnation, init_directory
 from dledger.store.state_files import tail_of
 
 ENTRIES = "entries"
@@ -143,7 +143,7 @@ def restore_directory(
             code=Code.FOREIGN_DIRECTORY,
         )
     # An interrupted restore must not be taken for a node with the complete log.
-    init_directory(target_dir, identity, disk=disk, rejoining=True)
+    init_directory(target_dir, identity, disk=disk, incarnation=first_incarnation(), rejoining=True)
     store = DiskLogStore.open(target_dir, disk=disk)
     try:
         if manifest.base != NO_BASE:
@@ -157,7 +157,8 @@ def restore_directory(
                 code=Code.DATA_DAMAGED,
             )
         store.save_checkpoint(manifest.tail.index, None)
-        store.save_hard_state(HardState(max(manifest.tail.term, 0)))
+        term, incarnation = max(manifest.tail.term, 0), store.hard_state.incarnation
+        store.save_hard_state(HardState(term, None, incarnation))
     finally:
         store.close()
     return manifest

@@ -42,6 +42,11 @@ SYMPTOMS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("", "70: its event loop was blocked", "restart it; report the stack trace in its log"),
             (
                 "",
+                "74 with 638: another directory of the node is the newest",
+                f"bring it back, or `--rejoin`, see {_FAILURES}",
+            ),
+            (
+                "",
                 "137 (128 + SIGKILL): the out-of-memory killer or `kill -9`",
                 "check `dmesg`; provide more memory",
             ),

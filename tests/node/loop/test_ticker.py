@@ -100,9 +100,12 @@ def due_in(world: World, node: str) -> int:
 
 
 def settled() -> World:
-    """a leads b and c, and all have all."""
+    """a leads b and c, and all have all, and have reported their directories to each other."""
     world = World("a", "b", "c")
     world.elect("a")
+    world.carry()
+    for host in world.hosts.values():
+        host.replica.tick(host.now)
     world.carry()
     return world
 

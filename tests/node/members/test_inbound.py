@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dledger.core.directories import FIRST_REJOINED
 from dledger.core.messages import PushResponse, PushType
-from dledger.errors import Code
+from dledger.errors import Code, InvalidRequest
 from dledger.node.members.inbound import PeerRequests
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.ports import FetchedFrames
@@ -13,8 +16,16 @@ from dledger.rpc.push_stream import PushReceiver
 class Events:
     def __init__(self) -> None:
         self.lost: list[tuple[str, int]] = []
+        self.seen: list[tuple[str, int]] = []
+        self.stopped: list[str] = []
 
     def receive(self, peer: str, message: object, payload: object) -> None: ...
+
+    def directory_seen(self, peer: str, number: int) -> None:
+        self.seen.append((peer, number))
+
+    def directory_replaced(self, reason: str) -> None:
+        self.stopped.append(reason)
 
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
         self.lost.append((leader_id, stream_id))
@@ -66,3 +77,52 @@ def test_rule_6_a_response_goes_to_the_stream_it_belongs_to_or_nowhere() -> None
         response = PushResponse(1, "n", stream_id, Code.SUCCESS, PushType.APPEND, 5, 0, 5)
         inbound.respond("m", response)
     assert not old.said and [one.stream_id for one in new.said] == [2]
+
+
+def make_numbered(own: int, known: int) -> tuple[PeerRequests, Events]:
+    events, numbers = Events(), {"n": own, "m": known}
+    identity = PeerIdentity("c", "g", "n", ("n", "m"), 1, directory_of=numbers.__getitem__)
+    return PeerRequests(identity, events, no_fetch), events
+
+
+REJOINED = FIRST_REJOINED + 5
+
+
+@pytest.mark.parametrize(
+    ("own", "known", "claims", "seen"),
+    [
+        (3, 4, (4, 3), None),
+        (3, 0, (4, 0), 4),  # the first message
+        (3, 4, (REJOINED, 3), REJOINED),
+        (REJOINED, 4, (4, 3), None),  # the peer does not know yet that this node has rejoined
+        (3, 4, (0, 3), None),  # the peer is rejoining
+        (0, 4, (4, REJOINED), None),  # this node is rejoining
+    ],
+)
+def test_rule_11_the_newest_directories_are_admitted(
+    own: int, known: int, claims: tuple[int, int], seen: int | None
+) -> None:
+    inbound, events = make_numbered(own, known)
+    inbound.check_directories("m", *claims)
+    assert events.seen == ([] if seen is None else [("m", seen)]) and not events.stopped
+
+
+@pytest.mark.parametrize(("known", "directory"), [(REJOINED, 4), (4, 5), (5, 4), (REJOINED + 1, REJOINED)])
+def test_rule_11_another_directory_of_a_peer_is_refused(known: int, directory: int) -> None:
+    """What it says of this node does not count."""
+    inbound, events = make_numbered(3, known)
+    with pytest.raises(InvalidRequest) as caught:
+        inbound.check_directories("m", directory, REJOINED)
+    assert caught.value.code is Code.DIRECTORY_REPLACED
+    assert not events.seen and not events.stopped
+
+
+@pytest.mark.parametrize(("own", "expected"), [(3, REJOINED), (3, 4), (4, 3), (REJOINED, REJOINED + 1)])
+def test_rule_11_a_node_with_another_directory_than_its_peer_knows_stops_itself_and_not_the_peer(
+    own: int, expected: int
+) -> None:
+    inbound, events = make_numbered(own, 0)
+    with pytest.raises(InvalidRequest) as caught:
+        inbound.check_directories("m", 9, expected)
+    assert caught.value.code is Code.UNEXPECTED_MEMBER
+    assert len(events.stopped) == 1 and not events.seen
