@@ -25,7 +25,8 @@ from tests.docs.pages import ROOT
 CONTAINERFILE = ROOT / "examples/deploy/container/Containerfile"
 _SUITE = "trixie"
 _BASE = f"docker.io/library/debian:{_SUITE}-slim"
-_TOOLS = ("buildah", "mmdebstrap", "bwrap")
+#: Tool -> package of Debian.
+_TOOLS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "bwrap": "bubblewrap"}
 _STOP_S = 60
 
 
@@ -126,7 +127,7 @@ def _pairs(variables: Sequence[str]) -> Iterator[tuple[str, str]]:
 @contextmanager
 def built_image(folder: Path) -> Iterator[Image]:
     """Build it. Skips the test, loudly, where that is not possible."""
-    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+    if missing := [package for tool, package in _TOOLS.items() if shutil.which(tool) is None]:
         pytest.skip(f"{DID_NOT_RUN}: the container image: apt-get install {' '.join(missing)}")
     if os.geteuid() != 0:
         pytest.skip(f"{DID_NOT_RUN}: the container image: only root may build it")
