@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,9 +155,13 @@ class LineBatches:
                     chunk = error
                 if self._closed.is_set():
                     return
-                asyncio.run_coroutine_threadsafe(self._chunks.put(chunk), loop).result()
+                put = self._chunks.put(chunk)
+                try:
+                    asyncio.run_coroutine_threadsafe(put, loop).result()
+                finally:
+                    put.close()  # never started if the loop is closed
                 if not chunk or isinstance(chunk, Exception):
                     return
-        except RuntimeError:
-            # The loop was closed in the meantime: the lines are no longer needed.
+        except (RuntimeError, CancelledError):
+            # The loop has ended, for example after Ctrl-C: the lines are no longer needed.
             return

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import os
+import sys
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 
 from dledger.cli.line_source import LineBatch, LineBatches, LineSplitter
 from dledger.core.values import ENTRY_HEADER_SIZE
+from tests.client.helpers import until
 
 
 def obvious_lines(data: bytes) -> list[bytes]:
@@ -124,3 +129,48 @@ async def test_a_read_error_comes_out() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         async for _ in LineBatches(Broken(), batch_bytes=10, batch_entries=10, max_line_bytes=10):
             raise AssertionError("there is nothing to read")
+
+
+def reader() -> threading.Thread:
+    return next(thread for thread in threading.enumerate() if thread.name == "read-lines")
+
+
+def test_an_ended_loop_ends_the_reader_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    async def main() -> threading.Thread:
+        lines = LineBatches(Endless(), batch_bytes=10, batch_entries=1, max_line_bytes=10)
+        await anext(aiter(lines))
+        await until(lambda: len(asyncio.all_tasks()) > 1)  # the reader's put into the full queue
+        return reader()
+
+    asyncio.run(main()).join()
+    assert not raised
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_ended_loop_ends_the_reader_that_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    read_end, write_end = os.pipe()
+
+    async def main(pipe: io.FileIO) -> threading.Thread:
+        lines = aiter(LineBatches(pipe, batch_bytes=10, batch_entries=1, max_line_bytes=10))
+        os.write(write_end, b"a\n")
+        await anext(lines)
+        return reader()
+
+    with io.FileIO(read_end) as pipe:
+        thread = asyncio.run(main(pipe))
+        os.write(write_end, b"b\n")
+        thread.join()
+    os.close(write_end)
+    gc.collect()
+    assert not raised
+
+
+class Endless(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        return b"a\n"
