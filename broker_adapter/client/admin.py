@@ -22,14 +22,20 @@ from broker_adapter.client.core.admin_bodies import (
     parse_topic_stats,
     parse_topics,
 )
-from broker_adapter.client.core.checks import check_offset
+from broker_adapter.client.core.checks import check_offset, check_type
 from broker_adapter.client.core.route_data import (
     BrokerAddresses,
     TopicRoute,
     distinct,
     parse_clusters,
 )
-from broker_adapter.client.core.values import MessageExt, MessageQueue, decode_one, first_messages
+from broker_adapter.client.core.values import (
+    MessageExt,
+    MessageQueue,
+    check_queue,
+    decode_one,
+    first_messages,
+)
 from broker_adapter.client.instance import ClientInstance, RemotingClient, is_absent
 from broker_adapter.client.options import ClientOptions
 from broker_adapter.client.steps import run_in_steps
@@ -357,6 +363,7 @@ class Admin(RemotingClient):
         invalid, ReadFailed or RemotingFailed if there is no such message, and PutRefused or AnswerMissing if
         no broker that stores the message responds.
         """
+        check_type("a message id", offset_message_id, str)
         message_id = parse_offset_id(offset_message_id)
         request = RemotingCommand(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.physical_offset)})
         address = str(message_id.store_host)
@@ -425,10 +432,13 @@ class Admin(RemotingClient):
     async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Set the group's offset in a queue, forward or backward. Connected members continue at this offset.
 
-        RocketMQ brokers before version 5 do not support this.
+        RocketMQ brokers before version 5 do not support this. Raises GroupRefused (GROUP_UNKNOWN).
         """
         check_offset(offset)
+        check_queue(queue)
         address = await self._client.master_of(queue.topic, queue.broker_name)
+        if await self._group_at(address, group) is None:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
         await self._client.call(address, requests.reset_offset(group, queue, offset))
 
     def _readable(self, route: TopicRoute) -> list[str]:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker_adapter.client.core import requests
+from broker_adapter.client.core.checks import check_type
 from broker_adapter.client.core.outcomes import error_of
 from broker_adapter.client.core.route_data import TopicRoute, parse_route, parse_topic_list
 from broker_adapter.client.options import ClientOptions
@@ -59,6 +60,7 @@ class ClientInstance:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.options = options or ClientOptions()
+        check_type("options", self.options, ClientOptions)
         self.dispatch = Dispatch()
         self.connections = Connections(self.options, self.dispatch, tls)
         self.name_servers = NameServers(

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from broker_adapter.client import group_requests
 from broker_adapter.client.core import outcomes, requests
+from broker_adapter.client.core.checks import check_callable, check_timeout, check_type
 from broker_adapter.client.core.queue_choice import QueueChoice
 from broker_adapter.client.core.requests import EncodedMessage
 from broker_adapter.client.core.send_attempts import TOPICS_WITHOUT_IDS, SendAttempts
@@ -21,6 +22,7 @@ from broker_adapter.client.core.values import (
     MessageQueue,
     SendResult,
     SendStatus,
+    check_queue,
 )
 from broker_adapter.client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.client.options import ClientOptions
@@ -123,7 +125,8 @@ class Producer(RemotingClient):
         repeated, and a send without them may be stored twice (`SendResult.may_be_duplicate`).
 
         Raises PutIndeterminate (OUTCOME_UNKNOWN) if no attempt succeeded but one may have stored the message.
-        PutRefused, TopicRefused and IllegalMessage mean that nothing was stored.
+        PutRefused, TopicRefused and IllegalMessage mean that nothing was stored. IllegalMessage also concerns
+        a queue of another topic, and both `queue` and `selector`.
         """
         outgoing = await self._encoded(message)
         return await self._send([message], outgoing, queue, selector, arg, timeout)
@@ -159,6 +162,7 @@ class Producer(RemotingClient):
         requests that they have not started to process.
         """
         outgoing = await self._encoded(message)
+        _check_choice(message.topic, queue, selector)
         chosen = queue or self._choose(await self._write_queues(message.topic), message, selector, arg)
         request = self._request(chosen, outgoing, now_ms())
         request.flag = RemotingCommand.oneway(request.code).flag
@@ -178,6 +182,9 @@ class Producer(RemotingClient):
         Raises AnswerMissing (ANSWER_MISSING) if no reply arrives in time; the message may have been consumed.
         Also raises the errors of `send`.
         """
+        check_type("a message", message, Message)
+        check_timeout(timeout)
+        _check_choice(message.topic, queue, selector)
         with self._requests.new_request() as (correlation_id, answer):
             own = {
                 CORRELATION_ID: correlation_id,
@@ -248,8 +255,11 @@ class Producer(RemotingClient):
         arg: object,
         timeout: float | None,
     ) -> SendResult:
+        _check_choice(messages[0].topic, wanted, selector)
+        timeout = self._options.timeout if timeout is None else timeout
+        check_timeout(timeout)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (timeout or self._options.timeout)
+        deadline = loop.time() + timeout
         is_ordered = wanted is not None or selector is not None
         born_ms = now_ms()  # the same in all attempts, because brokers use it to detect duplicates
         attempts = SendAttempts(messages[0].topic, self._filters, deadline, wanted, is_ordered=is_ordered)
@@ -300,7 +310,7 @@ class Producer(RemotingClient):
             return attempts.same_queue(attempts.wanted, queues)
         queues = await self._write_queues(message.topic, renew=is_repeated)
         if selector is not None:
-            return selector(queues, message, arg)
+            return self._choose(queues, message, selector, arg)
         now = asyncio.get_running_loop().time()
         return self._choice.pick(attempts.allowed(queues), now, tried=attempts.tried)
 
@@ -386,10 +396,13 @@ class Producer(RemotingClient):
         self, queues: Sequence[MessageQueue], message: Message, selector: Selector | None, arg: object
     ) -> MessageQueue:
         if selector is not None:
-            return selector(queues, message, arg)
+            chosen = selector(queues, message, arg)
+            check_queue(chosen, message.topic)
+            return chosen
         return self._choice.pick(queues, asyncio.get_running_loop().time())
 
     async def _encoded(self, message: Message) -> EncodedMessage:
+        check_type("a message", message, Message)
         check_topic_name(message.topic)
         requests.check_body(len(message.body), self._options.max_body_bytes, self._options.least_body_bytes)
         key = self._client.keys.next()
@@ -405,8 +418,11 @@ class Producer(RemotingClient):
         return EncodedMessage(body, properties, message.flag, sys_flag, (key,))
 
     def _encoded_batch(self, messages: Sequence[Message]) -> EncodedMessage:
+        check_type("a batch", messages, Sequence)
         if not messages:
             raise IllegalMessage(Status.REQUEST_MALFORMED, "the batch is empty")
+        for message in messages:
+            check_type("a message", message, Message)
         if len({message.topic for message in messages}) > 1:
             raise IllegalMessage(Status.REQUEST_MALFORMED, "all messages of a batch must have the same topic")
         if any(message.delay_level for message in messages):
@@ -420,3 +436,14 @@ class Producer(RemotingClient):
         # The batch has its own id, so that brokers of this project store it once.
         properties = join_properties({UNIQ_KEY: self._client.keys.next(), "WAIT": "true"})
         return EncodedMessage(body, properties, 0, 0, tuple(keys), is_batch=True)
+
+
+def _check_choice(topic: str, queue: MessageQueue | None, selector: Selector | None) -> None:
+    """Raise IllegalMessage (REQUEST_MALFORMED) unless at most one is given, and the queue belongs to the
+    topic."""
+    if queue is not None and selector is not None:
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "pass either queue or selector, not both")
+    if queue is not None:
+        check_queue(queue, topic)
+    if selector is not None:
+        check_callable("selector", selector)

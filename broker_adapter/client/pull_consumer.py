@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Iterable, Sequence
 
 from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests, log_failed_pull
-from broker_adapter.client.core.checks import check_offset
+from broker_adapter.client.core.checks import check_offset, check_type
 from broker_adapter.client.core.pulling import PullResult
 from broker_adapter.client.core.subscription import ALL, Expression, Subscription
-from broker_adapter.client.core.values import MessageExt, MessageQueue
+from broker_adapter.client.core.values import MessageExt, MessageQueue, check_queue
 from broker_adapter.client.instance import ClientInstance, RemotingClient, now_ms
 from broker_adapter.client.options import ClientOptions
 from broker_adapter.errors import BrokerError
@@ -45,9 +45,12 @@ class PullConsumer(RemotingClient):
         `batch`: maximum number of messages per pull, and in memory per assigned queue. `expression`: filter
         for assigned queues.
 
-        Raises IllegalMessage if the group name is invalid.
+        Raises IllegalMessage if the group name is invalid or an argument has another type.
         """
         check_group_name(group)
+        check_type("consume_from", consume_from, ConsumeFromWhere)
+        check_type("batch", batch, int)
+        Subscription("", expression)  # checks it
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._calls = ConsumerRequests(self._client, group)
@@ -82,6 +85,8 @@ class PullConsumer(RemotingClient):
         Messages whose compressed body is invalid or too large are in `PullResult.unreadable`. Raises
         BrokerErrors, for example AnswerMissing (ANSWER_MISSING), TopicRefused, or CompressionUnavailable.
         """
+        check_queue(queue)
+        check_offset(offset)
         subscription = Subscription(queue.topic, expression, self._version)
         return await self._calls.pull(queue, offset, subscription, max_messages=max_messages, wait_s=timeout)
 
@@ -125,6 +130,8 @@ class PullConsumer(RemotingClient):
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Replace the queues that `poll` reads. Queues that remain assigned keep their positions."""
         assigned = dict.fromkeys(queues)
+        for queue in assigned:
+            check_queue(queue)
         for queue in list(self._positions):
             if queue not in assigned:
                 self._stop(queue)
@@ -134,7 +141,8 @@ class PullConsumer(RemotingClient):
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at an offset. Raises KeyError if the queue is not assigned."""
-        self._positions[queue]
+        self.position(queue)
+        check_offset(offset)
         self._stop(queue)
         self._positions[queue] = offset
 
@@ -149,6 +157,8 @@ class PullConsumer(RemotingClient):
 
         Raises KeyError if the queue is not assigned.
         """
+        if queue not in self._positions:
+            raise KeyError(f"{queue} is not assigned")
         return self._positions[queue]
 
     async def poll(self, timeout: float = 5.0) -> list[MessageExt]:

@@ -18,6 +18,7 @@ from types import TracebackType
 from broker_adapter.client import group_requests
 from broker_adapter.client.consumer_calls import ConsumeFromWhere, ConsumerRequests
 from broker_adapter.client.core.admin_bodies import parse_offset_table
+from broker_adapter.client.core.checks import check_callable, check_type
 from broker_adapter.client.core.member_bodies import QueueInfo, consumed_directly, running_info
 from broker_adapter.client.core.rebalance import AllocateStrategy, allocate_averagely
 from broker_adapter.client.core.subscription import ALL, SQL92, Expression, Subscription
@@ -85,11 +86,16 @@ class PushConsumer(RemotingClient):
         never becomes a dead letter.
 
         A broadcasting consumer keeps its offsets only in memory. It starts at `consume_from`; in queues that
-        are added later, it starts at the first message. Raises IllegalMessage if the group name is invalid.
+        are added later, it starts at the first message. Raises IllegalMessage if the group name is invalid or
+        an argument has another type.
         """
         check_group_name(group)
-        if not callable(listener):
-            raise IllegalMessage(Status.REQUEST_MALFORMED, f"the listener {listener!r:.100} cannot be called")
+        check_callable("listener", listener)
+        check_callable("allocate", allocate)
+        check_type("model", model, MessageModel)
+        check_type("consume_from", consume_from, ConsumeFromWhere)
+        check_type("consume_timestamp_ms", consume_timestamp_ms, int)
+        check_type("max_reconsume_times", max_reconsume_times, int)
         self.group = group
         self._client = ClientInstance(name_servers, options, tls)
         self._calls = ConsumerRequests(self._client, group)
@@ -102,6 +108,7 @@ class PushConsumer(RemotingClient):
         self._allocate = allocate
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings or ConsumeSettings()
+        check_type("settings", self._settings, ConsumeSettings)
         self._slots = asyncio.Semaphore(self._settings.threads)
         self._threads = ThreadPoolExecutor(self._settings.threads, "consume")
         self._subscriptions: dict[str, Subscription] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from broker_adapter.client.core.checks import check_callable, check_type
 from broker_adapter.client.core.values import (
     Message,
     MessageExt,
@@ -85,7 +86,8 @@ class TransactionProducer(Producer):
         create_topics: bool = True,
         on_attempt: OnAttempt | None = None,
     ) -> None:
-        """Takes the options of `Producer`."""
+        """Takes the options of `Producer`. Raises IllegalMessage if `check` cannot be called."""
+        check_callable("check", check)
         super().__init__(
             group, name_servers, options=options, tls=tls, create_topics=create_topics, on_attempt=on_attempt
         )
@@ -101,8 +103,10 @@ class TransactionProducer(Producer):
 
         If the send fails, raises its error and does not run `execute`.
         """
+        check_type("a message", message, Message)
         if message.delay_level or not _DELAYS.isdisjoint(message.properties):
             raise IllegalMessage(Status.REQUEST_MALFORMED, "a transactional message cannot have a delay")
+        check_callable("execute function", execute)
         outgoing = await self._encoded(message)
         properties = with_property(PropertiesText(outgoing.properties), "TRAN_MSG", "true")
         properties = with_property(properties, "PGROUP", self.group)

@@ -57,8 +57,9 @@ def check_topic_name(name: str) -> None:
     A name consists of ASCII letters, digits and ``% | _ -``. It has at most 127 characters, or 255 in retry
     and dead-letter topics.
     """
-    if not name:
-        raise IllegalMessage(Status.TOPIC_NAME_INVALID, "the topic name is empty")
+    if not isinstance(name, str) or not name:
+        problem = "is empty" if name == "" else f"must be str, not {type(name).__name__}"
+        raise IllegalMessage(Status.TOPIC_NAME_INVALID, f"the topic name {problem}")
     if _ALLOWED.match(name) is None:
         raise IllegalMessage(
             Status.TOPIC_NAME_INVALID,
@@ -79,7 +80,9 @@ def is_group_name(name: str) -> bool:
 
 def check_group_name(name: str) -> None:
     """Check a group name. Raises IllegalMessage (GROUP_NAME_INVALID)."""
-    if len(name) > MAX_GROUP_LENGTH:
+    if not isinstance(name, str):
+        problem = f"must be str, not {type(name).__name__}"
+    elif len(name) > MAX_GROUP_LENGTH:
         problem = f"{name[:MAX_GROUP_LENGTH]!r}... has {len(name)} characters, more than {MAX_GROUP_LENGTH}"
     elif _ALLOWED.match(name) is None:
         problem = f"{name!r}: letters, digits and % | _ - are allowed, at least one"

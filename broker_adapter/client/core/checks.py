@@ -29,7 +29,29 @@ def check_fields(options: Any, *, may_be_zero: Collection[str] = ()) -> None:
             raise ValueError(f"{field.name} must be above 0, not {value}")
 
 
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise IllegalMessage (REQUEST_MALFORMED) unless `value` is of type `kind`."""
+    if not isinstance(value, kind):
+        raise IllegalMessage(
+            Status.REQUEST_MALFORMED, f"{name} must be {kind.__name__}, not {type(value).__name__}"
+        )
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise IllegalMessage (REQUEST_MALFORMED) unless `value` can be called."""
+    if not callable(value):
+        raise IllegalMessage(Status.REQUEST_MALFORMED, f"the {name} {value!r:.100} cannot be called")
+
+
+def check_timeout(seconds: float) -> None:
+    """Raise IllegalMessage (FIELD_OUT_OF_RANGE) unless `seconds` is a number above 0."""
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        text = f"timeout must be a number of seconds above 0, not {seconds!r:.100}"
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+
+
 def check_offset(offset: int) -> None:
     """Raise IllegalMessage (FIELD_OUT_OF_RANGE) for a negative offset, which brokers read as another one."""
+    check_type("an offset", offset, int)
     if offset < 0:
         raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the offset {offset} is negative")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker_adapter.client.core.checks import check_type
 from broker_adapter.client.core.values import Message, MessageQueue
 from broker_adapter.errors import Status, TopicRefused
 from broker_adapter.wire.java_hash import java_hash
@@ -28,10 +29,7 @@ class QueueChoice:
 
         Raises TopicRefused (TOPIC_NOT_WRITABLE) if the topic has no writable queue.
         """
-        if not queues:
-            raise TopicRefused(
-                Status.TOPIC_NOT_WRITABLE, "no broker accepts messages of this topic at present"
-            )
+        _check_any(queues)
         self._turn += 1
         self._avoided = {name: until for name, until in self._avoided.items() if until > now}
         turned = [queues[(self._turn + step) % len(queues)] for step in range(len(queues))]
@@ -56,6 +54,7 @@ class QueueNumber:
     """
 
     def __init__(self, number: int) -> None:
+        check_type("the number of a queue", number, int)
         self._number = number
         self._tried: set[str] = set()
 
@@ -72,7 +71,14 @@ class QueueNumber:
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
     """Choose a queue like RocketMQ's SelectMessageQueueByHash.
 
-    Given the same queues, returns the same result as the Java class.
+    Given the same queues, returns the same result as the Java class. Raises TopicRefused (TOPIC_NOT_WRITABLE)
+    without queues.
     """
+    _check_any(queues)
     # Java takes the absolute value of the remainder, which has the sign of the hash.
     return queues[abs(java_hash(str(key))) % len(queues)]
+
+
+def _check_any(queues: Sequence[MessageQueue]) -> None:
+    if not queues:
+        raise TopicRefused(Status.TOPIC_NOT_WRITABLE, "no broker accepts messages of this topic at present")

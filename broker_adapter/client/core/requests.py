@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.client.core.values import MessageQueue
+from broker_adapter.client.core.values import MessageQueue, check_queue
 from broker_adapter.errors import FrameRefused, IllegalMessage, Status
 from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -150,7 +150,8 @@ def route_of(topic: str) -> RemotingCommand:
 
 
 def of_queue(code: RequestCode, queue: MessageQueue, **more: str) -> RemotingCommand:
-    """Build a request that concerns one queue."""
+    """Build a request that concerns one queue. Raises IllegalMessage (REQUEST_MALFORMED)."""
+    check_queue(queue)
     fields = {"topic": queue.topic, "queueId": str(queue.queue_id), "brokerName": queue.broker_name}
     return RemotingCommand(code, {**fields, **more})
 

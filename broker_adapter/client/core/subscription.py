@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from broker_adapter.client.core.checks import check_type
 from broker_adapter.client.core.values import MessageExt
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.wire.java_hash import java_hash
@@ -39,9 +40,10 @@ class Subscription:
     def __post_init__(self) -> None:
         """Validate the expression.
 
-        Raises IllegalMessage (REQUEST_MALFORMED) if it has no tags or too many, or if the SQL condition is
-        empty.
+        Raises IllegalMessage (REQUEST_MALFORMED) if it is not an expression, has no tags or too many, or if
+        the SQL condition is empty.
         """
+        check_type("an expression", self.text, str)
         if self.kind == SQL92:
             if not self.text.strip():
                 raise IllegalMessage(Status.REQUEST_MALFORMED, "the SQL condition is empty")

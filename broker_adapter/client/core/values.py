@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from broker_adapter.client.core.checks import check_type
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand
 from broker_adapter.wire import message as record
@@ -49,6 +50,23 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
+def check_queue(queue: MessageQueue, topic: str | None = None) -> None:
+    """Check the form of a queue, and that it belongs to `topic`, if given.
+
+    Raises IllegalMessage: REQUEST_MALFORMED, or FIELD_OUT_OF_RANGE for a negative number, which brokers read
+    as another queue.
+    """
+    check_type("a queue", queue, MessageQueue)
+    check_type("topic of a queue", queue.topic, str)
+    check_type("broker_name of a queue", queue.broker_name, str)
+    check_type("queue_id of a queue", queue.queue_id, int)
+    if queue.queue_id < 0:
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the number of the queue {queue} is negative")
+    if topic not in (None, queue.topic):
+        text = f"the queue {queue} does not belong to the message's topic {topic!r}"
+        raise IllegalMessage(Status.REQUEST_MALFORMED, text)
+
+
 class SendStatus(IntEnum):
     """The durability of a stored message.
 
@@ -79,19 +97,22 @@ class Message:
 
     def __post_init__(self) -> None:
         """Raises IllegalMessage (REQUEST_MALFORMED, FIELD_OUT_OF_RANGE)."""
-        _check_type("topic", self.topic, str)
-        _check_type("body", self.body, bytes)
-        _check_type("tags", self.tags, str)
-        _check_type("delay_level", self.delay_level, int)
-        _check_type("flag", self.flag, int)
+        check_type("topic of a message", self.topic, str)
+        check_type("body of a message", self.body, bytes)
+        check_type("tags of a message", self.tags, str)
+        check_type("delay_level of a message", self.delay_level, int)
+        check_type("flag of a message", self.flag, int)
         if not -(1 << 31) <= self.flag < 1 << 31:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"flag {self.flag} is not a 32-bit number")
-        _check_type("properties", self.properties, Mapping)
+        check_type("properties of a message", self.properties, Mapping)
         for key, value in self.properties.items():
-            _check_type("property name", key, str)
-            _check_type(f"property {key!r:.100}", value, str)
+            check_type("property name of a message", key, str)
+            check_type(f"property {key!r:.100} of a message", value, str)
         if isinstance(self.keys, str):
             object.__setattr__(self, "keys", _split_keys(self.keys))
+        check_type("keys of a message", self.keys, Sequence)
+        for key in self.keys:
+            check_type("key of a message", key, str)
 
     def wire_properties(self, unique_key: str) -> dict[str, str]:
         """Return all properties to send. Raises IllegalMessage (PROPERTIES_INVALID, FIELD_OUT_OF_RANGE)."""
@@ -118,14 +139,6 @@ class Message:
         properties[UNIQ_KEY] = unique_key
         properties[WAIT] = "true"
         return properties
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise IllegalMessage(
-            Status.REQUEST_MALFORMED,
-            f"{name} of a message must be {kind.__name__}, not {type(value).__name__}",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,11 @@ PATIENT = ClientOptions()
 async def world(
     *scripts: Script, options: ClientOptions = PATIENT
 ) -> AsyncIterator[tuple[Producer, list[ScriptedServer], ScriptedServer]]:
-    """A producer, brokers, and a NameServer that knows the topic `t` at all of them."""
+    """A producer, brokers, and a NameServer that knows `t`, `%RETRY%g` and `%DLQ%g` at all of them."""
     async with serving(*scripts) as brokers:
 
         def routes(request: RemotingCommand) -> RemotingCommand:
-            if request.fields["topic"] != "t":
+            if request.fields["topic"].removesuffix("%g") not in ("t", "%RETRY", "%DLQ"):
                 return request.answer(17, "No topic route info in name server for the topic")
             return request.answer(0, body=route_body(brokers))
 
@@ -363,7 +363,7 @@ async def test_messages_without_an_id_at_the_broker_are_not_repeated(topic: str)
         await learn_filters(producer, brokers)
         brokers[0].script = refuse(1)
         with pytest.raises(PutIndeterminate):
-            await producer.send(Message(topic, b"x"), queue=MessageQueue("t", "a", 0))
+            await producer.send(Message(topic, b"x"), queue=MessageQueue(topic, "a", 0))
         assert len(brokers[0].seen) == 1
 
 

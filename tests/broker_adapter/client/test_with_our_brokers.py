@@ -201,6 +201,9 @@ async def test_administered(names: str) -> None:
         await consumer.commit(queue, 3)
         assert await admin.committed("g", queue) == 3
         await admin.reset_offset("g", queue, 1)
+        with pytest.raises(GroupRefused, match="there is no group 'typo'"):
+            await admin.reset_offset("typo", queue, 1)
+        assert "typo" not in [config.name for config in await admin.groups()]
         offsets = await admin.group_offsets("g")
         assert {one.queue_id: offset for one, offset in offsets.items()} == {0: 1, 1: 0}
         group = GroupConfig("made", retry_max_times=3, consume_orderly=True)
