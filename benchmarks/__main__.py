@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,15 +22,15 @@ from benchmarks import (
     unary,
     yardsticks,
 )
-from benchmarks.broker import clients
+from benchmarks.broker import clients, loads
 from benchmarks.broker import consume as broker_consume
 from benchmarks.broker import failover as broker_failover
 from benchmarks.broker import produce as broker_produce
 from benchmarks.broker import restart as broker_restart
-from benchmarks.broker import sends as broker_sends
-from benchmarks.common import BODY, BenchError, Row, end_on_signals, say, show, write_json
+from benchmarks.broker.cases import Selection, options
+from benchmarks.common import BODY, BenchError, Row, collect, end_on_signals, say, show, write_json
 
-Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
+Figure = Callable[[float], AsyncGenerator[Row]]
 
 FIGURES: dict[str, Figure] = {
     yardsticks.NAME: yardsticks.run,
@@ -48,7 +47,7 @@ FIGURES: dict[str, Figure] = {
     "broker-consume": broker_consume.run,
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
-    "broker-sends": broker_sends.run,
+    "broker-loads": loads.run,
     "clients-send": clients.send,
     "clients-receive": clients.receive,
     "checker": checker.run,
@@ -84,8 +83,14 @@ _MEMORY_SECONDS = 30.0
     help="Number of events in the checker's trace; may be repeated, smallest first. 100,000,000 events take "
     "two hours and 30 GB of disk.",
 )
+@options
 def main(
-    names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool, sizes: tuple[int, ...]
+    names: tuple[str, ...],
+    seconds: float,
+    json_file: Path | None,
+    long_run: bool,
+    sizes: tuple[int, ...],
+    selection: Selection,
 ) -> None:
     """Measure a cluster of three nodes on this machine."""
     end_on_signals()
@@ -100,11 +105,13 @@ def main(
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
             if name == "broker-restart" and long_run:
                 figure = partial(broker_restart.run, body=BODY)
+            if name == "broker-loads":
+                figure = partial(loads.run, selection=selection)
             if name == "checker" and (long_run or sizes):
                 figure = partial(checker.run, sizes=sizes or checker.LONG_SIZES)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
-            rows += asyncio.run(figure(length))
+            asyncio.run(collect(figure(length), rows))
     except KeyboardInterrupt:
         say("interrupted; removed all processes and data")
         raise SystemExit(130) from None

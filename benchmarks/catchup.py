@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from benchmarks import ours, yardsticks
@@ -130,13 +130,14 @@ class _Late:
         raise BenchError(f"{self.node} did not catch up within {_GIVE_UP_SECONDS:g} s")
 
 
-async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
-    rows = await _under(_CLIENTS[0], seconds, behind_bytes)
-    # This load nearly saturates the disks. The lag shrinks only by a quarter of the catch-up rate, so a
-    # smaller
-    # lag suffices.
-    rows += await _under(_CLIENTS[1], seconds, min(behind_bytes, BEHIND_BYTES))
-    return rows + await _under(_CLIENTS[2], seconds, behind_bytes)
+async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> AsyncGenerator[Row]:
+    # The second load nearly saturates the disks. The lag shrinks only by a quarter of the catch-up rate, so a
+    # smaller lag suffices.
+    for clients, behind in zip(
+        _CLIENTS, (behind_bytes, min(behind_bytes, BEHIND_BYTES), behind_bytes), strict=True
+    ):
+        for row in await _under(clients, seconds, behind):
+            yield row
 
 
 async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[Row]:

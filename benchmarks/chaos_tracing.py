@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -103,12 +104,13 @@ class _Side:
         return time.process_time() + sum(cpu_seconds(pid) for pid in pids if pid is not None)
 
 
-async def run(seconds: float) -> list[Row]:
+async def run(seconds: float) -> AsyncGenerator[Row]:
     """Run the benchmark. Each turn takes a third of `seconds`."""
     logging.getLogger().addHandler(
         logging.NullHandler()
     )  # consumers log failures of handlers, which are intended
-    return [await _measure(kind, seconds * _TURN_SHARE) for kind in _KINDS]
+    for kind in _KINDS:
+        yield await _measure(kind, seconds * _TURN_SHARE)
 
 
 async def _measure(kind: ClusterVariant, seconds: float) -> Row:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -82,11 +83,10 @@ class Checked:
     checks: int
 
 
-async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
+async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> AsyncGenerator[Row]:
     """Run the benchmark. `seconds` is ignored, because each trace is checked once."""
     del seconds
     found: list[Checked] = []
-    rows: list[Row] = []
     with scratch("checker") as folder:
         for _ in range(2):
             await _early_run(folder / "early")
@@ -96,13 +96,19 @@ async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
             rounds = size // _LINES_A_ROUND
             events = write_clean_trace(run_dir, "bench", rounds=rounds, faults=6, producers=_PRODUCERS)
             found.append(await _check(run_dir, size, events, "raw"))
-            rows.append(await _convert(run_dir, size, events))
+            for row in _rows(found[-1]):
+                yield row
+            yield await _convert(run_dir, size, events)
             if size >= CONVERTED_SIZE:
                 found.append(await _check(run_dir, size, events, "converted"))
+                for row in _rows(found[-1]):
+                    yield row
             if size in SET_RATIO:
-                rows += await _beside_plain(run_dir, found[-1])
+                for row in await _beside_plain(run_dir, found[-1]):
+                    yield row
             shutil.rmtree(run_dir)
-    return [row for one in found for row in _rows(one)] + rows + _growth(found)
+    for row in _growth(found):
+        yield row
 
 
 async def _early_run(run_dir: Path) -> None:

@@ -15,8 +15,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,12 @@ RESULTS = Path("bench-results")
 WARM_UP_SECONDS = 1.0
 
 console = Console(stderr=True)
+
+
+def body_of(size: int) -> bytes:
+    """Return a body of `size` bytes, made of BODY."""
+    return (BODY * -(-size // BODY_SIZE))[:size]
+
 
 Operation = Callable[[], Awaitable[int]]
 
@@ -100,8 +106,11 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 # -- load
 
 
-async def closed_loops(operation: Operation, concurrency: int, seconds: float) -> Load:
-    """Run `concurrency` loops of `operation`, which returns the number of stored entries, for `seconds`.
+async def closed_loops(
+    operation: Operation, concurrency: int, seconds: float, max_entries: float = math.inf
+) -> Load:
+    """Run `concurrency` loops of `operation`, which returns the number of stored entries, for `seconds`, or
+    until `max_entries` are stored.
 
     Operations that end after that time do not count.
     """
@@ -109,21 +118,22 @@ async def closed_loops(operation: Operation, concurrency: int, seconds: float) -
     latencies: list[float] = []
     entries = 0
     started = time.perf_counter()
-    until = started + seconds
+    ended = until = started + seconds
 
     async def loop() -> None:
-        nonlocal entries
+        nonlocal entries, ended
         before = time.perf_counter()
-        while before < until:
+        while before < until and entries < max_entries:
             done = await operation()
             after = time.perf_counter()
             if after <= until:
                 entries += done
                 latencies.append(after - before)
+                ended = after
             before = after
 
     await asyncio.gather(*(loop() for _ in range(concurrency)))
-    return Load(entries, seconds, tuple(latencies))
+    return Load(entries, seconds if entries < max_entries else ended - started, tuple(latencies))
 
 
 async def warm(operation: Operation, concurrency: int, seconds: float = WARM_UP_SECONDS) -> None:
@@ -261,6 +271,14 @@ def machine() -> dict[str, Any]:
         "grpcio": version("grpcio"),
         "load_average": list(os.getloadavg()),
     }
+
+
+async def collect(measured: AsyncGenerator[Row], rows: list[Row]) -> None:
+    """Append each row to `rows` and print it as soon as it is measured, so that an interrupt loses none."""
+    async with aclosing(measured) as measuring:
+        async for row in measuring:
+            rows.append(row)
+            print("; ".join(filter(None, (f"{row.figure}: {row.measured}", row.detail))), flush=True)
 
 
 def show(title: str, rows: Sequence[Row]) -> None:

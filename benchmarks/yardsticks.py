@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import PIPE
@@ -132,28 +132,25 @@ async def measure(seconds: float) -> dict[str, Load]:
     return {name: Load.joined(rounds) for name, rounds in loads.items()}
 
 
-async def run(seconds: float) -> list[Row]:
+async def run(seconds: float) -> AsyncGenerator[Row]:
     loads = await measure(seconds)
-    rows = [
-        _latency("pwrite + fdatasync of 1 KiB", loads["fdatasync"]),
-        _latency("stream ping-pong of 1 KiB", loads["stream"]),
-        _latency("unary echo of 1 KiB", loads["unary"]),
-    ]
+    yield _latency("pwrite + fdatasync of 1 KiB", loads["fdatasync"])
+    yield _latency("stream ping-pong of 1 KiB", loads["stream"])
+    yield _latency("unary echo of 1 KiB", loads["unary"])
     unary = loads["unary_64"]
-    rows.append(
-        Row(
-            "unary echo, 64 in flight",
-            f"{unary.rate:,.0f}/s",
-            detail=f"p50 {unary.latency_ms(0.5):.1f} ms",
-            values={"rate": unary.rate, "p50_ms": unary.latency_ms(0.5)},
-        )
+    yield Row(
+        "unary echo, 64 in flight",
+        f"{unary.rate:,.0f}/s",
+        detail=f"p50 {unary.latency_ms(0.5):.1f} ms",
+        values={"rate": unary.rate, "p50_ms": unary.latency_ms(0.5)},
     )
     crc_us = 1e6 / loads["crc32"].rate
-    rows.append(
-        Row("crc32 of 1 KiB by the system's zlib", f"{crc_us:.2f} µs",
-            detail=f"{BODY_SIZE / crc_us / 1e3:.1f} GB/s", values={"us": crc_us})
-    )  # fmt: skip
-    return rows
+    yield Row(
+        "crc32 of 1 KiB by the system's zlib",
+        f"{crc_us:.2f} µs",
+        detail=f"{BODY_SIZE / crc_us / 1e3:.1f} GB/s",
+        values={"us": crc_us},
+    )
 
 
 def _latency(figure: str, load: Load) -> Row:

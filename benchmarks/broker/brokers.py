@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.broker import start
 from benchmarks.common import BODY, BenchError, Operation, cpu_seconds
 from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
-from broker_adapter.cli.cluster_command import BROKER_KIND
+from broker_adapter.cli.cluster_command import is_writable_master
 from broker_adapter.client import (
     Admin,
     ClientOptions,
@@ -23,6 +26,7 @@ from broker_adapter.client import (
     Producer,
     QueueNumber,
 )
+from dledger.cli.local.cluster_plan import PLAN_FILE
 from dledger.cli.local.local_cluster import LocalCluster
 
 TOPIC = "BenchTopic"
@@ -51,8 +55,9 @@ class Brokers:
     queues therefore equals the number of batches in flight.
     """
 
-    def __init__(self, cluster: LocalCluster, producer: Producer, master_id: str) -> None:
+    def __init__(self, cluster: LocalCluster, admin: Admin, producer: Producer, master_id: str) -> None:
         self.cluster = cluster
+        self._admin = admin
         self.producer = producer
         self.master_id = master_id
         self._batch = [Message(TOPIC, BODY, tags=TAG)] * BATCH
@@ -90,6 +95,13 @@ class Brokers:
         await self.producer.send_batch(messages, selector=QueueNumber(queue_id))
         self._free_queues.append(queue_id)
         return len(messages)
+
+    async def wait_for_master(self) -> None:
+        """Wait until a node is a writable master, which is then `master_id`."""
+        self.master_id = await asyncio.to_thread(_wait_for_master, self.cluster)
+
+    async def create_topic(self, topic: str, queues: int) -> None:
+        await self._admin.create_topic(topic, queues=queues)
 
     def node_cpu_seconds(self) -> dict[str, float]:
         """Return the CPU seconds that each running node has used so far."""
@@ -160,7 +172,7 @@ def _wait_for_master(cluster: LocalCluster) -> str:
     while time.perf_counter() < deadline:
         for node in cluster.node_ids:
             status = cluster.node_status(node)
-            if status is not None and status.owner.get("writable"):
+            if status is not None and is_writable_master(status.owner):
                 return node
         time.sleep(_POLL_SECONDS)
     raise BenchError(f"no broker is writable after {_SETTLE_SECONDS:g} s")
@@ -176,22 +188,31 @@ def queue_of(queue_id: int) -> MessageQueue:
     return MessageQueue(TOPIC, BROKER, queue_id)
 
 
+@contextmanager
+def _cluster(directory: Path, store: str, python: str, data_file_size: int) -> Iterator[LocalCluster]:
+    command = [python, "-P", str(Path(start.__file__)), str(directory), store, str(data_file_size)]
+    try:
+        started = subprocess.run(command, capture_output=True, text=True, check=False)
+        if started.returncode:
+            raise BenchError(f"the brokers did not start: {started.stderr[-2000:].strip()}")
+        yield LocalCluster(directory)
+    finally:
+        if (directory / PLAN_FILE).exists():
+            LocalCluster(directory).stop()
+
+
 @asynccontextmanager
-async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Brokers]:
-    """Start three nodes with brokers and a NameServer in `folder`, and create one topic. The context stops
-    all processes.
+async def running(
+    folder: Path,
+    *,
+    store: str = "replicated",
+    python: str = sys.executable,
+    data_file_size: int = DATA_FILE_SIZE,
+) -> AsyncIterator[Brokers]:
+    """Start nodes with brokers and a NameServer in `folder`, and create one topic. The context stops all
+    processes. `python`: of the version whose servers are started.
     """
-    additions = BROKER_KIND.prepare(0, {})
-    with LocalCluster.create(
-        folder / "brokers",
-        nodes=3,
-        base_port=0,
-        data_file_size=data_file_size,
-        settings=additions.settings,
-        companions=additions.companions,
-        remoting=additions.remoting,
-    ) as cluster:
-        await asyncio.to_thread(cluster.start)
+    with _cluster(folder / "brokers", store, python, data_file_size) as cluster:
         master = await asyncio.to_thread(_wait_for_master, cluster)
         names = names_of(cluster)
         async with (
@@ -201,4 +222,4 @@ async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> Asyn
             await admin.create_topic(TOPIC, queues=QUEUES)
             for _ in range(3 * QUEUES):  # connects the producer to each node
                 await producer.send(Message(TOPIC, BODY))
-            yield Brokers(cluster, producer, master)
+            yield Brokers(cluster, admin, producer, master)

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count, cycle
 from types import MappingProxyType
@@ -87,25 +87,36 @@ class Client:
     that sent it.
     """
 
-    def __init__(self, channels: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        channels: Sequence[Any],
+        topic: str = brokers.TOPIC,
+        body: bytes = BODY,
+        *,
+        with_keys: bool = False,
+    ) -> None:
         self._nodes = cycle([_calls_of(channel) for channel in channels])
         self._numbers = count()
-        self._topic = pb.Resource(name=brokers.TOPIC)
+        self._topic = pb.Resource(name=topic)
+        self._body = body
+        self._with_keys = with_keys
         self._group = pb.Resource(name=_GROUP)
         self._owner = secrets.token_hex(4)
 
     async def send(self) -> int:
         now = int(time.time())
+        number = next(self._numbers)
         system = pb.SystemProperties(
             tag=brokers.TAG,
-            message_id=f"01{self._owner}{next(self._numbers):024X}",
+            message_id=f"01{self._owner}{number:024X}",
             body_digest=pb.Digest(type=pb.CRC32, checksum="0"),
             body_encoding=pb.IDENTITY,
             message_type=pb.NORMAL,
             born_host="localhost",
+            keys=[f"order-{number:012X}"] if self._with_keys else [],
         )
         system.born_timestamp.seconds = now
-        message = pb.Message(topic=self._topic, system_properties=system, body=BODY)
+        message = pb.Message(topic=self._topic, system_properties=system, body=self._body)
         request = calls.SendMessageRequest(messages=[message])
         answer = await _answered(next(self._nodes), "SendMessage", request)
         return len(answer.entries)
@@ -155,16 +166,16 @@ def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def send(seconds: float) -> list[Row]:
+def send(seconds: float) -> AsyncGenerator[Row]:
     async def ready(system: brokers.Brokers, client: Client) -> None:
         await client.send()
 
     figure = f"{yardsticks.UNARY_IN_FLIGHT} concurrent SendMessage of 1 KiB"
     remoting = {_REMOTING: (lambda system: system.single, yardsticks.UNARY_IN_FLIGHT)}
-    return await _rows(figure, "clients-send", seconds, ready, _sending, remoting)
+    return _rows(figure, "clients-send", seconds, ready, _sending, remoting)
 
 
-async def receive(seconds: float) -> list[Row]:
+def receive(seconds: float) -> AsyncGenerator[Row]:
     async def ready(system: brokers.Brokers, client: Client) -> None:
         """Produce more messages than the benchmark can receive, with tags and ids as clients set them."""
         for _ in range(int(_MOST_RECEIVED * _WAYS * seconds) // (ours.BATCH * brokers.QUEUES)):
@@ -172,7 +183,7 @@ async def receive(seconds: float) -> list[Row]:
         await asyncio.to_thread(system.wait_in_step)
 
     figure = f"{_CONSUMERS} receives of {_RECEIVE_BATCH}, each message acknowledged alone"
-    return await _rows(figure, "clients-receive", seconds, ready, _receiving)
+    return _rows(figure, "clients-receive", seconds, ready, _receiving)
 
 
 def _sending(client: Client) -> tuple[Operation, int]:
@@ -190,7 +201,7 @@ async def _rows(
     ready: Callable[[brokers.Brokers, Client], Awaitable[None]],
     load_of: Callable[[Client], tuple[Operation, int]],
     others: Mapping[str, tuple[Callable[[brokers.Brokers], Operation], int]] = MappingProxyType({}),
-) -> list[Row]:
+) -> AsyncGenerator[Row]:
     """Measure one row per choice of nodes, interleaved with each other and the echo. `others`: loads that do
     not use gRPC.
     """
@@ -214,8 +225,8 @@ async def _rows(
             spent = {name: Spent(system) for name in operations}
             rounds = await interleaved(operations, seconds, rounds_for(seconds), spent)
     loads = {name: Load.joined(one) for name, one in rounds.items()}
-    found = (*ways, *others)
-    return [_row(f"{figure}, {way}", way, loads, spent, system.master_id) for way in found]
+    for way in (*ways, *others):
+        yield _row(f"{figure}, {way}", way, loads, spent, system.master_id)
 
 
 def _row(figure: str, way: str, loads: Mapping[str, Load], spent: Mapping[str, Spent], master_id: str) -> Row:

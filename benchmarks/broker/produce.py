@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ class Cpu:
         return {**self._system.node_cpu_seconds(), "client": time.process_time()}
 
 
-async def run(seconds: float) -> list[Row]:
+async def run(seconds: float) -> AsyncGenerator[Row]:
     """Run the benchmark. Both clusters run throughout; only one of them is loaded at a time."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(scratch("broker-produce"))
@@ -64,10 +64,9 @@ async def run(seconds: float) -> list[Row]:
         watching.cancel()
         level = await asyncio.to_thread(system.wait_in_step)
     loads = {name: Load.joined(one) for name, one in rounds.items()}
-    return [
-        _row("batches of messages with a tag and UNIQ_KEY", loads, _TAG, cpu, watch, level, judged=True),
-        _row("... with a tag, UNIQ_KEY and a key", loads, _KEYED, cpu, watch, level, judged=False),
-    ]
+    figure = "batches of messages with a tag and UNIQ_KEY"
+    yield _row(figure, loads, _TAG, cpu, watch, level, judged=True)
+    yield _row(f"{figure} and a key", loads, _KEYED, cpu, watch, level, judged=False)
 
 
 def _row(
