@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import tenacity
 
-from dledger.client.batching import Limits
+from dledger.client.batching import Limits, check_integer, check_timeout
 from dledger.client.directory import LeaderDirectory
 from dledger.client.pipeline import Pipeline
 from dledger.client.reader import LogReadStream, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
-from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
+from dledger.errors import (
+    Code,
+    ConfigError,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    NotLeader,
+    ReadFailed,
+)
 from dledger.infra.addresses import check_address
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls, TlsFiles
@@ -69,6 +77,8 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         on_attempt: AttemptHook | None = None,
     ) -> None:
+        if not isinstance(servers, Sequence):
+            raise TypeError(f"servers must be a sequence of addresses, not {type(servers).__name__}")
         for name, value, kind in (("group", group, str), ("limits", limits, Limits), ("tls", tls, TlsFiles)):
             if not (isinstance(value, kind) or (value is None and kind is not str)):
                 raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
@@ -100,7 +110,7 @@ class AsyncClient:
     def appender(self) -> Appender:
         """The appender for this client's own appends. It uses a session unless the client was created without
         one."""
-        self._check_open()
+        self.check_open()
         return self._appender
 
     async def append(self, body: bytes, *, timeout: float | None = None) -> AppendResult:
@@ -119,7 +129,7 @@ class AsyncClient:
 
     def session(self) -> Session:
         """Return a new session, opened by its first append: `async with client.session() as s`."""
-        self._check_open()
+        self.check_open()
         return Session(lambda: self._new_pipeline(in_session=True), self._limits, self._timeout)
 
     async def open_session(self, *, timeout: float | None = None) -> Session:
@@ -133,6 +143,7 @@ class AsyncClient:
 
         Concurrent calls get the same session. Raises Indeterminate after `timeout` seconds.
         """
+        check_timeout(timeout)
         seconds, old = self._timeout if timeout is None else timeout, self._appender
         try:
             async with asyncio.timeout(seconds), self._renewal:
@@ -147,7 +158,7 @@ class AsyncClient:
         return session
 
     def _new_pipeline(self, *, in_session: bool) -> Pipeline:
-        self._check_open()
+        self.check_open()
         pipeline = Pipeline(
             self._directory,
             self._limits,
@@ -213,7 +224,7 @@ class AsyncClient:
     ) -> AsyncGenerator[list[Entry], None]:
         """Like `read` and `follow`, but yields lists of entries as they arrive, which is cheaper for bulk
         reads."""
-        self._check_open()
+        self.check_open()
         reader = LogReadStream(
             self._directory,
             from_index,
@@ -253,7 +264,8 @@ class AsyncClient:
 
     async def status(self, *, timeout: float = 1.0) -> dict[str, NodeStatus | DLedgerError]:
         """Return the status of each configured server, or the error of the request."""
-        self._check_open()
+        self.check_open()
+        check_timeout(timeout)
         return await self._directory.statuses(timeout)
 
     @property
@@ -283,6 +295,8 @@ class AsyncClient:
         Raises Refused (TAKE_LEADERSHIP_FAILED and others) if the leader did not change, and Indeterminate if
         the result is unknown.
         """
+        if not isinstance(to, str) or not to:
+            raise InvalidRequest(f"the id of a node must be a text, not {to!r:.100}")
         seconds = self._timeout if timeout is None else timeout
 
         async def request(leader: LogClient) -> tuple[int, str]:
@@ -303,21 +317,27 @@ class AsyncClient:
 
         The entries are removed later, in the background, and only while this leader leads. To make sure that
         they are removed, watch `ledger_begin_index` and repeat the request if it does not change. Raises
-        Refused, and InvalidRequest if neither an index nor an age is given.
+        Refused, and InvalidRequest unless either an index or an age is given.
         """
+        if before_index is not None:
+            check_integer("before_index", before_index, 0)
+        check_integer("before_age_ms", before_age_ms, 0)
+        if before_index is not None and before_age_ms:
+            raise InvalidRequest("pass either before_index or before_age_ms, not both")
         seconds = self._timeout if timeout is None else timeout
         index = -1 if before_index is None else before_index
         return await self._on_leader(lambda leader: leader.purge(index, before_age_ms, seconds), seconds)
 
     def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
         """Verify all entries stored by `server` (host:port) and repair damage. Yields progress until done."""
-        self._check_open()
+        self.check_open()
         check_address(server)
+        check_integer("bytes_per_second", bytes_per_second, 0)
         return self._explained(server, lambda client: client.scrub(bytes_per_second))
 
     def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a header, then all entries committed at `server` now, in their stored encoding."""
-        self._check_open()
+        self.check_open()
         check_address(server)
         return self._explained(server, lambda client: client.backup())
 
@@ -340,7 +360,8 @@ class AsyncClient:
     ) -> T:
         """Run a request on the leader, and on a new leader if it changes. Raises the last error after
         `seconds`."""
-        self._check_open()
+        self.check_open()
+        check_timeout(seconds)
         last: DLedgerError | None = None
 
         async def once() -> T:
@@ -370,7 +391,8 @@ class AsyncClient:
 
     # -- lifecycle
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise RuntimeError if the client is closed."""
         if self._closed:
             raise RuntimeError("the client is closed")
 
@@ -384,6 +406,7 @@ class AsyncClient:
         await self._directory.close()
 
     async def __aenter__(self) -> Self:
+        self.check_open()
         return self
 
     async def __aexit__(

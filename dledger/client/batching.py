@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, chain, repeat
 from typing import Any, Protocol
 
@@ -37,6 +37,9 @@ class Limits:
     max_pending_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if not isinstance(value := getattr(self, field.name), int):
+                raise TypeError(f"{field.name} must be an integer, not {type(value).__name__}")
         if not 1 <= self.max_inflight_batches <= 64:
             raise ValueError(f"max_inflight_batches must be 1 to 64, not {self.max_inflight_batches}")
         if not 1 <= self.max_batch_bytes <= MAX_PAYLOAD_BYTES:
@@ -216,6 +219,14 @@ def check_timeout(seconds: float | None) -> None:
         raise InvalidRequest(f"a timeout must be a number of seconds, not {type(seconds).__name__}")
     if not seconds > 0:
         raise InvalidRequest(f"a timeout must be more than 0 seconds, not {seconds}")
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    """Raise InvalidRequest unless `value` is a 64-bit integer of at least `least`."""
+    if not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, not {type(value).__name__}")
+    if not least <= value < 1 << 63:
+        raise InvalidRequest(f"{name} must be a 64-bit integer of at least {least}, not {value}")
 
 
 def check(body: bytes) -> None:

@@ -277,6 +277,7 @@ class Client(BlockingAppender):
                     self._thread.stop()
 
     def __enter__(self) -> Self:
+        self._client.check_open()
         return self
 
     def __exit__(

@@ -11,10 +11,12 @@ from typing import Literal
 import tenacity
 from zlib_ng.zlib_ng import crc32
 
+from dledger.client.batching import check_integer, check_timeout
 from dledger.client.directory import PROBE_TIMEOUT, LeaderDirectory
 from dledger.client.values import Entry
 from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, InvalidRequest, ReadFailed, StorageError
+from dledger.infra.addresses import check_address
 from dledger.rpc.log_client import LogClient, NetworkFailure, ReadChunk
 from dledger.status.model import NodeStatus
 
@@ -52,11 +54,12 @@ class LogReadStream:
     ) -> None:
         if mode not in MODES:
             raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        if from_index < -1 or (count is not None and count < 1):
-            raise InvalidRequest(
-                "from_index must be at least 0, or -1 for the start; count must be at least 1, or None "
-                "for all"
-            )
+        check_integer("from_index", from_index, -1)
+        if count is not None:
+            check_integer("count", count, 1)
+        if server is not None:
+            check_address(server)
+        check_timeout(timeout)
         self._directory = directory
         self._next = from_index
         self._remaining = count  # None means all

@@ -142,6 +142,7 @@ class Session(Appender):
     async def open(self, *, timeout: float | None = None) -> int:
         """Open the session now instead of at the first append, and return its id. Raises Indeterminate after
         `timeout` seconds."""
+        check_timeout(timeout)
         seconds = self._timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):

@@ -15,7 +15,7 @@ def is_address(address: object) -> bool:
     if not isinstance(address, str):
         return False
     host, port = split_address(address)
-    is_one = host != "" and not any(separator in host for separator in ",; ")
+    is_one = host != "" and not any(separator in host for separator in ",; /")
     return is_one and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
 
 

@@ -126,6 +126,54 @@ def test_a_server_that_is_not_among_the_configured_ones_is_reached_or_named(clie
             list(request(None))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda client: list(client.read("0")), "from_index must be an integer"),
+        (lambda client: list(client.read(None)), "from_index must be an integer"),
+        (lambda client: list(client.read(1 << 64)), "from_index must be a 64-bit integer of at least -1"),
+        (lambda client: list(client.read(-2)), "from_index must be a 64-bit integer of at least -1"),
+        (lambda client: list(client.read(0, 0)), "count must be a 64-bit integer of at least 1"),
+        (lambda client: next(client.follow("0")), "from_index must be an integer"),
+        (lambda client: list(client.read(server=5)), "5 is not an address"),
+        (lambda client: list(client.read(timeout=0)), "timeout must be more than 0"),
+        (lambda client: client.leader(timeout=0), "timeout must be more than 0"),
+        (lambda client: client.status(timeout="1"), "timeout must be a number"),
+        (lambda client: client.read_index(timeout="1"), "timeout must be a number"),
+        (lambda client: client.new_session(timeout=0), "timeout must be more than 0"),
+        (lambda client: client.open_session(timeout="1"), "timeout must be a number"),
+        (lambda client: list(client.scrub("127.0.0.1:1", bytes_per_second=-1)), "bytes_per_second must be"),
+        (lambda client: client.transfer_leadership(None), "id of a node must be a text"),
+        (lambda client: client.transfer_leadership(""), "id of a node must be a text"),
+        (lambda client: client.purge(5, before_age_ms=5), "either before_index or before_age_ms"),
+        (lambda client: client.purge("5"), "before_index must be an integer"),
+        (lambda client: client.purge(-1), "before_index must be a 64-bit integer of at least 0"),
+        (lambda client: client.purge(before_age_ms=1.5), "before_age_ms must be an integer"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_its_name(
+    client: Client, call: Callable[[Any], object], name: str
+) -> None:
+    with pytest.raises((InvalidRequest, ValueError), match=name):
+        call(client)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_inflight_batches": 1.5}, {"gather_bytes": "1"}, {"max_batch_bytes": None}]
+)
+def test_limits_are_integers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be an integer"):
+        Limits(**wrong)
+
+
+def test_servers_are_addresses() -> None:
+    with pytest.raises(TypeError, match="servers must be a sequence"):
+        Client(cast(Any, None))
+    for servers in ("http://127.0.0.1:20911", "h1 h2:1"):
+        with pytest.raises(ValueError, match="is not an address"):
+            Client(servers)
+
+
 def test_bodies_that_are_no_sequence_are_refused(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="bodies must be a sequence of bytes"):
         client.append_many(cast(Any, None))
@@ -247,3 +295,5 @@ def test_a_closed_client_says_so(cluster: FakeCluster) -> None:
     for call in (lambda: client.append(b"a"), client.status, client.session, lambda: next(client.read())):
         with pytest.raises(RuntimeError, match="closed"):
             call()  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="closed"):
+        client.__enter__()
