@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
+
 from broker_adapter.cli.connect.options import NAMESRV_VARIABLE
 from dledger.cli.client_options import SERVERS_VARIABLE
 from dledger.cli.local.cluster_commands import add_kind, cluster
@@ -34,6 +36,8 @@ def _prepare(base_port: int, choices: Mapping[str, str]) -> Additions:
     address, http_address = (f"{HOST}:{port}" for port in ports)
     if choices.get("store") == "classic":
         return _classic(base_port, choices, address, _name_server(address, http_address))
+    if choices.get("role") == "sync":
+        raise click.UsageError("--role sync requires --store classic")
     return replicated_broker(address, http_address)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dledger.cli.local.cluster_commands import events_between
+from dledger.cli.local.cluster_plan import free_ports
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode, describe
 from tests.process.small_disks import mounted
 
@@ -137,6 +138,21 @@ def test_taken_ports_are_named(command: Command, directory: Path) -> None:
         f"error 635 PORT_IN_USE: these ports are in use by another process: {cluster.addresses[1]};"
     )
     assert cluster.running() == []
+    assert not [path for path in directory.iterdir() if path.name.startswith(".")]
+
+
+def test_a_failed_up_leaves_no_directory(command: Command, directory: Path) -> None:
+    for port in ("99999", "-4", "65534"):
+        result = command("cluster", "up", "--dir", str(directory), "--base-port", port, code=2)
+        assert f"--base-port is {port}" in result.stderr
+        assert not directory.exists()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_ports(1)[0]))
+        other.listen()
+        port = str(other.getsockname()[1])
+        result = command("cluster", "up", "--dir", str(directory), "--base-port", port, code=2)
+    assert "PORT_IN_USE" in result.stderr
+    assert not directory.exists()
 
 
 def test_a_node_that_cannot_start_says_why(command: Command, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES, Seconds
 from dledger.cli.exits import Exit
@@ -21,6 +23,7 @@ from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode
 from dledger.cli.output import print_json, print_table
 from dledger.cli.suggesting_group import SuggestingGroup
+from dledger.errors import ConfigError
 
 _LEADER_SECONDS = 30.0
 _SIGNALS = {
@@ -95,6 +98,8 @@ def up(
       dledger cluster up --dir /tmp/safe --tls
     """
     chosen = [kind for kind in _kinds if kinds[kind.name]]
+    _check_choices(chosen)
+    is_new = not directory.exists()
     local = _open_or_create(directory, nodes, base_port, tls, chosen, kinds)
     running = [name for name in local.running() if name in local.node_ids]
     if running and not detach:
@@ -103,7 +108,12 @@ def up(
             "`--detach`, see `dledger cluster status`, or stop all with `dledger cluster down`"
         )
     with nullcontext() if running else stopping_after_failure(local):
-        started = local.start()
+        try:
+            started = local.start()
+        except ConfigError:  # nothing was started
+            if is_new:
+                shutil.rmtree(local.directory)
+            raise
         click.echo(f"started {', '.join(started) or 'no node'}; waiting for a leader", err=True)
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
@@ -144,6 +154,15 @@ def add_kind(kind: ClusterKind) -> None:
                 help=choice.help,
             )
         )
+
+
+def _check_choices(chosen: Sequence[ClusterKind]) -> None:
+    """Raise UsageError for a choice of a kind that was not chosen."""
+    source = click.get_current_context().get_parameter_source
+    for kind in _kinds:
+        for choice in kind.choices:
+            if kind not in chosen and source(choice.name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{choice.name} requires --{kind.name}")
 
 
 def _kinds_of(local: LocalCluster) -> list[ClusterKind]:

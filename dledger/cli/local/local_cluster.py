@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import os
 import signal
 import ssl
 import time
@@ -159,22 +160,15 @@ class LocalCluster:
             raise ConfigError(
                 f"{root} is not empty and does not contain a complete cluster: choose another --dir"
             )
-        root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-        plan = replace(
-            plan_cluster(
-                uuid.uuid4().hex,
-                group,
-                nodes,
-                base_port,
-                tls=tls,
-                remoting=remoting,
-                first_ports=first_ports,
-            ),
-            companions=tuple(companion for companion, _ in companions),
+        planned = plan_cluster(
+            uuid.uuid4().hex, group, nodes, base_port, tls=tls, remoting=remoting, first_ports=first_ports
         )
+        plan = replace(planned, companions=tuple(companion for companion, _ in companions))
         if tls:
             from dledger.cli.local.certificates import make_local  # an optional dependency
 
+        root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        if tls:
             names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
             make_local(root / TLS_FOLDER, names)
         make_secret(root / SECRET_FILE)
@@ -429,9 +423,12 @@ class LocalCluster:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Prevent two commands from starting the same node at the same time."""
-        with (self.directory / ".starting").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(descriptor)
 
     def _pid_of_running(self, node_id: str) -> int:
         process = self.process(node_id)

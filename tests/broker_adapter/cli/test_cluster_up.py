@@ -77,3 +77,18 @@ def test_a_cluster_without_brokers_has_none_to_wait_for() -> None:
     master = {"broker_role": "SYNC_MASTER", "dispatch_behind_bytes": 2048, "writable": True}
     assert BROKER_KIND.cells(master) == ("SYNC_MASTER", "2.0 KiB")
     assert BROKER_KIND.is_ready(master)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--role", "async"], "--role requires --broker"),
+        (["--store", "classic"], "--store requires --broker"),
+        (["--broker", "--role", "sync"], "--role sync requires --store classic"),
+    ],
+)
+def test_an_option_without_the_one_that_it_requires_is_refused(
+    command: BrokerCommand, directory: Path, options: list[str], reason: str
+) -> None:
+    assert reason in command("cluster", "up", "--dir", str(directory), *options, code=2).stderr
+    assert not directory.exists()
