@@ -31,7 +31,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential test-suite interop interop-java interop-proxy interop-suite interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-dev bench-peers bench-rocketmq soak soak-processes soak-broker clean
+.PHONY: help install demo test test-all run-tests test-long test-mutations test-clients test-interop test-interop-faults test-differential test-suite interop interop-java interop-proxy interop-suite interop-go interop-node clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-dev bench-peers peers-servers bench-rocketmq soak soak-processes soak-broker clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,16 @@ $(PEERS): benchmarks/requirements.txt $(DEV)
 	@echo "installing the clients of other systems into $(VENV)"
 	@$(PIP) install --quiet --requirement benchmarks/requirements.txt
 	@touch $@
+
+# Servers on PATH have priority. The benchmark reports what is missing, and how to get it.
+peers-servers:
+	@if command -v go >/dev/null && ! { command -v etcd && command -v nats-server; } >/dev/null && \
+	  test -z "$$(find build/peers/built -newer benchmarks/peers_servers/go.mod 2>/dev/null)"; then \
+	  echo "building etcd and nats-server into build/peers (minutes, once)"; \
+	  mkdir -p build/peers && go -C benchmarks/peers_servers build -o $(CURDIR)/build/peers/nats-server github.com/nats-io/nats-server/v2 && \
+	  go -C benchmarks/peers_servers build -o $(CURDIR)/build/peers/etcd go.etcd.io/etcd/server/v3 && touch build/peers/built \
+	  || echo "WARNING: etcd or nats-server could not be built"; \
+	fi
 
 install: $(RUNTIME) ## Create .venv with the dledger command (under a minute)
 
@@ -297,13 +307,13 @@ chaos-planted: $(DEV) clients-python ## Plant bugs in a copy of the product, and
 bench: $(DEV) ## Measure throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-rocketmq: $(DEV) interop-java clients-java ## Measure RocketMQ's Java client with its own brokers, our brokers and our gRPC endpoint (12 minutes; needs java and mvn; ARGS="--log classic")
+bench-rocketmq: $(DEV) interop-java interop-proxy clients-java ## Measure RocketMQ's Java client with its own brokers, our brokers and our gRPC endpoint (12 minutes; needs java and mvn; ARGS="--log classic")
 	@$(BIN)/python -m tests.interop.bench $(ARGS)
 
 bench-dev: $(DEV) interop-java ## Compare start time and memory of dledger dev with RocketMQ's (2 minutes; needs java and mvn; ARGS="--runs 5")
 	@$(BIN)/python -m tests.interop.bench_dev $(ARGS)
 
-bench-peers: $(PEERS) ## Compare with etcd and NATS JetStream under equal load (about 4 minutes)
+bench-peers: $(PEERS) peers-servers ## Compare with etcd and NATS JetStream under equal load (about 4 minutes; needs both, or go 1.24 to build them)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 soak: $(DEV) ## Measure memory of servers under a steady load (10 minutes)

@@ -29,6 +29,7 @@ BODY_SIZE = 1024
 #: Fixed, incompressible bytes, the same for every system and run.
 BODY = random.Random(20).randbytes(BODY_SIZE)
 RESULTS = Path("bench-results")
+_PEERS = Path("build/peers")
 WARM_UP_SECONDS = 1.0
 
 console = Console(stderr=True)
@@ -230,10 +231,42 @@ def free_ports(count: int) -> list[int]:
             opened.close()
 
 
+def peer_binary(name: str) -> str | None:
+    """Return the path of another system's server, from PATH or built by `make bench-peers`."""
+    return shutil.which(name) or shutil.which(name, path=str(_PEERS))
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the user and system time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Measured(Protocol):
+    """A running system whose servers use CPU time."""
+
+    def node_cpu_seconds(self) -> dict[str, float]: ...
+
+
+class Cpu:
+    """Sums the CPU seconds of client and nodes over all rounds of one load."""
+
+    def __init__(self, system: Measured, on_turn: Callable[[], None] = lambda: None) -> None:
+        self._system = system
+        self._on_turn = on_turn
+        self.used: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._on_turn()
+        self._before = self._read()
+
+    def end(self) -> None:
+        for who, now in self._read().items():
+            self.used[who] = self.used.get(who, 0.0) + now - self._before.get(who, now)
+
+    def _read(self) -> dict[str, float]:
+        return {**self._system.node_cpu_seconds(), "client": time.process_time()}
 
 
 def end_on_signals() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,12 @@ import click
 from benchmarks import ours, peers_etcd, peers_nats
 from benchmarks.common import (
     BenchError,
+    Cpu,
     Load,
     Operation,
     Row,
+    closed_loops,
+    collect,
     end_on_signals,
     interleaved,
     rounds_for,
@@ -28,6 +31,7 @@ from benchmarks.common import (
     show,
     write_json,
 )
+from benchmarks.profiles import flame_graph, py_spy
 from dledger.infra.loops.wakefulness import DEVICE, CpuLatency
 
 PEERS = (peers_etcd, peers_nats)
@@ -76,8 +80,8 @@ COMPARISONS = (
 )
 
 
-async def compare(names: Sequence[str], seconds: float) -> list[Row]:
-    rows: list[Row] = []
+async def compare(names: Sequence[str], seconds: float, profile: Path | None) -> AsyncGenerator[Row]:
+    """Measure all systems in turns. `profile`: folder for flame graphs of this project's leader."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(scratch("peers"))
         systems: dict[str, Any] = {}
@@ -93,12 +97,27 @@ async def compare(names: Sequence[str], seconds: float) -> list[Row]:
                 name: (comparison.operation(system), comparison.in_flight[name])
                 for name, system in systems.items()
             }
-            rounds = await interleaved(operations, seconds, rounds_for(seconds))
-            rows += _rows(comparison, {name: Load.joined(one) for name, one in rounds.items()})
-    return rows
+            cpu = {name: Cpu(system) for name, system in systems.items()}
+            rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
+            loads = {name: Load.joined(one) for name, one in rounds.items()}
+            used = {
+                name: _cpu_text(one.used, systems[name].leader_id, loads[name]) for name, one in cpu.items()
+            }
+            for row in _rows(comparison, loads, used):
+                yield row
+            if profile is not None:
+                mine = systems[_OURS]
+                leader = mine.cluster.process(mine.leader_id).pid
+                with flame_graph(leader, profile / f"{comparison.name}.svg", seconds):
+                    await closed_loops(*operations[_OURS], seconds + 1)
 
 
-def _rows(comparison: Comparison, loads: dict[str, Load]) -> list[Row]:
+def _cpu_text(used: dict[str, float], leader: str, load: Load) -> str:
+    each = (f"{'leader' if who == leader else who} {1e6 * s / load.entries:.0f}" for who, s in used.items())
+    return f"CPU µs per entry: {', '.join(each)}"
+
+
+def _rows(comparison: Comparison, loads: dict[str, Load], cpu: dict[str, str]) -> list[Row]:
     """Return a row per system. Rows of peers include our ratio to the peer."""
     mine = loads[_OURS]
     rows = []
@@ -106,7 +125,7 @@ def _rows(comparison: Comparison, loads: dict[str, Load]) -> list[Row]:
         p50 = load.latency_ms(0.5)
         measured = f"p50 {p50:.2f} ms" if comparison.by_latency else f"{load.rate:,.0f} entries/s"
         values: dict[str, Any] = {"system": name, "rate": load.rate, "p50_ms": p50}
-        target, ok, detail = "", None, f"p50 {p50:.2f} ms, {load.rate:,.0f}/s"
+        target, ok, detail = "", None, f"p50 {p50:.2f} ms, {load.rate:,.0f}/s; {cpu[name]}"
         if name != _OURS:
             ratio = mine.latency_ms(0.5) / p50 if comparison.by_latency else mine.rate / load.rate
             values["ratio"] = ratio
@@ -133,19 +152,29 @@ def _cpu_latency() -> CpuLatency | None:
     "--awake", is_flag=True, help="Keep the CPUs awake for all systems, not only while our nodes have work."
 )
 @click.option(
+    "--profile",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a flame graph of our leader to this folder for each load (needs py-spy).",
+)
+@click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Also write the rows to this file."
 )
-def main(names: tuple[str, ...], seconds: float, awake: bool, json_file: Path | None) -> None:
-    """Compare with etcd and NATS JetStream from the distribution's packages.
+def main(
+    names: tuple[str, ...], seconds: float, awake: bool, profile: Path | None, json_file: Path | None
+) -> None:
+    """Compare with etcd and NATS JetStream.
 
     Each system runs with its defaults. Our nodes keep the CPUs awake while they have work in flight
     (`keep_cpus_awake`), if the process has the permission. --awake keeps them awake throughout, which
-    benefits
-    all systems.
+    benefits all systems.
     """
-    missing = [package for peer in PEERS if peer.missing() for package in peer.APT_PACKAGES]
+    missing = [peer for peer in PEERS if peer.missing()]
     if missing:
-        raise click.ClickException(f"a peer is not installed: apt-get install {' '.join(missing)}")
+        raise click.ClickException(
+            f"no server of {' and '.join(peer.NAME for peer in missing)} on PATH or in build/peers: run "
+            "`make bench-peers` with Go 1.24 or newer on PATH, or as root "
+            f"`apt-get install {' '.join(package for peer in missing for package in peer.APT_PACKAGES)}`"
+        )
     end_on_signals()
     title = "Three nodes of each and the client on this machine, in turns"
     device = _cpu_latency()
@@ -158,16 +187,21 @@ def main(names: tuple[str, ...], seconds: float, awake: bool, json_file: Path | 
         title += "; CPUs always awake"
     else:
         title += "; CPUs awake while our nodes have work"
+    rows: list[Row] = []
     try:
-        rows = asyncio.run(compare(names, seconds))
+        if profile is not None:
+            py_spy()
+        asyncio.run(collect(compare(names, seconds, profile), rows))
     except KeyboardInterrupt:
         say("interrupted; removed all processes and data")
         raise SystemExit(130) from None
     except BenchError as error:
         raise click.ClickException(str(error)) from None
-    show(title, rows)
-    if json_file is not None:
-        write_json(json_file, rows)
+    finally:
+        if rows:
+            show(title, rows)
+            if json_file is not None:
+                write_json(json_file, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 import time
 import urllib.error
 import urllib.request
@@ -23,11 +22,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
+from benchmarks.common import BODY, BenchError, Operation, child, cpu_seconds, free_ports, peer_binary, say
 from dledger.infra.transport.channels import channel_options
 
 NAME = "etcd"
-APT_PACKAGES = ("etcd-server", "etcd-client")
+APT_PACKAGES = ("etcd-server",)
 BULK_PUTS = 128  # etcd's limit of operations in one transaction
 _START_SECONDS = 30.0
 _NODES = 3
@@ -35,7 +34,7 @@ _CHANNELS = 4
 
 
 def missing() -> bool:
-    return shutil.which("etcd") is None
+    return peer_binary(NAME) is None
 
 
 class EtcdClient:
@@ -78,31 +77,35 @@ class EtcdClient:
 class Etcd:
     """A running cluster as the system under test."""
 
-    def __init__(self, client: EtcdClient, pids: list[int]) -> None:
-        self.pids = pids
+    def __init__(self, client: EtcdClient, pids: dict[str, int], leader_id: str) -> None:
+        self._pids = pids
+        self.leader_id = leader_id
         self.append: Operation = client.put
         self.bulk: Operation = client.bulk
+
+    def node_cpu_seconds(self) -> dict[str, float]:
+        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
 
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Etcd]:
     """Start three nodes in `folder`. The context stops all processes."""
     if missing():
-        raise BenchError(f"etcd is not installed: apt-get install {' '.join(APT_PACKAGES)}")
+        raise BenchError("etcd is not installed")
     ports = free_ports(2 * _NODES)
     clients = {f"e{i}": f"http://127.0.0.1:{ports[i]}" for i in range(_NODES)}
     peers = {f"e{i}": f"http://127.0.0.1:{ports[_NODES + i]}" for i in range(_NODES)}
     with ExitStack() as stack:
-        pids = []
+        pids = {}
         for name in clients:
             command = _command(name, folder, clients, peers)
             process = stack.enter_context(child(command, folder / f"{name}.log"))
-            pids.append(process.pid)
+            pids[name] = process.pid
         leader = await asyncio.to_thread(_wait_for_leader, list(clients.values()))
         say(f"etcd serves, leader at {leader}")
         client = EtcdClient(leader.removeprefix("http://"))
         try:
-            yield Etcd(client, pids)
+            yield Etcd(client, pids, next(name for name, url in clients.items() if url == leader))
         finally:
             await client.close()
 
@@ -122,7 +125,7 @@ def _command(name: str, folder: Path, clients: Mapping[str, str], peers: Mapping
         "logger": "zap",
         "log-level": "error",
     }
-    return ["etcd", *(f"--{key}={value}" for key, value in options.items())]
+    return [peer_binary(NAME) or NAME, *(f"--{key}={value}" for key, value in options.items())]
 
 
 def _wait_for_leader(urls: list[str]) -> str:

@@ -6,17 +6,17 @@ JetStream 2.9 acknowledges a message when a majority has written it, without an 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
+from benchmarks.common import BODY, BenchError, Operation, child, cpu_seconds, free_ports, peer_binary, say
 
 NAME = "NATS"
 APT_PACKAGES = ("nats-server",)
+_SERVER = "nats-server"
 BATCH = 256
 _START_SECONDS = 30.0
 _NODES = 3
@@ -25,15 +25,19 @@ _SUBJECT = "bench.entries"
 
 
 def missing() -> bool:
-    return shutil.which("nats-server") is None
+    return peer_binary(_SERVER) is None
 
 
 class Nats:
     """A running cluster as the system under test."""
 
-    def __init__(self, stream: Any, pids: list[int]) -> None:
-        self.pids = pids
+    def __init__(self, stream: Any, pids: dict[str, int], leader_id: str) -> None:
+        self._pids = pids
+        self.leader_id = leader_id
         self._stream = stream
+
+    def node_cpu_seconds(self) -> dict[str, float]:
+        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
 
     @property
     def append(self) -> Operation:
@@ -58,24 +62,25 @@ class Nats:
 async def running(folder: Path) -> AsyncIterator[Nats]:
     """Start three servers in `folder`. The context stops all processes."""
     if missing():
-        raise BenchError(f"NATS is not installed: apt-get install {' '.join(APT_PACKAGES)}")
+        raise BenchError("NATS is not installed")
     import nats
 
     ports = free_ports(2 * _NODES)
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[_NODES:])
     with ExitStack() as stack:
-        pids = []
+        pids = {}
         for i in range(_NODES):
             config = folder / f"n{i}.conf"
             config.write_text(_config(f"n{i}", folder, ports[i], ports[_NODES + i], routes))
-            process = stack.enter_context(child(["nats-server", "-c", str(config)], folder / f"n{i}.log"))
-            pids.append(process.pid)
+            command = [peer_binary(_SERVER) or _SERVER, "-c", str(config)]
+            process = stack.enter_context(child(command, folder / f"n{i}.log"))
+            pids[f"n{i}"] = process.pid
         servers = [f"nats://127.0.0.1:{port}" for port in ports[:_NODES]]
         leader = await _make_stream(servers)
         say(f"NATS serves, leader of the stream at {servers[int(leader[1:])]}")
         client = await nats.connect(servers[int(leader[1:])], pending_size=64 << 20)
         try:
-            yield Nats(client.jetstream(timeout=30, publish_async_max_pending=16_384), pids)
+            yield Nats(client.jetstream(timeout=30, publish_async_max_pending=16_384), pids, leader)
         finally:
             await client.close()
 

@@ -23,8 +23,7 @@ from google.protobuf.message import Message
 
 from benchmarks import ours, yardsticks
 from benchmarks.broker import brokers
-from benchmarks.broker.produce import Cpu
-from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
+from benchmarks.common import BODY, BenchError, Cpu, Load, Operation, Row, interleaved, rounds_for, scratch
 from broker_adapter.endpoints.v5.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls

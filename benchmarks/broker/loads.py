@@ -19,10 +19,10 @@ from grpc.aio import AioRpcError
 from benchmarks.broker import brokers, remoting_load
 from benchmarks.broker.cases import BATCHES, GRPC, RECEIVE, SENDS, Case, Selection
 from benchmarks.broker.clients import Client
-from benchmarks.broker.produce import Cpu
 from benchmarks.common import (
     WARM_UP_SECONDS,
     BenchError,
+    Cpu,
     Load,
     Operation,
     Row,

@@ -6,41 +6,18 @@ The difference is the cost of a message beyond that of an entry.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
 
 from benchmarks import ours
 from benchmarks.broker import brokers
-from benchmarks.common import Load, Operation, Row, interleaved, rounds_for, scratch
+from benchmarks.common import Cpu, Load, Operation, Row, interleaved, rounds_for, scratch
 
 LEAST_SHARE = 0.6
 #: Maximum dispatch lag: the size of all batches in flight.
 MOST_BEHIND_BYTES = ours.BATCHES_IN_FLIGHT * (ours.BATCH + 1) * 1300
 _LOG, _TAG, _KEYED = "log", "tag", "keyed"
-
-
-class Cpu:
-    """Sums the CPU seconds of client and nodes over all rounds of one load."""
-
-    def __init__(self, system: Any, on_turn: Callable[[], None] = lambda: None) -> None:
-        self._system = system
-        self._on_turn = on_turn
-        self.used: dict[str, float] = {}
-        self._before: dict[str, float] = {}
-
-    def begin(self) -> None:
-        self._on_turn()
-        self._before = self._read()
-
-    def end(self) -> None:
-        for who, now in self._read().items():
-            self.used[who] = self.used.get(who, 0.0) + now - self._before.get(who, now)
-
-    def _read(self) -> dict[str, float]:
-        return {**self._system.node_cpu_seconds(), "client": time.process_time()}
 
 
 async def run(seconds: float) -> AsyncGenerator[Row]:

@@ -37,8 +37,11 @@ public final class Bench {
             System.exit(0);
         }
         many(producer); // warms up
+        begin();
         say("sends a second, 64 in flight", many(producer));
+        begin();
         say("messages a second, batches of 64, 4 in flight", batches(producer));
+        begin();
         say("p50 of a lone send, us", lone(producer));
         producer.shutdown();
         say("messages a second, received and acknowledged", consumed(arguments[0]));
@@ -50,7 +53,19 @@ public final class Bench {
         System.out.flush();
     }
 
-    private static long many(DefaultMQProducer producer) throws Exception {
+    /** A load begins: from here on, its processor time counts. */
+    private static void begin() {
+        System.out.println("@ begin");
+        System.out.flush();
+    }
+
+    /** A load has ended: its figure, and the messages since it began. */
+    private static void say(String what, long[] measured) {
+        System.out.println("@ " + what + ": " + measured[0] + " of " + measured[1] + " messages");
+        System.out.flush();
+    }
+
+    private static long[] many(DefaultMQProducer producer) throws Exception {
         Semaphore room = new Semaphore(IN_FLIGHT);
         AtomicLong done = new AtomicLong();
         AtomicLong failed = new AtomicLong();
@@ -75,13 +90,13 @@ public final class Bench {
         if (failed.get() > 0) {
             say("failed", failed.get());
         }
-        return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
+        return new long[] {done.get() * 1_000_000_000L / (System.nanoTime() - begin), done.get()};
     }
 
-    private static long batches(DefaultMQProducer producer) throws Exception {
+    private static long[] batches(DefaultMQProducer producer) throws Exception {
         long begin = System.nanoTime();
         AtomicLong done = send(producer, count -> System.nanoTime() - begin < nanos);
-        return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
+        return new long[] {done.get() * 1_000_000_000L / (System.nanoTime() - begin), done.get()};
     }
 
     private static void fill(DefaultMQProducer producer, long messages) throws Exception {
@@ -116,7 +131,7 @@ public final class Bench {
         return done;
     }
 
-    private static long lone(DefaultMQProducer producer) throws Exception {
+    private static long[] lone(DefaultMQProducer producer) throws Exception {
         long begin = System.nanoTime();
         List<Long> times = new ArrayList<>();
         while (System.nanoTime() - begin < nanos) {
@@ -125,11 +140,11 @@ public final class Bench {
             times.add((System.nanoTime() - at) / 1000);
         }
         long[] sorted = times.stream().mapToLong(Long::longValue).sorted().toArray();
-        return sorted[sorted.length / 2];
+        return new long[] {sorted[sorted.length / 2], sorted.length};
     }
 
     /** What the others have left: from the first message that comes, for so many seconds or until all are read. */
-    private static long consumed(String servers) throws Exception {
+    private static long[] consumed(String servers) throws Exception {
         AtomicLong count = new AtomicLong();
         AtomicLong first = new AtomicLong();
         AtomicLong last = new AtomicLong();
@@ -145,9 +160,15 @@ public final class Bench {
         });
         consumer.start();
         long begin = System.nanoTime();
-        while (first.get() == 0 ? System.nanoTime() - begin < FIRST : System.nanoTime() - first.get() < nanos) {
+        while (first.get() == 0 && System.nanoTime() - begin < FIRST) {
+            Thread.sleep(5);
+        }
+        begin();
+        long before = count.get();
+        while (first.get() != 0 && System.nanoTime() - first.get() < nanos) {
             Thread.sleep(50);
         }
-        return count.get() * 1_000_000_000L / Math.max(1, last.get() - first.get());
+        long rate = count.get() * 1_000_000_000L / Math.max(1, last.get() - first.get());
+        return new long[] {rate, count.get() - before};
     }
 }

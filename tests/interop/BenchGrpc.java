@@ -27,6 +27,7 @@ public final class BenchGrpc {
             .setTopics(topic).build();
         begun(producer);
         many(producer); // warms up
+        begin();
         say("sends a second, 64 in flight, over gRPC", many(producer));
         say("messages a second, received and acknowledged, over gRPC", consumed());
         System.exit(0);
@@ -34,6 +35,18 @@ public final class BenchGrpc {
 
     private static void say(String what, long figure) {
         System.out.println("@ " + what + ": " + figure);
+        System.out.flush();
+    }
+
+    /** A load begins: from here on, its processor time counts. */
+    private static void begin() {
+        System.out.println("@ begin");
+        System.out.flush();
+    }
+
+    /** A load has ended: its figure, and the messages since it began. */
+    private static void say(String what, long[] measured) {
+        System.out.println("@ " + what + ": " + measured[0] + " of " + measured[1] + " messages");
         System.out.flush();
     }
 
@@ -73,17 +86,23 @@ public final class BenchGrpc {
     }
 
     /** What the others have left: from the first message that comes, for so many seconds. */
-    private static long consumed() throws Exception {
+    private static long[] consumed() throws Exception {
         try (Counting consumer = new Counting()) {
             long begin = System.nanoTime();
-            while (consumer.first.get() == 0 ? System.nanoTime() - begin < FIRST : System.nanoTime() - consumer.first.get() < nanos) {
+            while (consumer.first.get() == 0 && System.nanoTime() - begin < FIRST) {
+                Thread.sleep(5);
+            }
+            begin();
+            long before = consumer.count.get();
+            while (consumer.first.get() != 0 && System.nanoTime() - consumer.first.get() < nanos) {
                 Thread.sleep(50);
             }
-            return consumer.count.get() * 1_000_000_000L / Math.max(1, consumer.last.get() - consumer.first.get());
+            long rate = consumer.count.get() * 1_000_000_000L / Math.max(1, consumer.last.get() - consumer.first.get());
+            return new long[] {rate, consumer.count.get() - before};
         }
     }
 
-    private static long many(Producer producer) throws Exception {
+    private static long[] many(Producer producer) throws Exception {
         Semaphore room = new Semaphore(IN_FLIGHT);
         AtomicLong done = new AtomicLong();
         AtomicLong failed = new AtomicLong();
@@ -100,6 +119,6 @@ public final class BenchGrpc {
         if (failed.get() > 0) {
             say("failed over gRPC", failed.get());
         }
-        return done.get() * 1_000_000_000L / (System.nanoTime() - begin);
+        return new long[] {done.get() * 1_000_000_000L / (System.nanoTime() - begin), done.get()};
     }
 }

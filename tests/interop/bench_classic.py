@@ -6,8 +6,9 @@ import asyncio
 import mmap
 import os
 import shutil
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +17,11 @@ from broker_adapter.cli.cluster_command import BROKER_KIND, is_writable_master
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.process.cluster import free_ports
 
-from . import genuine
-from .bench_client import CLUSTER, fill, make_topic, measured, show
+from . import genuine, ours
+from .bench_client import CLUSTER, MASTER, Figure, Servers, Table, fill, make_topic, measure
 
+#: The tables' titles.
+IS_SYNC = {"SYNC_MASTER, SYNC_FLUSH": True, "ASYNC_MASTER, ASYNC_FLUSH": False}
 #: One file of each log, so that a new slave of RocketMQ's, which begins with the last one, copies all.
 _FILE_SIZE = 1 << 30
 _WITHIN_S = 120
@@ -27,10 +30,10 @@ _PIECE = 1 << 20
 
 
 class Pair(NamedTuple):
-    """A master and its slave. `servers`: of names. `master` and `slave`: folders with a commitlog somewhere
+    """A master and its slave. `master` and `slave`: folders with a commitlog somewhere
     below. `begin_anew`: a slave with nothing takes the place of the slave."""
 
-    servers: str
+    servers: Servers
     master: Path
     slave: Path
     begin_anew: Callable[[], None]
@@ -50,21 +53,23 @@ def of_rocketmq(home: Path, *, is_sync: bool) -> Iterator[Pair]:
     role = "SYNC_MASTER" if is_sync else "ASYNC_MASTER"
     with ExitStack() as running, ExitStack() as slaves:
         running.enter_context(genuine.name_server(home / "names", names))
-        running.enter_context(genuine.broker(home / "master", at, master_port, brokerRole=role, **common))
+        master = running.enter_context(
+            genuine.broker(home / "master", at, master_port, brokerRole=role, **common)
+        )
         genuine.until_registered(home / "names", at, f"127.0.0.1:{master_port}")
 
-        def start_slave() -> None:
+        def start_slave() -> subprocess.Popen[bytes]:
             slave = {"brokerRole": "SLAVE", "brokerId": 1, **common}
-            slaves.enter_context(genuine.broker(home / "slave", at, slave_port, **slave))
+            return slaves.enter_context(genuine.broker(home / "slave", at, slave_port, **slave))
 
         def begin_anew() -> None:
             slaves.close()
             shutil.rmtree(home / "slave")
             start_slave()
 
-        start_slave()
+        pids = {MASTER: master.pid, "slave": start_slave().pid}
         genuine.until_registered(home / "names", at, f"127.0.0.1:{slave_port}")
-        yield Pair(at, home / "master", home / "slave", begin_anew)
+        yield Pair(Servers(at, pids), home / "master", home / "slave", begin_anew)
 
 
 @contextmanager
@@ -93,7 +98,7 @@ def of_ours(home: Path, *, is_sync: bool) -> Iterator[Pair]:
             shutil.rmtree(running.store_directory("n2"))
             running.start_node("n2")
 
-        servers = running.plan.companions[0].address
+        servers = Servers(running.plan.companions[0].address, ours.pids(running, "n1"))
         yield Pair(servers, running.store_directory("n1"), running.store_directory("n2"), begin_anew)
 
 
@@ -142,18 +147,17 @@ async def catch_up(pair: Pair) -> int:
     return int(end / 1000 / max(seconds, _LOOK_S))
 
 
-def run(home: Path, seconds: int, messages: int) -> None:
-    """Both pairs, with and without synchronous double write, one after the other; a table for each."""
-    kinds = {"theirs": of_rocketmq, "ours": of_ours}
-    for title, is_sync in (("SYNC_MASTER, SYNC_FLUSH", True), ("ASYNC_MASTER, ASYNC_FLUSH", False)):
-        figures: dict[str, dict[str, int]] = {}
-        for whose, pair_of in kinds.items():
-            with pair_of(home / f"{whose}-{is_sync}", is_sync=is_sync) as pair:
-                make_topic(home, pair.servers)
-                fill(home, pair.servers, 64)
+def run(home: Path, seconds: int, messages: int, tables: Mapping[str, Table], profile: Path | None) -> None:
+    """Measure both pairs, with and without synchronous double write, one after the other."""
+    for title, is_sync in IS_SYNC.items():
+        table = tables[title]
+        for pair_of, side in ((of_rocketmq, table.theirs), (of_ours, table.ours)):
+            graphs = profile / title.split("_")[0].lower() if profile and side is table.ours else None
+            with pair_of(home / f"{pair_of.__name__}-{is_sync}", is_sync=is_sync) as pair:
+                make_topic(home, pair.servers.address)
+                fill(home, pair.servers.address, 64)
                 asyncio.run(_until_there(pair.slave, 0, 4))  # it follows
-                figures[whose] = measured(home, pair.servers, seconds)
+                measure(home, pair.servers, seconds, side, graphs)
                 if not is_sync:
-                    fill(home, pair.servers, messages)
-                    figures[whose]["KB a second that a new slave copies"] = asyncio.run(catch_up(pair))
-        show(title, figures["theirs"], figures["ours"])
+                    fill(home, pair.servers.address, messages)
+                    side.add("KB a second that a new slave copies", Figure(asyncio.run(catch_up(pair)), {}))

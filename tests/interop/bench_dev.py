@@ -87,6 +87,10 @@ def _mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
+def _print(name: str, start: Start) -> None:
+    click.echo(f"{name:12} {start.seconds:6.2f} s {start.mib:6.0f} MiB")
+
+
 @click.command()
 @click.option("--runs", default=5, help="Of each system, in turn.")
 def main(runs: int) -> None:
@@ -96,12 +100,14 @@ def main(runs: int) -> None:
     for _ in range(runs):
         for name, system in systems.items():
             found[name].append(measured(system))
+            _print(name, found[name][-1])
+    click.echo("medians")
     rows = {
         name: Start(median(one.seconds for one in starts), median(one.mib for one in starts))
         for name, starts in found.items()
     }
     for name, row in rows.items():
-        click.echo(f"{name:12} {row.seconds:6.2f} s {row.mib:6.0f} MiB")
+        _print(name, row)
     own, other = rows["dledger dev"], rows["RocketMQ"]
     click.echo(f"{'ratio':12} {other.seconds / own.seconds:6.1f}   {other.mib / own.mib:6.1f}")
 

@@ -52,11 +52,18 @@ _PAUSE_S = 0.1
 _SAID = "@ "
 
 
+def missing() -> str:
+    """What of RocketMQ is not there, and how to get it; "" if its brokers can run."""
+    if not shutil.which("java"):
+        return "there is no `java` on PATH"
+    if not any(LIB.glob("rocketmq-broker-*.jar")):
+        return f"no jars in {LIB} (`make interop` fetches them)"
+    return ""
+
+
 def require() -> None:
     """Skips the test that calls it, loudly, if RocketMQ is not there."""
-    reason = "" if shutil.which("java") else "there is no `java` on PATH"
-    if not reason and not any(LIB.glob("rocketmq-broker-*.jar")):
-        reason = f"no jars in {LIB} (`make interop` fetches them)"
+    reason = missing()
     if not reason and not any(CLIENT_49.glob("rocketmq-client-*.jar")):
         reason = f"no jars in {CLIENT_49} (`make interop` fetches them)"
     if reason:
@@ -129,8 +136,10 @@ def _is_open(port: int) -> bool:
 
 
 @contextmanager
-def proxy(home: Path, name_servers: str, cluster: str, port: int, remoting_port: int) -> Iterator[str]:
-    """RocketMQ's proxy in cluster mode; the address at which it speaks gRPC."""
+def proxy(
+    home: Path, name_servers: str, cluster: str, port: int, remoting_port: int
+) -> Iterator[tuple[str, int]]:
+    """RocketMQ's proxy in cluster mode: the address at which it speaks gRPC, and its process."""
     home.mkdir(parents=True, exist_ok=True)
     settings = {
         "rocketMQClusterName": cluster,
@@ -153,7 +162,7 @@ def proxy(home: Path, name_servers: str, cluster: str, port: int, remoting_port:
             printed = (home / "output").read_text()[-3000:]
             assert process.poll() is None and time.monotonic() < deadline, printed
             threading.Event().wait(_PAUSE_S)
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}", process.pid
     finally:
         process.kill()
         process.wait()
@@ -175,12 +184,14 @@ def mqadmin(home: Path, name_servers: str, *arguments: str, account: str = "") -
     return printed
 
 
-def until_registered(home: Path, name_servers: str, address: str) -> None:
-    """Until the NameServer knows the broker at that address. AssertionError after several looks."""
+def until_registered(home: Path, name_servers: str, address: str) -> str:
+    """Until the NameServer knows the broker at that address; the line about it. AssertionError after several
+    looks."""
     for _ in range(10):
         with suppress(AssertionError):
-            if address in mqadmin(home, name_servers, "clusterList"):
-                return
+            for line in mqadmin(home, name_servers, "clusterList").splitlines():
+                if address in line:
+                    return line
     raise AssertionError(f"{address} has not registered")
 
 

@@ -46,3 +46,9 @@ def master(running: LocalCluster, other_than: str = "") -> LocalNode:
         return next((n for n in nodes if is_writable_master(n.owner) and n.node_id != other_than), None)
 
     return running.wait_until(found, _WITHIN_S, "a writable master")
+
+
+def pids(running: LocalCluster, master_id: str) -> dict[str, int]:
+    """The process of each node, by its role."""
+    processes = {node: running.process(node).pid for node in running.node_ids}
+    return {"master" if node == master_id else f"slave {node}": pid for node, pid in processes.items() if pid}
