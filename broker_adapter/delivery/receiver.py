@@ -35,7 +35,7 @@ from broker_adapter.delivery_state.queue_state import PoppedMessage, QueueDelive
 from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.put.committer import Committer, PutRequest, RequestOutcome
-from broker_adapter.store.queue_reader import QueueReader
+from broker_adapter.store.queue_reader import MAX_SMALL_READ, QueueReader
 from dledger.infra.loops.turns import wake_queue
 from dledger.infra.quotas import FairQueue
 
@@ -129,11 +129,12 @@ class Receiver:
         now_ms: Callable[[], int],
         steps_ms: Callable[[], int],
         run: Callable[[Callable[[], Any], str], Awaitable[Any]],
+        read: Callable[[Callable[[], Any], str], Awaitable[Any]],
         run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]],
         limits: ReceiveLimits,
     ) -> None:
-        """`run` executes blocking work on behalf of an address, and `run_filter` evaluates filters on its
-        behalf. `now_ms` returns cluster time without its steps, and `steps_ms` the total of the steps.
+        """`run` executes blocking work on behalf of an address, `read` small reads, and `run_filter` filters.
+        `now_ms` returns cluster time without its steps, and `steps_ms` the total of the steps.
         """
         # number of times that the pending limits kept a receive from new messages of a queue
         self.refused_fresh = 0
@@ -145,7 +146,7 @@ class Receiver:
         self._dead_letters = dead_letters
         self._now_ms = now_ms
         self._steps_ms = steps_ms
-        self._run, self._run_filter = run, run_filter
+        self._run, self._read, self._run_filter = run, read, run_filter
         self._limits = limits
         self.room = FairQueue(limits.max_given_bytes)
 
@@ -250,7 +251,7 @@ class Receiver:
             max_bytes=1,
             tags=frozenset(),
         )
-        result: GetMessageResult = await self._run(read, "")
+        result: GetMessageResult = await self._read(read, "")
         if not result.records:
             raise ReadFailed(
                 Status.MESSAGE_NOT_FOUND,
@@ -282,9 +283,7 @@ class Receiver:
                     call.max_bytes,
                     only_fitting=call.only_fitting,
                 )
-                is_sql = call.wanted.matches is not None
-                looked = self._run_filter(work, call.address) if is_sql else self._run(work, call.address)
-                found: list[QueueReadResult] = await looked
+                found: list[QueueReadResult] = await self._run_of(call)(work, call.address)
                 await wake_queue().turn(call.who.topic)
                 request = self._propose(call, found)
                 is_nothing = request is None and not any(self._worn_out(call, one) for one in found)
@@ -305,6 +304,12 @@ class Receiver:
             await asyncio.shield(moves)
             if loop.time() >= deadline:
                 return []
+
+    def _run_of(self, call: Receive) -> Callable[[Callable[[], Any], str], Awaitable[Any]]:
+        """Return the function that runs the read of a receive."""
+        if call.wanted.matches is not None:
+            return self._run_filter
+        return self._read if call.max_messages <= MAX_SMALL_READ else self._run
 
     async def _plan(self, call: Receive, plans: list[QueueReadPlan], check: Callable[[], object]) -> None:
         """Reserve queues until they are likely to contain enough messages.

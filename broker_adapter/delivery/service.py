@@ -96,6 +96,8 @@ class Runtime(NamedTuple):
     run: Callable[
         [Callable[[], Any], str], Awaitable[Any]
     ]  # runs blocking work on behalf of an address, on a reader thread
+    # the same for a small read, which runs on the event loop if its data are in the page cache
+    read: Callable[[Callable[[], Any], str], Awaitable[Any]]
     # evaluates a filter on behalf of an address
     run_filter: Callable[[Callable[[], Any], str], Awaitable[Any]]
 
@@ -147,6 +149,7 @@ class DeliveryService:
             now_ms=self._awake_ms,
             steps_ms=lambda: writer.steps_ms,
             run=runtime.run,
+            read=runtime.read,
             run_filter=runtime.run_filter,
             limits=limits,
         )

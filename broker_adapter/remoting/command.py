@@ -15,6 +15,8 @@ from enum import IntEnum
 from sys import getsizeof
 from typing import Any, Final
 
+import orjson
+
 from broker_adapter.errors import FrameRefused
 from broker_adapter.remoting.codes import Language
 
@@ -151,12 +153,15 @@ def _encode_json(command: RemotingCommand) -> bytes:
     }
     if command.remark is not None:
         header["remark"] = command.remark
-    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    try:
+        return orjson.dumps(header)
+    except orjson.JSONEncodeError:  # lone surrogates
+        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _decode_json(header: bytes) -> RemotingCommand:
     try:
-        found = json.loads(header)
+        found = _load_json(header)
     except (ValueError, RecursionError) as error:
         raise FrameRefused(f"header is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(found, dict):
@@ -167,11 +172,20 @@ def _decode_json(header: bytes) -> RemotingCommand:
         fields=_json_fields(found.get("extFields")),
         opaque=_json_int(found, "opaque", 0),
         flag=_json_int(found, "flag", 0),
-        remark=None if remark is None else _json_text("remark", remark),
+        remark=remark if remark is None or type(remark) is str else _json_text("remark", remark),
         language=_json_language(found.get("language")),
         version=_json_int(found, "version", 0),
         form=HeaderForm.JSON,
     )
+
+
+def _load_json(header: bytes) -> object:
+    try:
+        return orjson.loads(header)
+    except orjson.JSONDecodeError:
+        # JSON may contain lone surrogates, which cannot be encoded as UTF-8. Java writes a "?" for them.
+        text = json.dumps(json.loads(header), ensure_ascii=False)
+        return orjson.loads(text.encode("utf-8", "replace"))
 
 
 def _json_int(found: Mapping[str, Any], name: str, default: int | None) -> int:
@@ -191,14 +205,15 @@ def _json_fields(found: object) -> dict[str, str]:
         raise FrameRefused("extFields is not an object")
     if len(found) > MAX_FIELDS:
         raise FrameRefused(f"{len(found)} extFields exceed the maximum of {MAX_FIELDS}")
-    present = ((name, value) for name, value in found.items() if value is not None)
-    return {_json_text("a name", name): _json_text(name, value) for name, value in present}
+    return {
+        name: value if type(value) is str else _json_text(name, value)
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _json_text(name: str, value: object) -> str:
-    if isinstance(value, str):
-        # JSON may contain lone surrogates, which cannot be encoded as UTF-8. Java writes a "?" for them.
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    """Convert a value that is not a string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

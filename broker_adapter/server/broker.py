@@ -33,7 +33,7 @@ from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Group
 from broker_adapter.put.message_writer import MessageWriter
 from broker_adapter.server.pulled_offsets import PulledOffsets
-from broker_adapter.store.queue_reader import QueueFiles, QueueReader
+from broker_adapter.store.queue_reader import MAX_SMALL_READ, QueueFiles, QueueReader
 from dledger import DLedgerError
 from dledger.infra.loops.turns import settle, wake_queue
 from dledger.infra.quotas import client_of
@@ -59,6 +59,8 @@ class Readers(Protocol):
     """Interface of `broker_adapter.server.reader_threads.ReaderThreads`."""
 
     async def run(self, work: Callable[[], T], address: str = "") -> T: ...
+
+    async def read(self, work: Callable[[], T], address: str = "") -> T: ...
 
     async def run_filter(self, work: Callable[[], T], address: str) -> T: ...
 
@@ -155,6 +157,7 @@ class Broker:
             max_bytes=min(max_bytes, _MAX_PULLED_BYTES),
             tags=frozenset(tags),
         )
+        read_on = self._readers.read if max_messages <= MAX_SMALL_READ else self._readers.run
         loop, address = asyncio.get_running_loop(), client_of(remote)
         deadline = loop.time() + min(wait_ms, self._settings.max_wait_ms) / 1000
         has_confirmed = False
@@ -173,7 +176,7 @@ class Broker:
             verdict = barriers.judge_pull(pull)
             if verdict.move_to is not None:
                 return await self._redirected(pull, verdict, bounds, deadline)
-            result = await self._readers.run(partial(read, offset), address)
+            result = await read_on(partial(read, offset), address)
             if offset > result.max_offset and not has_confirmed and self._writer.expected is not None:
                 # A slave may have dispatched and served messages that this master has not dispatched yet.
                 await self._confirm()
@@ -232,7 +235,7 @@ class Broker:
             raise ReadFailed(
                 Status.MESSAGE_NOT_FOUND, f"no message starts at physical offset {physical_offset}"
             )
-        return await self._read(partial(self._reader.message_at, physical_offset), remote)
+        return await self._readers.read(partial(self._reader.message_at, physical_offset), client_of(remote))
 
     async def query(
         self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int, remote: str = ""

@@ -294,11 +294,7 @@ class BrokerProgram:
                 self.traffic.given,
             ),
             node,
-            Runtime(
-                node.cluster_time_ms,
-                self._readers.run,
-                self._readers.run_filter,
-            ),
+            Runtime(node.cluster_time_ms, self._readers.run, self._readers.read, self._readers.run_filter),
             self.host.deferring,
         )
 

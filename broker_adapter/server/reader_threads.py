@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from dledger.infra.files.cached_reads import NotCached, read_cached
 from dledger.infra.loops.threads import SharedThreads
 
 T = TypeVar("T")
@@ -33,6 +34,13 @@ class ReaderThreads:
     async def run(self, work: Callable[[], T], address: str = "") -> T:
         """Run blocking work of bounded duration. `address`: address of the client; "" for internal work."""
         return await self._readers.run(address, work)
+
+    async def read(self, work: Callable[[], T], address: str = "") -> T:
+        """Run a small read: on the event loop if its data are in the page cache, otherwise on a thread."""
+        try:
+            return read_cached(work)
+        except NotCached:
+            return await self.run(work, address)
 
     async def run_filter(self, work: Callable[[], T], address: str) -> T:
         """Evaluate a client's filter expression."""

@@ -9,7 +9,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_adapter.api import GetMessageResult, GetMessageStatus
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
@@ -21,9 +21,14 @@ from broker_adapter.wire.message import decode
 from broker_adapter.wire.properties import KEYS, TAGS, UNIQ_KEY, split_properties
 from dledger import Code, InvalidRequest, StorageError
 from dledger import ReadFailed as LogReadFailed
+from dledger.infra.files.cached_reads import NotCached, is_only_cached
 
-# Maximum units scanned in one pull for a rare tag.
+#: A read of at most this many messages is small: it can run on the event loop.
+MAX_SMALL_READ = 64
+# Maximum units scanned in one pull for a rare tag; more than the second number are scanned on a thread.
 _MAX_SCANNED = 4096
+_MAX_SMALL_SCAN = 256
+_FIRST_SCAN = 64
 # Maximum bytes of a query result with several messages, because forwarded responses are limited in size.
 _MAX_QUERIED_BYTES = 4 << 20
 _QUEUE_OFFSET = struct.Struct(">q")
@@ -53,6 +58,13 @@ class QueueFiles(Protocol):
         """Return the physical offset before which messages belong to a deleted topic with the same name."""
 
 
+class QueueRange(NamedTuple):
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+
 class QueueReader:
     def __init__(self, files: QueueFiles, log: RecordLog) -> None:
         self._files = files
@@ -78,9 +90,8 @@ class QueueReader:
             return GetMessageResult(GetMessageStatus.OFFSET_ILLEGAL, nearest, least, end)
         if offset == end:
             return GetMessageResult(GetMessageStatus.NO_NEW_MESSAGE, offset, least, end)
-        count = _MAX_SCANNED if tags else max_messages
-        units = self._files.units(topic, queue_id, offset, min(count, end - offset))
-        chosen, next_offset = _choose(units, offset, max_messages, max_bytes, tags)
+        queue = QueueRange(topic, queue_id, offset, end)
+        chosen, next_offset = self._scan(queue, max_messages, max_bytes, tags)
         try:
             records = self._records(chosen)
         except LogReadFailed as error:
@@ -206,6 +217,26 @@ class QueueReader:
 
         return least + bisect_left(range(least, end), begin, key=physical_offset)
 
+    def _scan(
+        self, queue: QueueRange, max_messages: int, max_bytes: int, tags: frozenset[str]
+    ) -> tuple[list[tuple[int, ConsumeQueueUnit]], int]:
+        """Return the units to read, and the offset after the last examined unit.
+
+        With tags, later reads of units are longer, because most pulls need only a few.
+        """
+        topic, queue_id, begin, end = queue
+        chosen: list[tuple[int, ConsumeQueueUnit]] = []
+        at, count = begin, _FIRST_SCAN if tags else max_messages
+        while True:
+            units = self._files.units(topic, queue_id, at, min(count, end - at))
+            at, is_full = _choose(chosen, units, at, max_messages, max_bytes, tags)
+            left = min(begin + _MAX_SCANNED, end) - at
+            if is_full or left <= 0 or not tags or not units:
+                return chosen, at
+            if is_only_cached() and at - begin > _MAX_SMALL_SCAN:
+                raise NotCached
+            count = min(4 * count, left)
+
     def _records(self, chosen: Sequence[tuple[int, ConsumeQueueUnit]]) -> list[bytes]:
         """Read records. Raises `dledger.ReadFailed` if some were purged, or ReadFailed (BEING_REPAIRED)."""
         if not chosen:
@@ -234,9 +265,14 @@ def store_timestamp_of(record: bytes) -> int:
 
 
 def _choose(
-    units: Sequence[ConsumeQueueUnit], offset: int, max_messages: int, max_bytes: int, tags: frozenset[str]
-) -> tuple[list[tuple[int, ConsumeQueueUnit]], int]:
-    """Return the units to read, and the offset after the last examined unit.
+    chosen: list[tuple[int, ConsumeQueueUnit]],
+    units: Sequence[ConsumeQueueUnit],
+    offset: int,
+    max_messages: int,
+    max_bytes: int,
+    tags: frozenset[str],
+) -> tuple[int, bool]:
+    """Add the units to read. Return the offset after the last examined unit, and whether they are enough.
 
     If a tag matches, there is at least one unit. Fillers are skipped.
     """
@@ -244,15 +280,15 @@ def _choose(
     if not tags and max(sizes, default=0) < FILLER_SIZE:
         sums = list(accumulate(sizes))
         count = min(max(1, bisect_right(sums, max_bytes)), max_messages, len(units))
-        return list(zip(range(offset, offset + count), units, strict=False)), offset + count
+        chosen += zip(range(offset, offset + count), units, strict=False)
+        return offset + count, True
     codes = {tag_code(tag) for tag in tags}
-    chosen: list[tuple[int, ConsumeQueueUnit]] = []
-    size = 0
+    size = sum(unit.size for _, unit in chosen)
     for unit in units:
         if unit.size != FILLER_SIZE and (not tags or unit.tag_code in codes):
             if chosen and (size + unit.size > max_bytes or len(chosen) == max_messages):
-                break
+                return offset, True
             chosen.append((offset, unit))
             size += unit.size
         offset += 1
-    return chosen, offset
+    return offset, False

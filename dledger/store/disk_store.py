@@ -287,6 +287,7 @@ class DiskLogStore:
             raise self._failure.after("sync", error) from error
         self._durable = tail
         self._reader.clear_pending()
+        self._reader.release_removed()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
         size = self.data_file_size
         if tail.pos // size != covered // size or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:

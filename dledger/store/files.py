@@ -25,7 +25,8 @@ class FileSequence:
 
     Disk errors are raised as OSError. Only one thread may modify the files. `read` may run at the same time,
     and methods that add a file may run during writes and syncs, but not while another one adds or removes a
-    file. Removed files stay open until `close_removed`, which must not be called during a read.
+    file. Removed files stay open until `close_removed` or `take_removed`, which must not be called during a
+    read.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_size: int, *, write: bool = True) -> None:
@@ -359,10 +360,19 @@ class FileSequence:
         path = self.path_of(start)
         return path.with_name(path.name + TEMPORARY)
 
+    def take_removed(self) -> list[int]:
+        """Return the handles of removed and replaced files, which the caller closes."""
+        removed, self._removed = self._removed, []
+        return removed
+
     def close_removed(self) -> None:
         """Close the handles of removed and replaced files."""
-        while self._removed:
-            self._disk.close(self._removed.pop())
+        self.close_handles(self.take_removed())
+
+    def close_handles(self, handles: Sequence[int]) -> None:
+        """Close handles of `take_removed`."""
+        for handle in handles:
+            self._disk.close(handle)
 
     def close(self) -> None:
         """Close all handles. Makes nothing durable."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import ReadFailed, StorageError
+from dledger.infra.files.cached_reads import is_only_cached
 from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, check_range
 from dledger.store.bodies import Span, check_pos, cut_bodies, no_entry_at, span_runs
 from dledger.store.damage import KnownDamage
@@ -114,11 +115,14 @@ class LogReader:
             self._changes += 1
 
     def release_removed(self) -> None:
-        """Close removed files unless a read is active. The last reader closes them then."""
+        """Close removed files, unless a read is active. The last reader on a thread, or the next sync, closes
+        them then."""
         with self._lock:
-            if not self._readers:
-                self._data.close_removed()
-                self._index.close_removed()
+            if self._readers:
+                return
+            removed = [(files, files.take_removed()) for files in (self._data, self._index)]
+        for files, handles in removed:  # without the lock, because the disk frees the space of the file now
+            files.close_handles(handles)
 
     # -- called by any thread
 
@@ -232,7 +236,8 @@ class LogReader:
         finally:
             with self._lock:
                 self._readers -= 1
-            self.release_removed()
+            if not is_only_cached():
+                self.release_removed()
 
     def _check_damage(self, index: int, end_index: int = -1) -> int:
         """Raise EntryDamaged if the entry is in a known damage. Returns the last readable entry before the

@@ -26,6 +26,7 @@ from broker_adapter.store.queue_reader import QueueReader
 from broker_adapter.wire.message import decode
 from dledger import AppliedEntry
 from dledger.core.values import ENTRY_HEADER_SIZE
+from dledger.infra.files import platform
 from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
 from tests.broker_adapter.sending import send_to
@@ -158,6 +159,7 @@ async def test_reads_of_an_address_take_turns_with_those_of_others(
         await send_to(program, "orders", messages("a"), queue_id=0)
         await in_step(program)
         await program.broker.commit_offsets("g", [QueueOffset("orders", 0, 1)])
+        monkeypatch.setattr(platform, "cached_read", lambda handle, size, offset: None)
         gate, turns = Event(), program._readers._readers
         assert turns.executor is not None
         began = BegunWork(turns.executor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -10,11 +11,13 @@ from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.log.replicated import ReplicatedRecords
 from broker_adapter.store.queue_reader import QueueReader
 from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.wire.java_hash import tag_code
 from broker_adapter.wire.message import MessageRecord, decode, encode
-from broker_adapter.wire.properties import join_properties
+from broker_adapter.wire.properties import TAGS, join_properties
 from dledger import Code
 from dledger import ReadFailed as LogReadFailed
 from dledger.core.values import ENTRY_HEADER_SIZE
+from dledger.infra.files.cached_reads import NotCached, read_cached
 
 SIZE = len(encode(MessageRecord("t", b"body", "")))
 #: Distance of entries in this log.
@@ -98,3 +101,65 @@ def test_a_query_finds_nothing_of_a_deleted_topic_with_the_same_name() -> None:
         "t", "k", begin_ms=0, end_ms=1 << 60, max_messages=9
     )
     assert [decode(record).queue_offset for record in found] == [4, 3]
+
+
+RARE = join_properties({TAGS: "rare"})
+
+
+class TaggedLog(Log):
+    """The messages with the tag "rare" are those in `rare`."""
+
+    def __init__(self, rare: set[int]) -> None:
+        super().__init__(begin=0)
+        self.rare = rare
+
+    def body_at(self, pos: int) -> bytes:
+        n = pos // STEP
+        text = RARE if n in self.rare else ""
+        return bytes(encode(MessageRecord("t", b"body", text, queue_offset=n)))
+
+
+class TaggedFiles(Files):
+    def __init__(self, end: int, rare: set[int]) -> None:
+        super().__init__(end)
+        self.rare = rare
+
+    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
+        units = super().units(topic, queue_id, offset, count)
+        code, size = tag_code("rare"), SIZE + len(RARE)
+        return [
+            unit._replace(tag_code=code, size=size) if n in self.rare else unit
+            for n, unit in enumerate(units, offset)
+        ]
+
+
+@pytest.mark.parametrize("step", [1, 3, 50, 1000])
+@pytest.mark.parametrize("max_messages", [1, 32, 200])
+def test_pulls_of_a_tag_return_each_of_its_messages_once(step: int, max_messages: int) -> None:
+    end = 10_000
+    rare = set(range(7, end, step))
+    reader = QueueReader(TaggedFiles(end, rare), ReplicatedRecords(TaggedLog(rare)))
+    found: list[int] = []
+    at = 0
+    while at < end:
+        result = reader.read(
+            "t", 0, at, max_messages=max_messages, max_bytes=1 << 20, tags=frozenset({"rare"})
+        )
+        assert len(result.records) <= max_messages and at < result.next_offset <= at + 4096
+        found += [decode(record).queue_offset for record in result.records]
+        at = result.next_offset
+    assert found == sorted(rare)
+
+
+def test_a_search_for_a_rare_tag_needs_a_thread() -> None:
+    """It would keep the event loop busy for milliseconds."""
+
+    def pull(rare: set[int]) -> list[int]:
+        reader = QueueReader(TaggedFiles(10_000, rare), ReplicatedRecords(TaggedLog(rare)))
+        result = reader.read("t", 0, 0, max_messages=1, max_bytes=1, tags=frozenset({"rare"}))
+        return [decode(record).queue_offset for record in result.records]
+
+    assert read_cached(partial(pull, {100, 101})) == [100]
+    with pytest.raises(NotCached):
+        read_cached(partial(pull, {4000}))
+    assert pull({4000}) == [4000]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from threading import Event
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
 
 from broker_adapter.server.reader_threads import ReaderThreads, reader_threads
+from dledger.infra.files.cached_reads import NotCached, is_only_cached
 from tests.broker_adapter.begun_work import BegunWork, turn
 from tests.node.local import until
 
@@ -29,6 +30,21 @@ async def test_reads_go_on_while_filters_take_their_time(threads: ReaderThreads)
     finally:
         gate.set()
     assert await asyncio.gather(*filters) == [True] * 5
+    threads.stop()
+
+
+async def test_a_small_read_moves_to_a_thread_if_it_would_wait(threads: ReaderThreads) -> None:
+    def work() -> tuple[bool, bool]:
+        return is_only_cached(), get_ident() == loop_thread
+
+    def waiting_work() -> tuple[bool, bool]:
+        if is_only_cached():
+            raise NotCached
+        return work()
+
+    loop_thread = get_ident()
+    assert await threads.read(work) == (True, True)
+    assert await threads.read(waiting_work) == (False, False)
     threads.stop()
 
 

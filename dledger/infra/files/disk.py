@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from dledger.infra.files import platform
+from dledger.infra.files.cached_reads import NotCached, is_only_cached, take_bytes
 from dledger.infra.files.descriptors import PRIVATE_DIRECTORY, descriptors
 from dledger.infra.files.platform import UNREADABLE
 
@@ -133,6 +134,8 @@ class OsDisk:
         descriptors.refill()
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
+        if is_only_cached():
+            return _cached(handle, size, offset)
         data = os.pread(handle, size, offset)
         if len(data) == size or not data:
             return data
@@ -349,3 +352,11 @@ def list_directory(disk: Disk, path: Path) -> list[str]:
         return disk.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _cached(handle: int, size: int, offset: int) -> bytes:
+    take_bytes(size)
+    data = platform.cached_read(handle, size, offset)
+    if data is None:
+        raise NotCached
+    return data

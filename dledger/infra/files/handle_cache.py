@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
+from dledger.infra.files.cached_reads import NotCached, is_only_cached
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -32,16 +34,8 @@ class HandleCache(Generic[K]):
 
     @contextmanager
     def using(self, key: K) -> Iterator[int]:
-        """Hold the handle of a file. Raises the errors of `open_file`."""
-        with self._lock:
-            entry = self._open.get(key)
-            if entry is None:
-                entry = self._open[key] = _OpenHandle(self._open_file(key))
-                if len(self._open) > self._limit:
-                    self._evict(next(iter(self._open)))
-            else:
-                self._open.move_to_end(key)
-            entry.users += 1
+        """Hold the handle of a file. Raises the errors of `open_file`, or NotCached (`read_cached`)."""
+        entry = self._opened(key)
         try:
             yield entry.handle
         finally:
@@ -49,6 +43,27 @@ class HandleCache(Generic[K]):
                 entry.users -= 1
                 if entry.is_evicted and not entry.users:
                     self._close_file(entry.handle)
+
+    def _opened(self, key: K) -> _OpenHandle:
+        """Return the handle with one more user."""
+        # A thread that opens or closes a file has the lock.
+        only_cached = is_only_cached()
+        if not self._lock.acquire(blocking=not only_cached):
+            raise NotCached
+        try:
+            entry = self._open.get(key)
+            if entry is None:
+                if only_cached:
+                    raise NotCached
+                entry = self._open[key] = _OpenHandle(self._open_file(key))
+                if len(self._open) > self._limit:
+                    self._evict(next(iter(self._open)))
+            else:
+                self._open.move_to_end(key)
+            entry.users += 1
+            return entry
+        finally:
+            self._lock.release()
 
     def forget(self, key: K) -> None:
         """Evict the handle before the file is removed. Current readers keep using it."""

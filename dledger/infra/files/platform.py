@@ -64,6 +64,20 @@ def allocate_by_writing(handle: int, offset: int, size: int) -> None:
         at += os.pwrite(handle, _ZEROS[: end - at], at)
 
 
+def cached_read(handle: int, size: int, offset: int) -> bytes | None:
+    """Read `size` bytes without a wait for the disk. Returns None if the page cache may lack some of them."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    data = bytearray(size)
+    try:
+        if os.preadv(handle, [data], offset, os.RWF_NOWAIT) == size:
+            return bytes(data)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, *UNREADABLE):
+            raise
+    return None
+
+
 def drop_cache(handle: int, offset: int, size: int) -> None:
     """Drop clean pages of a range (size 0: to the end). Only advice; a system without it does nothing."""
     if hasattr(os, "posix_fadvise"):

@@ -125,16 +125,16 @@ async def test_a_reset_that_was_acknowledged_counts_in_a_queue_that_is_new_to_th
         await send(program, "a", "b", "c")
         await program.broker.reset_offsets("g", [QueueOffset("t", 0, 2)])
         receiver = program.delivery._receiver
-        run = receiver._run
+        read = receiver._read
 
-        async def run_and_reset(work: Any, address: str) -> Any:
+        async def read_and_reset(work: Any, address: str) -> Any:
             """The receive has chosen, and reads."""
-            receiver._run = run
-            found = await run(work, address)
+            receiver._read = read
+            found = await read(work, address)
             await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
             return found
 
-        monkeypatch.setattr(receiver, "_run", run_and_reset)
+        monkeypatch.setattr(receiver, "_read", read_and_reset)
         receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)
         found: list[Delivery] = []
         async with asyncio.timeout(30):

@@ -91,6 +91,7 @@ async def test_reads_and_filters_of_receives_count_for_the_address_of_their_clie
             return noted
 
         receiver._run = noting("read", receiver._run)
+        receiver._read = noting("read", receiver._read)
         receiver._run_filter = noting("filter", receiver._run_filter)
         receive = partial(program.delivery.receive, topic="t", client_id="c", max_messages=9, wait_ms=20_000)
         for _ in range(2):

@@ -269,6 +269,7 @@ class SimBroker:
             Runtime(
                 now_ms=self.node.cluster_time_ms,
                 run=self._readers.run,
+                read=self._readers.read,
                 run_filter=self._readers.run_filter,
             ),
         )
