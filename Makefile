@@ -121,7 +121,7 @@ test-all: ## Run all tests, including those with processes, browsers and many se
 run-tests: $(DEV) clients-python
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --tier $(TIER) $(ARGS) $(TESTS)
 
-dist: $(DEV) ## Build the wheel and the source distribution into build/dist, and check them
+dist: | $(BIN)/python ## Build the wheel and the source distribution into build/dist, and check them
 	@$(PIP) install --quiet --editable '.[dist]'
 	@rm -rf build/dist && $(BIN)/python -m build --outdir build/dist . >build/dist.log || { cat build/dist.log; exit 1; }
 	@$(BIN)/python -m twine check --strict build/dist/*

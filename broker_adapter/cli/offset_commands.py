@@ -61,6 +61,9 @@ def show(group: str, target: Target, as_json: bool) -> None:
         queues = [{**one._asdict(), "lag": one.lag} for one in found]
         print_json({"group": group, "queues": queues})
         return
+    if not found:
+        click.echo(f"{group} has no committed offsets, so that its lag is unknown")
+        return
     columns = ("topic", "queue", "committed", "begin", "end", "lag")
     print_table(columns, [(*one, one.lag) for one in found])
     click.echo(f"lag {sum(one.lag for one in found)}")

@@ -133,6 +133,8 @@ class DevProcess:
             overdue.cancel()
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+        with self.log.open("a") as log:  # of which the error shows the end
+            log.write(f"not ready within {_READY_S:g} s: stopped\n")
         process.terminate()
         try:
             process.wait(_STOP_S)

@@ -106,6 +106,7 @@ def _fail(error: Exception) -> int:
 
 
 @click.command(cls=_Command)
+@click.version_option(package_name="dledger", message="%(package)s %(version)s")
 @click.argument("paths", nargs=-1, required=True, metavar="RUN_DIR|FILE...", type=click.Path(path_type=Path))
 @click.option(
     "--out",

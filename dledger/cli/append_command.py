@@ -159,7 +159,7 @@ def _finish(tally: AppendTally, quiet: bool) -> None:
 
 def _print_summary(tally: AppendTally) -> None:
     seconds = tally.seconds
-    parts = [f"{tally.acknowledged} lines acknowledged"]
+    parts = [f"{tally.acknowledged} {'line' if tally.acknowledged == 1 else 'lines'} acknowledged"]
     if tally.failed:
         parts.append(f"{tally.failed} failed")
     if tally.indeterminate:

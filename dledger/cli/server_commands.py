@@ -79,10 +79,12 @@ def init(
       dledger init --config n1.toml --new-secret
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
-    from dledger.infra.files.config_faults import read_toml
+    from dledger.infra.files.config_faults import check_keys, read_toml
+    from dledger.node.setup.config import NodeConfig
     from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
     values = read_toml(path) if path is not None else {}
+    check_keys(NodeConfig, values, str(path))
     if path is not None and directory is None and "directory" in values:
         # Relative to the file, as for the server.
         directory = path.parent / str(values["directory"])
@@ -96,6 +98,8 @@ def init(
     assert cluster_id is not None
     # If there is no file, the first start adopts the members of its configuration.
     members = values.get("members")
+    if members and node_id not in members:
+        raise click.UsageError(f"node {node_id} is not one of the members {', '.join(members)} of {path}")
     sizes = {} if data_file_size is None else {"data_file_size": data_file_size}
     identity = Identity(
         cluster_id=cluster_id,

@@ -179,9 +179,7 @@ def _require_empty(disk: Disk, paths: NodePaths, *, rejoining: bool) -> None:
     files = [p for p in (paths.data, paths.index_files) if p.name in names]
     known = _is_memory(disk, paths, names, rejoining=rejoining)
     if names - remains or any(disk.listdir(path) for path in files) or known:
-        raise StorageError(
-            f"{paths.root} is not empty: choose an empty or new directory", code=Code.ALREADY_INITIALIZED
-        )
+        raise StorageError(f"{paths.root} is not empty", code=Code.ALREADY_INITIALIZED)
 
 
 def _is_memory(disk: Disk, paths: NodePaths, names: set[str], *, rejoining: bool) -> bool:

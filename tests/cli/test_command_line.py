@@ -291,6 +291,16 @@ def test_init_from_a_config(command: Command, config: Path) -> None:
     assert (identity["node_id"], identity["cluster_id"], identity["group"]) == ("n1", "c", "default")
     again = command("init", "--config", str(config), code=1)
     assert again.stderr.startswith("error 632 ALREADY_INITIALIZED: ")
+    assert again.stderr.count("choose an empty") == 1
+
+
+def test_init_names_what_is_wrong(command: Command, config: Path) -> None:
+    config.write_text(CONFIG.replace("cluster_id", "clusterid"))
+    result = command("init", "--config", str(config), code=2)
+    assert "unknown key clusterid: did you mean cluster_id?" in result.stderr
+    config.write_text(CONFIG)
+    result = command("init", "--config", str(config), "--node-id", "n9", code=2)
+    assert f"node n9 is not one of the members n1, n2 of {config}" in result.stderr
 
 
 def test_init_from_options(command: Command, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_line_over_the_limit_is_named(on_cluster: Command) -> None:
     result = on_cluster(
         "append", "--max-line-bytes", "10", stdin=b"short\n" + b"x" * 11 + b"\nnever\n", code=1
     )
-    assert "1 lines acknowledged, 1 failed" in result.stderr
+    assert "1 line acknowledged, 1 failed" in result.stderr
     assert "error 610 BODY_TOO_LARGE: line 2 is longer than 10 bytes" in result.stderr
     assert on_cluster("read", "--from-index", str(start)).stdout == "short\n"
 
@@ -170,7 +170,7 @@ def test_no_majority_leaves_lines_in_doubt(cluster: LocalCluster, on_cluster: Co
             for node_id in followers:
                 cluster.resume(node_id)
     assert process.returncode == 3, errors
-    assert b"1 lines acknowledged, 1 in doubt" in errors
+    assert b"1 line acknowledged, 1 in doubt" in errors
     assert b"the first affected line is line 2" in errors
     cluster.wait_for_all()
 

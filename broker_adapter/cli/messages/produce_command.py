@@ -167,7 +167,7 @@ def _finish(tally: ProduceTally, topic: str, quiet: bool) -> None:
 
 
 def _print_summary(tally: ProduceTally, topic: str) -> None:
-    parts = [f"{tally.acknowledged} lines acknowledged"]
+    parts = [f"{tally.acknowledged} {'line' if tally.acknowledged == 1 else 'lines'} acknowledged"]
     if tally.failed:
         parts.append(f"{tally.failed} failed")
     if tally.indeterminate:

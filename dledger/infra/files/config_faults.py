@@ -29,6 +29,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+def check_keys(model: type[BaseModel], content: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a key at the top of the file that the model does not have."""
+    if faults := [_unknown_key([key], model) for key in content if key not in model.model_fields]:
+        raise ConfigError(f"{where}: {'; '.join(faults)}", code=Code.CONFIG_INVALID)
+
+
 def validate(model: type[M], content: Mapping[str, Any], where: str) -> M:
     """Validate a mapping against a model. Raises ConfigError, which names each invalid key and the valid
     values."""

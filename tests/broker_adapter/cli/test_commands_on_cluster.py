@@ -181,7 +181,7 @@ def test_a_line_too_long_is_an_error_of_that_line(on_broker: BrokerCommand) -> N
     run = on_broker(
         "broker", "produce", "--topic", "limits", "--max-line-bytes", "10", "--batch", "5", stdin=text, code=1
     )
-    assert "1 lines acknowledged, 1 failed" in run.stderr
+    assert "1 line acknowledged, 1 failed" in run.stderr
     assert "line 2 is longer than 10 bytes" in run.stderr
     assert "the first affected line is line 2" in run.stderr
 
@@ -195,6 +195,9 @@ def test_groups_are_created_listed_and_deleted(on_broker: BrokerCommand) -> None
     assert ["auditors", "yes", "3", "yes"] in table(on_broker("broker", "group", "list").stdout)
     on_broker("broker", "group", "create", "auditors", "--not-orderly")
     assert ["auditors", "yes", "3", "no"] in table(on_broker("broker", "group", "list").stdout)
+    assert on_broker("broker", "offsets", "show", "auditors").stdout == (
+        "auditors has no committed offsets, so that its lag is unknown\n"
+    )
     on_broker("broker", "group", "delete", "auditors")
     assert "auditors" not in on_broker("broker", "group", "list").stdout
     unknown = on_broker("broker", "offsets", "show", "auditors", code=1)

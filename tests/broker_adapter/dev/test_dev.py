@@ -22,7 +22,7 @@ from broker_adapter.cli.dev_command import dev
 from broker_adapter.client import BlockingProducer, BlockingPullConsumer, Message
 from broker_adapter.server import dev as dev_module
 from broker_adapter.server.dev import DevBroker, DevPorts, DevSettings
-from broker_adapter.testing import DevCluster, DevProcess
+from broker_adapter.testing import DevCluster, DevProcess, dev_process
 from dledger import Client
 from dledger.cli.local.cluster_plan import free_ports
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
@@ -350,3 +350,9 @@ def test_a_start_that_takes_too_long_ends_with_its_reason(
             await node.stop()
 
     asyncio.run(start())
+
+
+def test_a_process_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_process, "_READY_S", 0.05)
+    with pytest.raises(RuntimeError, match=r"did not start:\s+not ready within 0\.05 s: stopped"):
+        DevProcess(tmp_path).start()

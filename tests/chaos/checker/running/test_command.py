@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,6 +45,11 @@ def planted(name: str, folder: Path) -> Path:
     mutation.change(trace)
     trace.write(folder)
     return folder
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"dledger {metadata.version('dledger')}\n"
 
 
 @pytest.mark.slow
