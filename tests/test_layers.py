@@ -179,7 +179,10 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.node",
         "broker_adapter.cli.dev_nodes",
         "broker_adapter.server",
+        "broker_adapter.cli.dev_signals",
+        "dledger.infra",
     },
+    "broker_adapter.cli.dev_signals": set(),
     "broker_adapter.cli.dev_nodes": {
         "dledger.core",
         "dledger.cli.local",

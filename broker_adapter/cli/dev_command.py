@@ -7,9 +7,7 @@ import json
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from broker_adapter.cli.dev_signals import stopping_by_signals
 from dledger.cli.local.cluster_plan import MAX_NODES, PLAN_FILE, free_ports, port_in_use
 from dledger.errors import Code, ConfigError
+from dledger.infra.addresses import is_destination
 
 if TYPE_CHECKING:
     from broker_adapter.server.dev import DevPorts, DevSettings
@@ -38,6 +38,15 @@ def _free_ports_wanted(_ctx: click.Context, _param: click.Parameter, port: int |
             "--grpc-port and --page-port"
         )
     return port == 0
+
+
+def _check_advertised(_ctx: click.Context, _param: click.Parameter, host: str | None) -> str | None:
+    if host is not None and not is_destination(host):
+        raise click.BadParameter(
+            f"{host!r}: expected a host name, or an IP address without brackets and port, that clients can "
+            "connect to"
+        )
+    return host
 
 
 @click.command()
@@ -76,6 +85,7 @@ def _free_ports_wanted(_ctx: click.Context, _param: click.Parameter, port: int |
 )
 @click.option(
     "--advertise",
+    callback=_check_advertised,
     metavar="HOST|client|later",
     help="Host in routes. client: RocketMQ 5 clients get the endpoints that they use. later: so do they, and "
     "RocketMQ 4 clients get what PUT /advertise sets.  [default: 127.0.0.1]",
@@ -128,7 +138,7 @@ def dev(
 
     \b
     Exit codes:
-      0  stopped by SIGTERM or Ctrl-C
+      0  stopped by SIGTERM, SIGHUP or Ctrl-C
       1  failed to start, or a disk error prevented an orderly stop
       2  wrong option or argument, or a port is in use
     """
@@ -136,9 +146,8 @@ def dev(
     _import_structlog_alone()
     chosen = {"name_server": namesrv_port, "broker": broker_port, "grpc": grpc_port, "page": page_port}
     given = {name: number for name, number in chosen.items() if number is not None}
-    with ExitStack() as stack:
-        if is_temporary := directory is None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dledger-dev-")))
+    is_temporary = directory is None
+    with stopping_by_signals(directory) as directory:
         if nodes > 1 or log_only:
             if listen != _LOOPBACK or advertise is not None:
                 raise click.UsageError("several nodes and --log do not support --listen and --advertise")
@@ -234,11 +243,16 @@ def _check_host(listen: str) -> None:
         family, kind, _, _, address = socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a label is empty or too long
+        raise _unusable_host(listen, "the name is unknown") from error
     except OSError as error:
-        reason = "the name is unknown" if isinstance(error, socket.gaierror) else error.strerror
-        raise ConfigError(
-            f"--listen {listen}: {reason}; use an address of this machine, or 0.0.0.0 for all of them"
-        ) from error
+        raise _unusable_host(listen, error.strerror or str(error)) from error
+
+
+def _unusable_host(listen: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"--listen {listen}: {reason}; use an address of this machine, or 0.0.0.0 for all of them"
+    )
 
 
 def _free_ports(listen: str) -> DevPorts:

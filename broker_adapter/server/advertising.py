@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.server.record_limits import resolve_store_host
 from dledger import ConfigError, NodeServer
-from dledger.infra.addresses import join_address
+from dledger.infra.addresses import is_destination, join_address
+from dledger.infra.loops.threads import in_thread
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -34,6 +37,14 @@ _BODY_S = 5.0
 _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+def _check_host(host: str) -> str:
+    if not is_destination(host):
+        raise PydanticCustomError(
+            "host", "a host name, or an IP address without brackets other than 0.0.0.0 and ::, is required"
+        )
+    return host
+
+
 class AdvertisedPorts(BaseModel):
     """The body of a request.
 
@@ -43,7 +54,7 @@ class AdvertisedPorts(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    host: Annotated[str, Field(pattern=r"^([0-9A-Fa-f]*:[0-9A-Fa-f:.]+|[A-Za-z0-9_.-]+)$", max_length=255)]
+    host: Annotated[str, AfterValidator(_check_host)]
     broker: _Port
     send_only: _Port | None = None
 
@@ -76,6 +87,8 @@ class Advertising:
     def __init__(self, broker: BrokerProgram, node: NodeServer) -> None:
         self._broker, self._node = broker, node
         self._is_waiting = True
+        #: Requests are registered one after the other, so that each response is true when it is sent.
+        self._registering = asyncio.Lock()
         broker.remoting.advertise("", "")
 
     async def put(self, request: web.Request) -> web.StreamResponse:
@@ -95,10 +108,7 @@ class Advertising:
             await self.advertise(ports)
         except TimeoutError:
             return json_answer(request, 504, {"error": "the NameServer did not respond in time"})
-        remoting = self._broker.remoting
-        return json_answer(
-            request, 200, {"broker": remoting.advertised, "send_only": remoting.send_advertised}
-        )
+        return json_answer(request, 200, {"broker": ports.address, "send_only": ports.send_address})
 
     async def advertise(self, ports: AdvertisedPorts) -> None:
         """Replace the addresses in routes. Returns once NameServers have them.
@@ -106,22 +116,31 @@ class Advertising:
         Raises TimeoutError if that takes longer than ten seconds. They are registered then as soon as the
         NameServer responds.
         """
-        broker = self._broker
+        broker, store_host = self._broker, None
         try:
             # Message ids contain an IP address. This machine may not know the name by which clients know it.
+            # A thread of its own, because a resolver may block for a minute, and other work and the end of
+            # the process would wait for a thread of the loop.
             async with asyncio.timeout(_RESOLVE_S):
-                broker.writer.set_store_host(await asyncio.to_thread(resolve_store_host, ports.address))
+                store_host = await in_thread(partial(resolve_store_host, ports.address), "resolve")
         except (ConfigError, TimeoutError):
             pass
-        broker.remoting.advertise(ports.address, ports.send_address)
-        broker.register()
-        async with asyncio.timeout(_REGISTERED_S):
-            while not all(one.registered for one in broker.registrations().values()):
+        async with self._registering, asyncio.timeout(_REGISTERED_S):
+            if store_host is not None:
+                broker.writer.set_store_host(store_host)
+            broker.remoting.advertise(ports.address, ports.send_address)
+            broker.register()
+            while not self._is_registered():
                 await asyncio.sleep(_CHECK_S)
-        self._is_waiting = False
+
+    def _is_registered(self) -> bool:
+        return all(one.registered for one in self._broker.registrations().values())
 
     def node_status(self) -> NodeStatus:
         status = self._node.status.node_status()
+        # Not only after a response: the client may have disconnected, or the NameServer was slow.
+        if self._is_waiting and self._broker.remoting.advertised and self._is_registered():
+            self._is_waiting = False
         if self._is_waiting and status.health == "ok":
             return replace(status, health="waiting for the advertised address: PUT /advertise")
         return status

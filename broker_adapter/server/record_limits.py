@@ -88,8 +88,11 @@ def resolve_store_host(address: str) -> Host:
         pass
     try:
         infos = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"members: {address}: {error}", code=Code.CONFIG_INVALID) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
+        raise ConfigError(
+            f"{address}: unknown host name ({error}); message ids contain its IP address",
+            code=Code.CONFIG_INVALID,
+        ) from error
     family, _, _, _, socket_address = sorted(infos, key=lambda info: info[0] != socket.AF_INET)[0]
     text = f"[{socket_address[0]}]" if family == socket.AF_INET6 else str(socket_address[0])
     return Host.parse(f"{text}:{port}")

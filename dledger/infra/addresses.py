@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from typing import Final
+
+_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_MAX_NAME: Final = 253
+
 
 def split_address(address: str) -> tuple[str, str]:
     """Split an address into host, without brackets, and port. Neither is validated. If there is no colon, the
@@ -23,6 +30,18 @@ def check_address(address: object) -> None:
     """Raise ValueError unless `is_address`."""
     if not is_address(address):
         raise ValueError(f"{address!r} is not an address of the form host:port")
+
+
+def is_destination(host: str) -> bool:
+    """Return True for a host that clients may be able to connect to: a host name, or an IP address without
+    brackets that is not 0.0.0.0 or ::."""
+    try:
+        return not ipaddress.ip_address(host).is_unspecified and "%" not in host
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+    # Resolvers read a name with a last label of digits as an IPv4 address.
+    is_name = len(host) <= _MAX_NAME and not labels[-1].isdecimal()
+    return is_name and all(_LABEL.fullmatch(label) for label in labels)
 
 
 def host_of(address: str) -> str:

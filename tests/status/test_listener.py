@@ -103,6 +103,12 @@ async def test_connections_to_a_bound_port_wait_until_it_is_listened_on() -> Non
     bound.close()
 
 
+@pytest.mark.parametrize("host", ["nohost.invalid", "a..b", "x" * 64])
+async def test_an_unknown_host_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host}:0: unknown host name"):
+        await bind_port("status", f"{host}:0")
+
+
 async def test_a_bound_port_is_in_use_for_others() -> None:
     bound = await bind_port("status", "127.0.0.1:0")
     with pytest.raises(ConfigError, match="in use") as refused:

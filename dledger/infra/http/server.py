@@ -99,8 +99,8 @@ async def serve_web(
     on_stop: Callable[[], Awaitable[None]] | None = None,
 ) -> HttpServer:
     """Serve handlers by path on `listen`: host:port, [v6]:port or :port (all interfaces). Port 0 selects a
-    free port. It may also be bound already. `puts`: handlers of PUT at other paths; bodies are limited to
-    4 KiB.
+    free port. It may also be bound already. `puts`: handlers of PUT at other paths, for programs and not for
+    web pages; bodies are limited to 4 KiB.
 
     The Host header of a request may be an IP address, localhost, the host of `listen`, this machine's name,
     or one of `allowed_hosts` (`AllowedHosts`). `probes`: paths answered when all other slots are busy.
@@ -143,8 +143,20 @@ def _application(
         app.router.add_options(path, handler)
     for path, handler in puts.items():
         # Without OPTIONS, so that browsers refuse to send a PUT from a page of another site.
-        app.router.add_put(path, handler)
+        app.router.add_put(path, _not_from_pages(handler))
     return app
+
+
+def _not_from_pages(handler: WebHandler) -> WebHandler:
+    """Reject requests of web pages. Browsers add Origin to every PUT, also if a name of another site resolves
+    to this server, which `AllowedHosts` does not detect if any host is allowed."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "Origin" in request.headers:
+            return json_answer(request, 403, {"error": "web pages may not send this request"})
+        return await handler(request)
+
+    return handle
 
 
 def page_file(name: str) -> bytes:

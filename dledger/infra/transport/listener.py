@@ -82,7 +82,7 @@ async def bind_port(service: str, address: str) -> BoundPort:
     host, port = split_address(address)
     try:
         return BoundPort(await _bind(host, int(port)), host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
         raise _listen_error(f"{service} address {address}", error) from error
 
 
@@ -214,9 +214,9 @@ async def _readable(connected: socket.socket) -> None:
         loop.remove_reader(connected)
 
 
-def _listen_error(address: str, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
+def _listen_error(address: str, error: OSError | UnicodeError) -> ConfigError:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return ConfigError(f"{address}: the port is in use by another process", code=Code.PORT_IN_USE)
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError):
         return ConfigError(f"{address}: unknown host name ({error})")
     return ConfigError(f"{address}: cannot listen: {error}")

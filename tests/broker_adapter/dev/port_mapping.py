@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from broker_adapter.testing import DevProcess
@@ -81,10 +82,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-def put(page: str, body: object) -> tuple[int, Any]:
+def put(page: str, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> tuple[int, Any]:
     """Send `PUT /advertise`, with `body` as JSON unless it is bytes. Return the status and the response."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"{page}advertise", data, method="PUT")
+    request = urllib.request.Request(f"{page}advertise", data, dict(headers), method="PUT")
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, json.load(response)

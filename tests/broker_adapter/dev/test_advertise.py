@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,6 +180,31 @@ def test_other_methods_are_refused(mapped: tuple[DevProcess, PortMapping], metho
     assert "Access-Control-Allow-Origin" not in refused.value.headers
 
 
+def test_a_web_page_is_refused_also_if_its_name_leads_here(
+    mapped: tuple[DevProcess, PortMapping],
+) -> None:
+    """DNS rebinding: any Host header is accepted, because a container does not know its names."""
+    broker, mapping = mapped
+    exchange(mapping.address("name_server"), "t")
+    before = addresses(broker.name_server, "t")
+    page = {"Host": "rebound.example", "Origin": "http://rebound.example"}
+    for headers in (page, {"Origin": "null"}):
+        assert put(broker.page, {"host": "attacker.example", "broker": 1}, headers)[0] == 403
+    assert addresses(broker.name_server, "t") == before
+
+
+def test_each_of_many_requests_at_the_same_time_is_registered(
+    mapped: tuple[DevProcess, PortMapping],
+) -> None:
+    broker, mapping = mapped
+    hosts = [f"h{number}" for number in range(20)]
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        answers = list(pool.map(lambda host: put(broker.page, {"host": host, "broker": 1}), hosts))
+    assert answers == [(200, {"broker": f"{host}:1", "send_only": ""}) for host in hosts]
+    assert put(broker.page, {"host": "localhost", "broker": mapping.ports["broker"]})[0] == 200
+    exchange(mapping.address("name_server"), "t")
+
+
 @dataclass
 class _Status:
     health: str
@@ -189,7 +215,11 @@ async def test_a_broker_whose_nameserver_does_not_respond_keeps_waiting(
 ) -> None:
     routes = {name: SimpleNamespace(registered=False) for name in ("first", "second")}
     registered = list[tuple[str, str]]()
-    remoting = SimpleNamespace(advertise=lambda *ports: setattr(remoting, "ports", ports), ports=None)
+
+    def advertise(*ports: str) -> None:
+        remoting.ports, remoting.advertised = ports, ports[0]
+
+    remoting = SimpleNamespace(advertise=advertise)
     broker = SimpleNamespace(
         remoting=remoting,
         writer=SimpleNamespace(set_store_host=lambda _: None),
@@ -211,13 +241,15 @@ async def test_a_broker_whose_nameserver_does_not_respond_keeps_waiting(
     status.health = "the disk is full"
     assert advertised.node_status().health == status.health
 
+    # The NameServer responds after the client has been refused.
     routes["second"].registered = True
-    await advertised.advertise(ports)
     status.health = "ok"
+    assert advertised.node_status().health == "ok"
+    await advertised.advertise(ports)
     assert advertised.node_status().health == "ok"
 
 
-@pytest.mark.parametrize("host", ["h", "docker", "192.168.0.7", "::1", "a_b.example.com", "x" * 255])
+@pytest.mark.parametrize("host", ["h", "docker", "192.168.0.7", "::1", "a_b.example.com", "h.", "x" * 63])
 @pytest.mark.parametrize("port", [1, 65_535])
 def test_hosts_and_ports_of_clients_are_accepted(host: str, port: int) -> None:
     ports = parse_ports(json.dumps({"host": host, "broker": port, "send_only": port}).encode())
@@ -232,7 +264,15 @@ def test_hosts_and_ports_of_clients_are_accepted(host: str, port: int) -> None:
         {"host": "h:1"},
         {"host": "h\n"},
         {"host": "[::1]"},
-        {"host": "x" * 256},
+        {"host": "x" * 64},
+        {"host": ".".join(["x" * 60] * 5)},
+        {"host": "a..b"},
+        {"host": "..."},
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"host": "1:2"},
+        {"host": "999.1.1.1"},
+        {"host": "fe80::1%eth0"},
         {"host": 1},
         {"host": None},
         {"broker": 0},

@@ -120,7 +120,7 @@ def test_a_port_in_use_is_named_with_the_way_out() -> None:
     assert str(port) in error.message and "--port 0" in error.message
 
 
-@pytest.mark.parametrize("end", ["SIGINT", "stdin"])
+@pytest.mark.parametrize("end", ["SIGINT", "SIGHUP", "stdin"])
 def test_it_stops_by_itself_and_removes_its_directory(end: str) -> None:
     command = [sys.executable, "-P", "-m", "dledger", "dev", "--port", "0", "--json", "--stop-with-stdin"]
     with subprocess.Popen(
@@ -132,9 +132,38 @@ def test_it_stops_by_itself_and_removes_its_directory(end: str) -> None:
         if end == "stdin":
             process.stdin.close()
         else:
-            os.kill(facts["pid"], signal.SIGINT)
+            os.kill(facts["pid"], signal.Signals[end])
         assert process.wait(60) == 0
         assert not Path(facts["directory"]).exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--nodes", "3"]], ids=["one", "three"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_during_the_start_leaves_no_directory(
+    tmp_path: Path, number: signal.Signals, options: list[str]
+) -> None:
+    command = [sys.executable, "-P", "-m", "dledger", "dev", "--port", "0", *options]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        asyncio.run(until(lambda: list(tmp_path.iterdir()) != []))
+        process.send_signal(number)
+        assert process.wait(60) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_terminal_does_not_stop_a_broker_under_nohup(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "dledger", "dev", "--port", "0", "--json", "--dir", str(tmp_path)]
+    with subprocess.Popen(
+        ["nohup", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        page = json.loads(process.stdout.readline())["page"]
+        process.send_signal(signal.SIGHUP)
+        assert answers(f"{page}livez")
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_the_port_of_a_vip_channel_in_use_is_named() -> None:
@@ -288,7 +317,7 @@ def test_the_tests_of_the_example_pass() -> None:
 
 
 @pytest.mark.xdist_group("dev-cluster")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nodes_end_when_their_start_is_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     """Also if it is interrupted again while they stop."""
     folder = tmp_path / "cluster"
