@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -43,7 +44,9 @@ def help_of(path: tuple[str, ...]) -> str:
 
 def examples_of(text: str) -> list[Command]:
     """Commands on lines of their own, in the part of the help that click does not wrap."""
-    lines = "\n".join(line.strip() for line in text.splitlines() if line.startswith("      "))
+    # From 3.13 on, the compiler removes the indentation of docstrings.
+    text = inspect.cleandoc(text)
+    lines = "\n".join(line.strip() for line in text.splitlines() if line.startswith("  "))
     return list(commands_of(f"```sh\n{lines}\n```\n"))
 
 

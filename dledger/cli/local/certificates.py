@@ -29,6 +29,19 @@ except ImportError:
 _BEFORE = timedelta(minutes=5)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
+#: Python 3.13 rejects a CA without it, and certificates without the identifier of their CA's key (RFC 5280).
+_CA_KEY_USAGE = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 CA_FILE = "ca.pem"
 
 
@@ -50,6 +63,7 @@ class Authority:
             .not_valid_after(now + lifetime)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(_CA_KEY_USAGE, critical=True)
             .sign(self._key, SHA256())
         )
 
@@ -88,6 +102,9 @@ class Authority:
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
             )
         )
         if hosts:
