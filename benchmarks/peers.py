@@ -113,7 +113,8 @@ async def compare(names: Sequence[str], seconds: float, profile: Path | None) ->
 
 
 def _cpu_text(used: dict[str, float], leader: str, load: Load) -> str:
-    each = (f"{'leader' if who == leader else who} {1e6 * s / load.entries:.0f}" for who, s in used.items())
+    named = {"leader": used[leader], **{who: seconds for who, seconds in used.items() if who != leader}}
+    each = (f"{who} {1e6 * seconds / load.entries:.0f}" for who, seconds in named.items())
     return f"CPU µs per entry: {', '.join(each)}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.common import BenchError, child, say
+from benchmarks.common import BenchError, child
 
 _END_SECONDS = 60.0
 
@@ -41,4 +41,3 @@ def flame_graph(pid: int, path: Path, seconds: float) -> Iterator[None]:
     if code or not path.exists():
         raise BenchError(f"py-spy failed ({log}): {log.read_text()[-500:].strip()}")
     log.unlink()
-    say(f"wrote {path}")

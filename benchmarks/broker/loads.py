@@ -115,7 +115,7 @@ async def _pairs(
         absolute = "; ".join(f"{version} {_text(found[version])}" for version in (_OLD, _NEW))
         yield _ratio_row(f"{case}, pair {number + 1}", ratios[-1], absolute)
     medians = {name: median(one[name] for one in ratios) for name in ratios[0]}
-    yield _ratio_row(f"{case}, median of {pairs} pairs", medians, "")
+    yield _ratio_row(f"{case}, median of the pairs", medians, "")
 
 
 def _ratios(old: Measurement, new: Measurement) -> dict[str, float]:
@@ -184,7 +184,7 @@ async def _measure_once(system: brokers.Brokers, case: Case, seconds: float) -> 
         cpu.end()
     if not load.entries:
         raise BenchError(f"{case}: no request ended within {seconds:g} s; use more --seconds")
-    named = {_MASTER if who == system.master_id else who: used for who, used in cpu.used.items()}
+    named = {_MASTER: cpu.used.pop(system.master_id), **cpu.used}
     # The CPU time includes requests that ended too late for the load.
     return Measurement(load, {who: 1e6 * used / messages for who, used in named.items()})
 

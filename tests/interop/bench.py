@@ -74,11 +74,10 @@ def replicated(home: Path, seconds: int, table: Table, profile: Path | None) -> 
                 f"NOT MEASURED AT THEIR PROXY: no jars in {genuine.PROXY} (`make interop-proxy` fetches them)"
             )
     with ours.cluster(home / "ours") as cluster:
-        master = ours.master(cluster)
-        pids = ours.pids(cluster, master.node_id)
         name_server = cluster.plan.companions[0].address
-        measure(home, Servers(name_server, pids), seconds, table.ours, profile)
-        over_grpc(home, Servers(master.address, pids), seconds, table.ours, profile)
+        measure(home, Servers(name_server, ours.pids(cluster)), seconds, table.ours, profile)
+        master = ours.master(cluster).address  # may have changed meanwhile
+        over_grpc(home, Servers(master, ours.pids(cluster)), seconds, table.ours, profile)
 
 
 @click.command()

@@ -98,7 +98,7 @@ def of_ours(home: Path, *, is_sync: bool) -> Iterator[Pair]:
             shutil.rmtree(running.store_directory("n2"))
             running.start_node("n2")
 
-        servers = Servers(running.plan.companions[0].address, ours.pids(running, "n1"))
+        servers = Servers(running.plan.companions[0].address, ours.pids(running))
         yield Pair(servers, running.store_directory("n1"), running.store_directory("n2"), begin_anew)
 
 

@@ -48,7 +48,10 @@ def master(running: LocalCluster, other_than: str = "") -> LocalNode:
     return running.wait_until(found, _WITHIN_S, "a writable master")
 
 
-def pids(running: LocalCluster, master_id: str) -> dict[str, int]:
+def pids(running: LocalCluster) -> dict[str, int]:
     """The process of each node, by its role."""
-    processes = {node: running.process(node).pid for node in running.node_ids}
-    return {"master" if node == master_id else f"slave {node}": pid for node, pid in processes.items() if pid}
+    master_id = master(running).node_id
+    slaves = [node for node in running.node_ids if node != master_id]
+    names = {"master": master_id, **{f"slave {node}": node for node in slaves}}
+    processes = {name: running.process(node).pid for name, node in names.items()}
+    return {name: pid for name, pid in processes.items() if pid is not None}
