@@ -12,6 +12,10 @@ from broker_adapter.put.message_writer import MessageWriter
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.wire.consume_queue_unit import ConsumeQueueUnit
 
+#: A query waits this long, in seconds, for an index that lags by at most so many messages. The index gathers
+#: messages before it adds them.
+_INDEX_WAIT_S, _SHORT_LAG = 0.2, 1000
+
 
 class DispatchedFiles:
     """The Dispatcher's files, for readers and the role adapter."""
@@ -43,6 +47,8 @@ class DispatchedFiles:
         return [] if queue is None else queue.read(offset, count)
 
     def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int) -> Sequence[int]:
+        if self._dispatcher.figures().index_pending <= _SHORT_LAG:
+            self._dispatcher.wait_index(_INDEX_WAIT_S)
         offsets = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
         return [offset for offset, _ in zip(offsets, range(limit), strict=False)]
 

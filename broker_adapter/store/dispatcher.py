@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, RLock
+from threading import RLock
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -211,9 +211,7 @@ class Dispatcher:
 
         Return False after `timeout_s`.
         """
-        is_done = Event()
-        self._index_jobs.submit(is_done.set)
-        return is_done.wait(timeout_s)
+        return self._index_jobs.wait(timeout_s)
 
     def purge_below(self, physical_offset: int) -> None:
         """Drop derived data of the log before this position. A later checkpoint removes the files.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -295,7 +294,7 @@ class BatchDispatch:
             self.reached = Applied(last.index, last.term, end)
         self._flush()
         if self._keyed:
-            self._index_jobs.submit(partial(self._index.add, self._keyed), len(self._keyed))
+            self._index_jobs.gather(self._index.add, self._keyed)
         return list(self._arrived)
 
     def _dispatch_piece(self, piece: Piece) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from shutil import rmtree
 from tempfile import mkdtemp
+from typing import Any
 from weakref import finalize
 
 from broker_adapter.scheduled.delay_file import FILE_NAME
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
-from broker_adapter.store.job_queue import Job
+from broker_adapter.store.job_queue import GatheredWork, Job
 from dledger.infra.files.disk import list_directory
 from dledger.testing import CrashKind
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
@@ -66,6 +68,9 @@ class LateJobQueue:
         self._after = after
         self._jobs: deque[tuple[Job, int]] = deque()
 
+    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
+        self.submit(partial(work, list(items)), len(items))
+
     def submit(self, job: Job, weight: int = 0) -> None:
         self._jobs.append((job, weight))
         self.pending += weight
@@ -73,6 +78,10 @@ class LateJobQueue:
             self.drain()
         else:
             self._after(self._rng.choice(_LATE_MS), self._next)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.drain()
+        return True
 
     def drain(self) -> None:
         while self._jobs:

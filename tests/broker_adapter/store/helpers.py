@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker_adapter.log.replicated import ENTRIES
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
-from broker_adapter.store.job_queue import Job
+from broker_adapter.store.job_queue import GatheredWork, Job
 from broker_adapter.wire.host import Host
 from broker_adapter.wire.index_layout import IndexShape, index_keys
 from broker_adapter.wire.java_hash import tag_code
@@ -160,8 +161,14 @@ class InlineJobQueue:
     def __init__(self, name: str, limit: int) -> None:
         self.pending = 0
 
+    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
+        self.submit(partial(work, list(items)), len(items))
+
     def submit(self, job: Job, weight: int = 0) -> None:
         job()
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
 
     def drain(self) -> None:
         pass

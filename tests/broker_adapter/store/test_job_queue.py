@@ -44,6 +44,44 @@ def test_submit_waits_while_more_than_the_limit_is_pending() -> None:
     job_queue.close()
 
 
+def test_items_are_gathered_until_another_job_or_a_reader_waits_for_them() -> None:
+    job_queue = ThreadJobQueue("test", 1000)
+    done: list[list[int]] = []
+    go = threading.Event()
+    job_queue.submit(go.wait)
+    for number in range(5):
+        job_queue.gather(done.append, [number])
+    job_queue.submit(lambda: done.append([-1]))
+    job_queue.gather(done.append, [5, 6])
+    job_queue.gather(done.append, [7])
+    assert job_queue.pending == 8
+    go.set()
+    assert job_queue.wait(60)
+    assert done == [[0, 1, 2, 3, 4], [-1], [5, 6, 7]] and job_queue.pending == 0
+    job_queue.gather(done.append, [8])
+    job_queue.drain()
+    assert done[3:] == [[8]]
+    job_queue.close()
+
+
+def test_gathered_items_are_processed_even_if_nobody_waits_for_them() -> None:
+    job_queue = ThreadJobQueue("test", 1000)
+    done = threading.Event()
+    job_queue.gather(lambda items: done.set(), [1])
+    assert done.wait(60)
+    job_queue.close()
+
+
+def test_gathered_items_count_against_the_limit() -> None:
+    job_queue = ThreadJobQueue("test", 2)
+    taken: list[int] = []
+    job_queue.gather(taken.extend, [0, 1, 2])
+    job_queue.gather(taken.extend, [3])  # waits until the first ones are processed
+    assert taken == [0, 1, 2]
+    job_queue.close()
+    assert taken == [0, 1, 2, 3]
+
+
 def test_what_a_job_raises_comes_out_and_nothing_follows_it() -> None:
     job_queue = ThreadJobQueue("test", 2)
     done: list[int] = []
