@@ -16,7 +16,7 @@ from typing import Any, Self
 from broker_adapter.client.core import requests
 from broker_adapter.client.core.checks import check_type
 from broker_adapter.client.core.outcomes import error_of
-from broker_adapter.client.core.route_data import TopicRoute, parse_route, parse_topic_list
+from broker_adapter.client.core.route_data import TopicRoute, parse_clusters, parse_route, parse_topic_list
 from broker_adapter.client.options import ClientOptions
 from broker_adapter.errors import (
     AnswerMissing,
@@ -28,6 +28,7 @@ from broker_adapter.errors import (
     ResponseCode,
     Status,
     TopicRefused,
+    error_for,
 )
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
@@ -355,6 +356,9 @@ class RouteCache:
             error = error_of(answer, f"route of {topic}")
             if isinstance(error, TopicRefused):
                 self._routes.pop(topic, None)
+                if not await self._has_brokers():
+                    text = f"{error.message}: no broker is registered with the NameServer"
+                    raise error_for(error.status, text)
             raise error
         route = parse_route(answer.body)
         before = self._routes.pop(topic, None)
@@ -364,6 +368,10 @@ class RouteCache:
         if before is not None and before[0] != route:
             self.on_change(topic)
         return route
+
+    async def _has_brokers(self) -> bool:
+        answer = await self._name_servers.invoke(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return answer.code != ResponseCode.SUCCESS or any(parse_clusters(answer.body).values())
 
 
 class Connections:

@@ -199,6 +199,7 @@ class NameServerProcess:
         if self._lock is not None:
             self._disk.close(self._lock)
             self._lock = None
+        if self._timers:  # it has served
             _log.info("stopped")
 
     def _open(self) -> KvConfig:

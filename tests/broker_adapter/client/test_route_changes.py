@@ -7,8 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from broker_adapter.client import Admin, ClientOptions, Message, MessageQueue, Producer, PushConsumer
 from broker_adapter.client.instance import ClientInstance
+from broker_adapter.errors import TopicRefused
 from broker_adapter.remoting.codes import WATCH_ROUTE, RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from tests.broker_adapter.cluster import brokers
@@ -43,6 +46,16 @@ async def test_the_route_follows_each_change_of_the_master(tmp_path: Path) -> No
             for term, node in enumerate(("n2", "n1", "n2"), 2):
                 server.register(registration(node, term=term))
                 await until(lambda node=node: master(instance) == f"host-broker-a-{node}:1")
+
+
+async def test_a_name_server_without_brokers_is_named_as_the_cause(tmp_path: Path) -> None:
+    async with name_server(tmp_path) as process, client(process.address) as instance:
+        with pytest.raises(TopicRefused, match="no broker is registered with the NameServer"):
+            await instance.routes.get("orders")
+        process.name_server.register(registration("n1"))
+        with pytest.raises(TopicRefused) as error:
+            await instance.routes.get("others")
+        assert "registered" not in error.value.message
 
 
 async def test_a_master_that_dies_leaves_the_route_and_the_next_one_comes_into_it(tmp_path: Path) -> None:
