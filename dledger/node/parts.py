@@ -120,6 +120,7 @@ class NodeParts:
             cached=self.replica.cache.batches,
             newest_image=lambda: admission.state.newest_image,
             needs_image=lambda: admission.state.needs_image,
+            is_leader=lambda: self.replica.core.leadership is not None,
             saved=self.shell.state_saved,
             on_damage=self.suspect,
             on_fatal=factories.state_failed,

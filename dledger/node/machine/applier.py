@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.infra.logs import get_logger
@@ -26,6 +26,9 @@ _log = get_logger("state")
 
 _RETRY_S = 0.2
 _CLOSE_S = 5.0
+#: A follower applies entries this long after their commit, together with later ones, unless a read waits for
+#: them. Applying one entry takes as much CPU time as applying many.
+FOLLOWER_PAUSE_S: Final = 0.02
 
 
 class Applier:
@@ -55,6 +58,7 @@ class Applier:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
     async def recover(self) -> None:
@@ -85,6 +89,7 @@ class Applier:
         cached: Callable[[int, int, int], Sequence[Batch]],
         newest_image: Callable[[], int],
         needs_image: Callable[[], bool],
+        is_leader: Callable[[], bool],
         saved: Callable[[int, Sequence[bytes]], None],
         on_damage: Callable[[int], None],
         on_fatal: Callable[[DLedgerError], None],
@@ -96,6 +101,7 @@ class Applier:
         self._cached = cached
         self._newest_image = newest_image
         self._needs_image = needs_image
+        self._is_leader = is_leader
         self._saved = saved
         self._on_damage = on_damage
         self._on_fatal = on_fatal
@@ -120,6 +126,13 @@ class Applier:
         self._woken.set()
 
     def committed(self) -> None:
+        if self._is_leader() or self._waiting:
+            self._woken.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FOLLOWER_PAUSE_S, self._pause_ended)
+
+    def _pause_ended(self) -> None:
+        self._timer = None
         self._woken.set()
 
     async def wait(self, index: int, timeout_ms: int) -> None:
@@ -132,6 +145,7 @@ class Applier:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (index, future)
         self._waiting.append(waiter)
+        self._woken.set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await future
@@ -144,6 +158,8 @@ class Applier:
 
     async def stop(self) -> None:
         self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

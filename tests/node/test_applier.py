@@ -1,0 +1,103 @@
+"""When a node applies committed entries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dledger.node.machine import applier
+from dledger.node.machine.applier import Applier
+from dledger.node.machine.state_feeder import StateFeeder
+from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep
+from dledger.store.api import LogStore
+from tests.node.local import until
+
+
+class Feeder:
+    """Notes the ranges that it applies."""
+
+    is_durable = False
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, int]] = []
+
+    def apply(self, piece: ApplyStep, batches: object) -> int:
+        self.applied.append((piece.first, piece.last))
+        return piece.last
+
+    def load(self, piece: LoadStep) -> LoadResult:
+        return LoadResult(-1, -1, 0)
+
+    def close(self) -> None: ...
+
+
+class Node:
+    def __init__(self) -> None:
+        self.feeder = Feeder()
+        store = SimpleNamespace(base=SimpleNamespace(index=-1))
+        self.applier = Applier(cast(StateFeeder, self.feeder), cast(LogStore, store))
+        self.readable = SimpleNamespace(index=-1)
+        self.is_leader = False
+        self.applier.wire(
+            cast(Any, self.readable),
+            cached=lambda first, last, size: (),
+            newest_image=lambda: -1,
+            needs_image=lambda: False,
+            is_leader=lambda: self.is_leader,
+            saved=lambda index, state: None,
+            on_damage=lambda index: None,
+            on_fatal=lambda error: None,
+        )
+        self.applier.start()
+
+    def commit(self, index: int) -> None:
+        self.readable.index = index
+        self.applier.committed()
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    yield node
+    await node.applier.stop()
+
+
+@pytest.fixture
+def long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "FOLLOWER_PAUSE_S", 600.0)
+
+
+async def test_a_follower_applies_entries_that_are_committed_shortly_after_each_other_together(
+    node: Node,
+) -> None:
+    node.commit(0)
+    await until(lambda: node.applier.applied_index == 0)
+    for index in range(1, 4):
+        node.commit(index)
+        await asyncio.sleep(0)
+    await until(lambda: node.applier.applied_index == 3)
+    assert node.feeder.applied == [(0, 0), (1, 3)]
+
+
+@pytest.mark.usefixtures("long_pause")
+async def test_a_leader_applies_each_entry_at_once(node: Node) -> None:
+    node.is_leader = True
+    for index in range(3):
+        node.commit(index)
+        await until(lambda index=index: node.applier.applied_index == index)
+
+
+@pytest.mark.usefixtures("long_pause")
+async def test_a_read_does_not_wait_for_the_pause_of_a_follower(node: Node) -> None:
+    node.commit(0)
+    await node.applier.wait(0, 60_000)
+    waiting = asyncio.create_task(node.applier.wait(2, 60_000))
+    await asyncio.sleep(0)
+    node.commit(1)
+    await until(lambda: node.applier.applied_index == 1)
+    node.commit(2)
+    await waiting
