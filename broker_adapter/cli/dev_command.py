@@ -141,6 +141,7 @@ def dev(
       0  stopped by SIGTERM, SIGHUP or Ctrl-C
       1  failed to start, or a disk error prevented an orderly stop
       2  wrong option or argument, or a port is in use
+     74  the disk failed while it ran
     """
     gc.disable()  # `run_node` enables it after the imports
     _import_structlog_alone()
