@@ -18,11 +18,13 @@ import struct
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.delivery_state.handles import TOPIC_DIGEST_SIZE, topic_digest
+from broker_adapter.wire.properties import properties_of
 from broker_adapter.wire.sys_flag import COMPRESSED, COMPRESSION_MASK
 
 CONTENT_DIGEST_SIZE: Final = 16
@@ -61,6 +63,8 @@ TRACING_PREFIXES: Final = (
     "x-instana-",
 )
 
+# Tuples of more names are not cached, because clients choose the names.
+_MOST_CACHED_NAMES: Final = 16
 _CONTENT_FLAGS: Final = COMPRESSED | COMPRESSION_MASK
 _HEAD = struct.Struct(">iiII")  # flag, bits of sys_flag, sizes of body and properties
 
@@ -100,21 +104,29 @@ def content_digest(messages: Iterable[OutgoingMessage]) -> bytes:
     producer.
     """
     digest = blake2b(digest_size=CONTENT_DIGEST_SIZE)
-    for message in messages:
-        if message.producer_group:
-            digest.update(message.producer_group.encode(errors="surrogatepass") + b"\x00")
-        properties = _canonical(message.properties)
-        body, sys_flag = message.body, message.sys_flag & _CONTENT_FLAGS
-        digest.update(_HEAD.pack(message.flag, sys_flag, len(body), len(properties)))
-        digest.update(body)
-        digest.update(properties)
+    update, pack = digest.update, _HEAD.pack
+    for body, given, flag, sys_flag, _, group in messages:
+        properties = _canonical(given)
+        head = pack(flag, sys_flag & _CONTENT_FLAGS, len(body), len(properties))
+        update(group.encode(errors="surrogatepass") + b"\x00" + head if group else head)
+        update(body)
+        update(properties)
     return digest.digest()
 
 
 def _canonical(properties: Mapping[str, str]) -> bytes:
     """Encode the properties sorted by name, without properties that tracing hooks add."""
-    kept = [f"{name}\x01{value}\x02" for name, value in sorted(properties.items()) if not is_tracing(name)]
-    return "".join(kept).encode(errors="surrogatepass")
+    found = properties_of(properties)
+    names = tuple(found)
+    find = _content_names if len(names) <= _MOST_CACHED_NAMES else _content_names.__wrapped__
+    text = "".join([f"{name}\x01{found[name]}\x02" for name in find(names)])
+    return text.encode(errors="surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def _content_names(names: tuple[str, ...]) -> list[str]:
+    """Return the names that are part of the content, sorted. Messages of a program share their names."""
+    return [name for name in sorted(names) if not is_tracing(name)]
 
 
 def is_tracing(name: str) -> bool:

@@ -54,6 +54,11 @@ class PropertiesText(Mapping[str, str]):
         return self._found
 
 
+def properties_of(properties: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the same properties as a mapping whose methods run without Python code, if there is one."""
+    return properties._split() if isinstance(properties, PropertiesText) else properties
+
+
 def text_of(properties: Mapping[str, str]) -> str:
     """Return the properties as record text.
 

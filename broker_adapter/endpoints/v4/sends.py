@@ -468,29 +468,29 @@ def batch_of(found: Mapping[str, str], body: bytes, max_body_bytes: int) -> list
     born = max(0, read.number(found, "bornTimestamp", 0))
     sys_flag = read.number(found, "sysFlag", 0) & _SYS_FLAGS
     group = found.get("producerGroup", "")
-    view, at = memoryview(body), 0
-    while at < len(view):
+    item, short, fixed = _ITEM.unpack_from, _SHORT.unpack_from, _ITEM.size + _SHORT.size
+    at, total = 0, len(body)
+    while at < total:
         try:
-            size, _, _, flag, body_size = _ITEM.unpack_from(view, at)
+            size, _, _, flag, body_size = item(body, at)
             body_at = at + _ITEM.size
-            (properties_size,) = _SHORT.unpack_from(view, body_at + body_size)
-            properties_at = body_at + body_size + _SHORT.size
-            fits = body_size >= 0 <= properties_size and properties_at + properties_size == at + size
-            if not fits or at + size > len(view):
+            (properties_size,) = short(body, body_at + body_size)
+            body_end, end = body_at + body_size, at + size
+            fits = body_size >= 0 <= properties_size and fixed + body_size + properties_size == size
+            if not fits or end > total:
                 raise ValueError(f"message {len(messages)} of the batch has inconsistent lengths")
-            properties = bytes(view[properties_at : properties_at + properties_size]).decode()
+            properties = body[body_end + _SHORT.size : end].decode()
         except (struct.error, ValueError) as error:
             raise IllegalMessage(Status.REQUEST_MALFORMED, f"invalid batch: {error}") from None
         if body_size > max_body_bytes:
             text = f"body {len(messages)} has {body_size} bytes, more than {max_body_bytes}"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        body_of_item = bytes(view[body_at : body_at + body_size])
         messages.append(
-            OutgoingMessage(body_of_item, PropertiesText(properties), flag, sys_flag, born, group)
+            OutgoingMessage(body[body_at:body_end], PropertiesText(properties), flag, sys_flag, born, group)
         )
         if len(messages) > _MAX_BATCH:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the batch has more than {_MAX_BATCH} messages")
-        at += size
+        at = end
     if not messages:
         raise IllegalMessage(Status.REQUEST_MALFORMED, "a batch needs at least one message")
     return messages

@@ -262,3 +262,15 @@ def test_a_batch_has_the_content_of_all_its_messages() -> None:
     assert content_digest([one, two]) != content_digest([OutgoingMessage(b"a"), OutgoingMessage(b"bc")])
     assert content_digest([one, two]) != content_digest([two, one])
     assert content_digest([one]) != content_digest([one, one])
+
+
+def test_digests_of_contents_never_change() -> None:
+    """They are stored, and nodes of different releases compare them."""
+    text = "b\x012\x02traceparent\x01x\x02a\x011\x01z\x02b\x013"
+    messages = [
+        OutgoingMessage(b"body", PropertiesText(text), 7, 0xFFFF, 5, "group"),
+        OutgoingMessage(b"", {"\ud800": "x", "X-B3-Sampled": "1"}, -1, 0, 6, ""),
+        OutgoingMessage(b"x" * 3000, {str(number): "v" for number in range(40)}, 0, 1, 0, "g\ud800"),
+    ]
+    assert content_digest(messages).hex() == "9ba31a3dca6e07380f57141ff8086241"
+    assert content_digest(messages[:1]).hex() == "9e35a36eccfa6f0457ae62e760e3f0db"
