@@ -25,6 +25,9 @@ from dledger.infra.loops.polling import when_idle
 #: Maximum size of a record without its body, and the same for a command, which has no properties.
 _MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
 COMMAND_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, 0, version=Version.V2, v6_hosts=2)
+#: Maximum size of a round with a classic log: more messages share a sync, the handovers between threads, and
+#: the dispatch than with a replicated log, whose followers receive a round in one call.
+_CLASSIC_ROUND_BYTES = 1 << 20
 #: Maximum size of an append without its messages: entry headers, the time, and a command.
 _APPEND_OVERHEAD = 4 << 10
 
@@ -60,12 +63,13 @@ def make_sender(
     settings: BrokerSettings, state: DeliveryState, writer: MessageWriter, node: BrokerNode, max_entries: int
 ) -> tuple[Committer, Sender]:
     """Create committer and sender. `max_entries`: maximum entries of one append."""
+    round_bytes = _CLASSIC_ROUND_BYTES if settings.store == "classic" else ROUND_BYTES
     committer = Committer(
         writer,
         new_request_id=partial(os.urandom, 16),
         max_waiting_bytes=settings.delivery.max_waiting_bytes,
         when_idle=when_idle,
-        max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
+        max_round_bytes=min(round_bytes, node.max_batch_bytes // 2),
         max_round_entries=max_entries,
     )
     sender = Sender(

@@ -75,7 +75,7 @@ FIXED = {
     "data queued for a slave that does not read": (
         f"{(HA.unsent_bytes + HA.read_ahead_bytes) / (1 << 20):g} MiB"
     ),
-    "reports of a slave beyond four for each frame": (
+    "reports of a slave beyond four for each 32 KiB or frame": (
         f"{ha_connection._FREE_REPORTS:,}, and {ha_connection._REPORTS_PER_S} more each second"
     ),
     "lag up to which sends wait for a slave": mib(HA.max_gap_bytes),

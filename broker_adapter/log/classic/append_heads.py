@@ -123,11 +123,17 @@ class AppendTracker:
         head = head_at(data, at, size)
         if head is not None:
             self.begin, self._sums, self._next = physical_offset, head.sums, 0
-        elif self.begin >= 0:
+        else:
+            self.add_plain(data, at, size, 1)
+
+    def add_plain(self, data: Buffer, at: int, size: int, count: int) -> None:
+        """Add the next `count` records of the log, of `size` bytes each. None of them is a head."""
+        while count and self.begin >= 0:
             matches = crc32(memoryview(data)[at : at + size]) == self._sums[self._next]
             self._next += 1
             if not matches or self._next == len(self._sums):
                 self.close()
+            at, count = at + size, count - 1
 
     def close(self) -> None:
         """End the current append, because it is complete or can no longer be completed."""

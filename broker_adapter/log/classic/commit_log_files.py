@@ -14,6 +14,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.log.classic.alike_records import count_alike
 from broker_adapter.log.classic.append_heads import AppendTracker
 from broker_adapter.log.classic.layout import (
     DEFAULT_FILE_SIZE,
@@ -163,10 +164,6 @@ class CommitLogFiles:
     def last_record_offset(self) -> int:
         """Offset of the newest record; -1 if unknown."""
         return self._last_record
-
-    @property
-    def unflushed_bytes(self) -> int:
-        return max(0, self.end_offset - self.flushed_offset)
 
     @property
     def failure(self) -> BrokerError | None:
@@ -619,8 +616,7 @@ class CommitLogFiles:
             rest = end - at
             if rest < min(left, MIN_BLANK):
                 raise ValueError(f"the {rest} bytes at offset {offset + at} are neither a record nor a blank")
-            is_gap = is_blank(data, at, left)
-            size = left
+            size, is_gap = left, is_blank(data, at, left)
             if not is_gap:
                 self._check_place(data, offset + at, at)
                 size, _ = _SIZE_AND_MAGIC.unpack_from(data, at)
@@ -632,7 +628,9 @@ class CommitLogFiles:
                 appends.add(data, at, size, offset + at)
                 if appends.begin == offset + at:
                     before = self._newest_record(offset, data, last)
-                last = at
+                count = count_alike(data, at, size, offset + at, left)
+                appends.add_plain(data, at + size, size, count - 1)
+                last, size = at + (count - 1) * size, count * size
             at += size
             left = left - size or self.file_size
         return _ShippedState(self._newest_record(offset, data, last), appends, before)

@@ -146,12 +146,9 @@ async def test_what_is_no_message_waits_for_no_slave(tmp_path: Path, monkeypatch
     """Pops, acknowledgements, offsets and topics waited for one that stands still, behind each append."""
     answer: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
 
-    async def standing_still(offset: int, timeout_ms: int) -> Status | None:
-        return await answer
-
     async with classic_pair(tmp_path, "n1") as pair:
         program = await pair.writable("n1")
-        monkeypatch.setattr(pair.node("n1").commit, "acknowledged", standing_still)
+        monkeypatch.setattr(pair.node("n1").commit, "acknowledged", lambda offset, timeout_ms: answer)
         await program.broker.put_topic(TopicConfig("t", 1, 1))
         sends = [asyncio.create_task(sent(program, kind)) for kind in KINDS]
         receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)

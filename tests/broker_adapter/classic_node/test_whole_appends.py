@@ -33,7 +33,7 @@ from .classic_pair import FILE_SIZE, ClassicPair, classic_pair
 from .test_logged_merges import copy_running, replace_directory
 from .test_system_queues import ALONE, OFTEN, bodies, delayed, half, outgoing, read, started
 
-#: More than fits into one frame from a master to its slave (32 KiB), and less than two.
+#: A part of an append, which ends within a record.
 _SENT_BYTES = 40_000
 _LATE = {**OFTEN, "check_first_ms": 60_000, "check_again_ms": 60_000}
 
@@ -59,7 +59,8 @@ class DyingMaster:
         self.left = left
 
         def send_until_dead(connection: HaConnection, data: bytes) -> None:
-            if self.left > 0:
+            data = data[: max(0, self.left)]
+            if data:
                 self.left -= len(data)
                 send(connection, data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -31,6 +32,11 @@ class RunBlocking(Protocol):
     """Runs a blocking call on another thread and returns its result, as asyncio.to_thread does."""
 
     def __call__(self, function: Callable[..., _T], /, *args: Any) -> Awaitable[_T]: ...
+
+
+def run_in_thread(function: Callable[..., _T], /, *args: Any) -> Awaitable[_T]:
+    """Run a blocking call. Unlike asyncio.to_thread, creates no task and copies no context."""
+    return asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 class HaClientState(Enum):
@@ -82,7 +88,7 @@ class HaClient:
         tls: Callable[[], ssl.SSLContext] | None = None,
         on_grown: Callable[[], object] = lambda: None,
         on_failure: Callable[[Exception], object] = lambda error: None,
-        run: RunBlocking = asyncio.to_thread,
+        run: RunBlocking = run_in_thread,
     ) -> None:
         """Create a client.
 
@@ -270,7 +276,9 @@ class HaClient:
                 records, data = self._records(begin), known + data
             self._received += len(data)
             await self._change_log(self._store, records, data)
-            link.report(self._log.flushed_offset if self.options.report_durable else self._log.end_offset)
+            stored = self._log.flushed_offset if self.options.report_durable else self._log.end_offset
+            if stored > link.reported:
+                link.report(stored)
 
     def _records(self, begin: int) -> WholeRecords:
         file_size = self._log.file_size
@@ -282,18 +290,13 @@ class HaClient:
     async def _change_log(self, change: Callable[..., object], *arguments: object) -> None:
         """Change the log. The change is completed even if the client is stopped in the meantime."""
         work = asyncio.ensure_future(self._run_blocking(change, *arguments))
-        ended: asyncio.CancelledError | None = None
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError as error:  # by `stop` or a new master
-                ended = error
-        self._on_grown()
-        failure = work.exception()
-        if ended is not None:
-            raise ended
-        if failure is not None:
-            raise failure
+        try:
+            await asyncio.shield(work)
+        finally:
+            while not work.done():  # canceled by `stop` or a new master
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([work])
+            self._on_grown()
 
     def _store(self, records: WholeRecords, data: bytes) -> None:
         """Store the complete records, even if they are followed by damaged data."""
@@ -302,9 +305,11 @@ class HaClient:
         finally:
             offset, complete = records.take_complete()
             if complete:
-                self._log.append_bytes(offset, complete)
-                if self.options.report_durable:
-                    self._log.flush()
+                log = self._log
+                log.append_bytes(offset, complete)
+                # The master waits for whole appends only, so a sync that completes none is needless.
+                if self.options.report_durable and log.complete_end_offset > log.flushed_offset:
+                    log.flush()
 
     def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -46,7 +46,7 @@ _log = get_logger("ha")
 
 # Data within this distance of the log's end is in the page cache and is read on the event loop. Older data is
 # read on a thread.
-_RECENT_BYTES = 256 << 10
+_RECENT_BYTES = 2 << 20
 _PROBE = encode_report(PROBE)
 
 
@@ -321,11 +321,11 @@ class HaConnection(AdmittedConnection):
                 Status.HA_GAP,
                 f"the log no longer contains offset {self.progress.sent}, which the slave needs next",
             )
-        size = self._options.transfer_batch_bytes
+        size, view = self._options.transfer_batch_bytes, memoryview(data)
         for at in range(0, len(data), size):
-            self._send(data[at : at + size])
+            self._send(view[at : at + size])
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes | memoryview) -> None:
         self._write(encode_transfer(self.progress.sent, data))
         self.progress.sent_frame(len(data))
 
@@ -384,8 +384,10 @@ def _now() -> float:
 # Number of reports allowed without frames: initially, and per second.
 _FREE_REPORTS: Final = 1_000
 _REPORTS_PER_S: Final = 10
-# Reports per frame. RocketMQ's slave reports after a frame, and again after it has read all received data.
+# Reports per 32 KiB or smaller frame. RocketMQ's slave reports after a frame, and again after it has read all
+# received data. Slaves of this project report after each read.
 _REPORTS_PER_FRAME: Final = 4
+_REPORTED_BYTES: Final = 32 << 10
 
 
 class SlaveProgress:
@@ -412,7 +414,7 @@ class SlaveProgress:
 
     def sent_frame(self, size: int) -> None:
         self.sent += size
-        self._frames += 1
+        self._frames += 1 + size // _REPORTED_BYTES
 
     def report(self, offset: int, now: float, log: LogRange, last_file: int) -> bool:
         """Process a report. Return True if it acknowledges additional data.

@@ -20,7 +20,8 @@ class Handshake(Enum):
 class HaOptions:
     """Settings of a master, in bytes, seconds and counts."""
 
-    transfer_batch_bytes: int = 32 << 10  # frame size: haTransferBatchSize
+    # Maximum frame size: haTransferBatchSize, which is 32 KiB in RocketMQ. A batch of messages fits into one.
+    transfer_batch_bytes: int = 256 << 10
     heartbeat_s: float = 5.0  # since the last transfer: haSendHeartbeatInterval
     housekeeping_s: float = 20.0  # since the last report: haHousekeepingInterval
     max_gap_bytes: int = 256 << 20  # haMaxGapNotInSync

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.log.classic.alike_records import count_alike, count_intact
 from broker_adapter.log.classic.commit_log import MAX_BODY_BYTES, StoredMessage
 from broker_adapter.log.classic.record_check import check_record
 from broker_adapter.wire.message import BLANK_MAGIC, MIN_RECORD_SIZE, Version, decode, max_record_size
@@ -106,7 +107,9 @@ class WholeRecords:
         return len(self._buffer) - self._complete
 
     def _complete_size(self) -> int:
-        """Return the size of a complete record or blank, or 0 if it is incomplete."""
+        """Return the size of a complete blank, or of a run of records of which at least the first is
+        complete. 0: the next record or blank is incomplete.
+        """
         at = self._complete
         size = unit_size_at(self._buffer, at, self.position, self._most)
         left = self._file_size - self.position % self._file_size
@@ -120,7 +123,8 @@ class WholeRecords:
         if not size or size > len(self._buffer) - at:
             return 0
         check_record(self._buffer, at, self.position, left)
-        return size
+        count = count_alike(self._buffer, at, size, self.position, left)
+        return size * count_intact(self._buffer, at, size, count)
 
     def _does_not_fit(self, what: str, size: int, left: int) -> StoredDataDamaged:
         text = f"a {what} of {size} bytes at {self.position}, but the file has {left} bytes left"

@@ -56,9 +56,9 @@ def supplied(offset: int) -> bytes:
     return _FIRST_BYTE if offset == 0 else b""
 
 
-def encode_transfer(offset: int, data: bytes) -> bytes:
+def encode_transfer(offset: int, data: bytes | memoryview) -> bytes:
     """Encode a frame from a master. If `data` is empty, the frame is a heartbeat."""
-    return _HEADER.pack(offset, len(data)) + data
+    return b"".join((_HEADER.pack(offset, len(data)), data))
 
 
 class ReportReader:

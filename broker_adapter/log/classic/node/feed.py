@@ -60,13 +60,13 @@ class DispatchFeed:
         self._thread = thread
         self._on_failure = on_failure
         self._limit = 0
-        self._more = asyncio.Event()
+        self._work: asyncio.Future[int] | None = None
+        self._is_started = self._is_running = False
         self._adopt: Adopt = lambda is_new: None
         self._mark: tuple[int, Callable[[], None]] | None = None
         self._settle: Callable[[], None] | None = None
         self._begun_end = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
         self.is_failed = False
 
     async def start(self, adopt: Adopt, settle: Callable[[], None] = lambda: None) -> None:
@@ -79,13 +79,14 @@ class DispatchFeed:
         loop = asyncio.get_running_loop()
         self._adopt, self._settle, self._begun_end = adopt, settle, self._log.end_offset
         self.position = await loop.run_in_executor(self._thread, self._recover)
-        self._task = loop.create_task(self._run(), name="dispatch")
+        self._is_running = self._is_started = True
+        self._dispatch()
 
     def advance(self, limit: int) -> None:
         """Permit applying the log up to `limit`, the end of an append."""
         if limit > self._limit:
             self._limit = limit
-            self._more.set()
+            self._dispatch()
 
     async def wait(self, offset: int, timeout_ms: int) -> None:
         """Wait until the log has been applied up to `offset`.
@@ -111,10 +112,11 @@ class DispatchFeed:
 
     async def stop(self) -> None:
         """Stop applying the log. Close the machine unless it has failed."""
-        if self._task is None:
+        if not self._is_started:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._is_running = False
+        if self._work is not None:
+            await asyncio.wait([self._work])
         for _, done in self._waiting:
             if not done.done():
                 done.set_exception(ReadFailed("the broker is stopping", code=Code.READ_NOT_CONFIRMED))
@@ -144,23 +146,25 @@ class DispatchFeed:
         self._mark = self._adopt(True)
         return self._log.begin_offset
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _dispatch(self) -> None:
+        """Apply the next piece, unless a piece is being applied."""
+        if self._is_running and self._work is None and self.position < self._limit:
+            loop = asyncio.get_running_loop()
+            self._work = loop.run_in_executor(self._thread, self._apply, self.position, self._limit)
+            self._work.add_done_callback(self._on_applied)
+
+    def _on_applied(self, work: asyncio.Future[int]) -> None:
+        self._work = None
+        if work.cancelled():
+            return
         try:
-            while True:
-                await self._more.wait()
-                self._more.clear()
-                while self.position < self._limit:
-                    work = loop.run_in_executor(self._thread, self._apply, self.position, self._limit)
-                    try:
-                        self.position = await asyncio.shield(work)
-                    except asyncio.CancelledError:
-                        await asyncio.wait([work])
-                        raise
-                    self._wake_waiters()
+            self.position = work.result()
         except Exception as error:
-            self.is_failed = True
+            self.is_failed, self._is_running = True, False
             self._on_failure(error)
+            return
+        self._wake_waiters()
+        self._dispatch()
 
     def _apply(self, begin: int, limit: int) -> int:
         """Apply a piece. Return the start of the next one."""

@@ -1,18 +1,21 @@
 """Group commit: complete appends when they are durable, and report whether a slave has them.
 
 SYNC_FLUSH needs no timer: the records that arrive during a sync form the next group, and a single append does
-not wait for others. ASYNC_FLUSH completes appends immediately and syncs like RocketMQ's FlushRealTimeService.
-As in RocketMQ, an append that is not durable in time ends with FLUSH_DISK_TIMEOUT. Producers treat that as
-sent, because the message may still become durable.
+not wait for others. Each sync costs one handover to the disk thread and one wake-up of the event loop, which
+completes all appends that the sync covers. An append that a slave has acknowledged by then is complete, too.
+ASYNC_FLUSH completes appends immediately and syncs like RocketMQ's FlushRealTimeService. As in RocketMQ, an
+append that is not durable in time ends with FLUSH_DISK_TIMEOUT. Producers treat that as sent, because the
+message may still become durable.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -135,25 +138,33 @@ class GroupCommit:
         self._on_failure = on_failure
         self._now = now
         self._waiting: deque[_PendingAppend] = deque()
-        self._acks: dict[asyncio.Task[None], _PendingAppend] = {}
+        self._copying: set[_PendingAppend] = set()  # durable here, not acknowledged by a slave
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # Waits until a slave has acknowledged an offset, with a timeout in ms. Returns the put status. None:
-        # sends do not wait for slaves.
-        self.acknowledged: Callable[[int, int], Awaitable[Status | None]] | None = None
+        self._sync: asyncio.Future[int] | None = None
+        self._is_running = False
+        # Returns the put status once a slave has acknowledged an offset, with a timeout in ms. None: sends do
+        # not wait for slaves.
+        self.acknowledged: Callable[[int, int], asyncio.Future[Status | None]] | None = None
         self.syncing_since: float | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="flush")
+        self._is_running = True
+        if self._rule is not None:
+            self._task = asyncio.get_running_loop().create_task(self._run(self._rule), name="flush")
+        self.grown()
 
     async def stop(self) -> None:
         """Stop the group commit. Pending appends fail with Indeterminate."""
+        self._is_running = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for task in self._acks:
-            task.cancel()
-        await asyncio.gather(*self._acks, return_exceptions=True)
+        for append in list(self._copying):
+            if append.copied is not None and not append.copied.done():
+                append.copied.set_exception(_stopping())
+                append.copied.exception()  # retrieve it, because there may be no waiter
+            self._on_copied(append)
         while self._waiting:
             self._fail(self._waiting.popleft())
 
@@ -182,8 +193,12 @@ class GroupCommit:
         return int(1000 * (self._now() - self._waiting[0].started)) if self._waiting else 0
 
     def grown(self) -> None:
-        """Wake the flush task, because the log has new data."""
-        self._more.set()
+        """Sync the log soon, because it has new data."""
+        if self._rule is not None:
+            self._more.set()
+        elif self._is_running and self._sync is None and self._log.flushed_offset < self._log.end_offset:
+            self._sync = self._start_sync()
+            self._sync.add_done_callback(partial(self._on_synced, self._now()))
 
     # -- internals
 
@@ -198,34 +213,55 @@ class GroupCommit:
         if not has_failed:
             self._metrics.append_latency.observe(self._now() - append.started)
 
-    async def _run(self) -> None:
-        loop, log, rule = asyncio.get_running_loop(), self._log, self._rule
+    def _start_sync(self) -> asyncio.Future[int]:
+        self.syncing_since = self._now()
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._log.flush)
+
+    def _on_synced(self, started: float, sync: asyncio.Future[int]) -> None:
+        """Complete the appends that a sync covers, and sync those that were written meanwhile."""
+        self._sync = None
+        if not self._is_running:
+            return
+        error = asyncio.CancelledError() if sync.cancelled() else sync.exception()
+        if error is None:
+            try:
+                self._flushed(started)
+            except Exception as unexpected:  # a bug; appends must not wait for their timeouts one by one
+                error = unexpected
+        if error is None:
+            self.grown()
+        else:
+            self._failed(error)
+
+    async def _run(self, rule: AsyncRule) -> None:
+        loop, log = asyncio.get_running_loop(), self._log
         flushed_s = loop.time()
         try:
             while True:
                 await self._more.wait()
-                if rule is not None:
-                    await asyncio.sleep(rule.interval_s)
-                    if not rule.is_due(log.flushed_offset, log.end_offset, loop.time() - flushed_s):
-                        continue
+                await asyncio.sleep(rule.interval_s)
+                if not rule.is_due(log.flushed_offset, log.end_offset, loop.time() - flushed_s):
+                    continue
                 self._more.clear()
                 if log.flushed_offset < log.end_offset:
-                    await self._flush()
+                    started = self._now()
+                    await self._start_sync()
+                    self._flushed(started)
                 flushed_s = loop.time()
-        except BrokerError as error:
-            self._on_failure(error)
-        except Exception as error:  # without this task, no append would be synced
-            text = f"flush of the CommitLog: {type(error).__name__}: {error}"
-            self._on_failure(error_for(Status.LOG_FAILED, text))
+        except Exception as error:
+            self._failed(error)
 
-    async def _flush(self) -> None:
-        started = self.syncing_since = self._now()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._log.flush)
+    def _failed(self, error: BaseException) -> None:
+        """End the group commit after an error. No further append is synced."""
+        self._is_running = False
+        if not isinstance(error, BrokerError):
+            text = f"flush of the CommitLog: {type(error).__name__}: {error}"
+            error = error_for(Status.LOG_FAILED, text)
+        self._on_failure(error)
+
+    def _flushed(self, started: float) -> None:
         self.syncing_since = None
         self._metrics.fsync_latency.observe(self._now() - started)
-        self._flushed()
-
-    def _flushed(self) -> None:
         flushed = self._log.flushed_offset
         while self._waiting and self._waiting[0].end <= flushed:
             self._durable(self._waiting.popleft())
@@ -235,33 +271,20 @@ class GroupCommit:
         if self.acknowledged is None or append.future.done():
             append.complete(append.outcome)
             return
-        loop = asyncio.get_running_loop()
-        append.copied = copied = loop.create_future()
-        task = loop.create_task(self._wait_for_slave(append, copied, self.acknowledged))
-        self._acks[task] = append
-        task.add_done_callback(self._on_wait_ended)
-        append.complete(replace(append.outcome, copied=copied))
-
-    async def _wait_for_slave(
-        self,
-        append: _PendingAppend,
-        copied: asyncio.Future[Status | None],
-        acknowledged: Callable[[int, int], Awaitable[Status | None]],
-    ) -> None:
         remaining_ms = round(1000 * (append.deadline - asyncio.get_running_loop().time()))
-        copied.set_result(await acknowledged(append.end, max(1, remaining_ms)))
-        self._finish(append, has_failed=False)
+        copied = self.acknowledged(append.end, max(1, remaining_ms))
+        if not copied.done() or copied.result() is not None:
+            append.copied = append.outcome.copied = copied
+            self._copying.add(append)
+            copied.add_done_callback(lambda _: self._on_copied(append))
+        append.complete(append.outcome)
 
-    def _on_wait_ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the future of a canceled wait for a slave.
-
-        The wait may have been canceled before it started.
-        """
-        append = self._acks.pop(task)
-        if append.copied is not None and not append.copied.done():
-            append.copied.set_exception(_stopping())
-            append.copied.exception()  # retrieve it, because there may be no waiter
-            self._finish(append, has_failed=True)
+    def _on_copied(self, append: _PendingAppend) -> None:
+        """Finish an append whose `copied` is complete."""
+        if append in self._copying and append.copied is not None:
+            self._copying.remove(append)
+            has_failed = append.copied.cancelled() or append.copied.exception() is not None
+            self._finish(append, has_failed=has_failed)
 
     def _fail(self, append: _PendingAppend) -> None:
         if append.timer is not None:

@@ -93,7 +93,6 @@ class Replication:
             tls=None if self._tls is None else self._tls.client,
             on_grown=self._grown,
             on_failure=self._on_failure,
-            run=asyncio.to_thread,
         )
         client.set_master(self._master)
         client.start()
@@ -129,11 +128,19 @@ class Replication:
         if self._service is not None:
             self._service.grown()
 
-    async def acknowledged(self, offset: int, timeout_ms: int) -> Status | None:
-        """Wait until a slave has acknowledged `offset`. Return the put status."""
+    def acknowledged(self, offset: int, timeout_ms: int) -> asyncio.Future[Status | None]:
+        """Return the future put status: complete once a slave has acknowledged `offset`, or cannot do so."""
+        put_status: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
+
+        def done(ack: SlaveAck) -> None:
+            if not put_status.done():
+                put_status.set_result(_SHORTFALLS[ack])
+
         if self._service is None:
-            return Status.SLAVE_NOT_AVAILABLE
-        return _SHORTFALLS[await self._service.wait_acked(offset, timeout_ms)]
+            done(SlaveAck.SLAVE_NOT_AVAILABLE)
+        else:
+            self._service.transfer.when_acked(offset, timeout_ms, done)
+        return put_status
 
     @property
     def address(self) -> str:

@@ -1,0 +1,104 @@
+"""Runs of records that are checked by columns: the result equals that of checking each record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.log.classic import commit_log_files
+from broker_adapter.log.classic.alike_records import count_alike, count_intact
+from broker_adapter.log.classic.append_heads import encode_head, head_size
+from broker_adapter.log.classic.ha import records as ha_records
+from broker_adapter.log.classic.ha.records import WholeRecords
+from broker_adapter.wire.host import Host
+from broker_adapter.wire.message import MessageRecord, encode, patch_offsets
+from broker_adapter.wire.sys_flag import TRANSACTION_PREPARED
+from dledger.testing.virtual.sim_disk import SimDisk
+from tests.broker_adapter.classic.log_helpers import opened
+
+BEGIN, LEFT = 4096, 1 << 20
+HOST = Host(bytes(4), 1)
+
+
+def run_of(count: int, begin: int = BEGIN, **changes: Any) -> bytes:
+    """Records that differ in offsets, bodies and ids."""
+    found = bytearray()
+    for number in range(count):
+        message = MessageRecord("topic", b"%08d" % number, f"UNIQ_KEY\x01{number:06d}\x02", **changes)
+        raw = bytearray(encode(message))
+        patch_offsets(raw, number, begin + len(found))
+        found += raw
+    return bytes(found)
+
+
+SIZE = len(run_of(1))
+
+
+def outcome(data: bytes, begin: int) -> tuple[Status | None, int, bytes]:
+    records, status = WholeRecords(begin, 2 * LEFT), None
+    try:
+        records.feed(data)
+    except StoredDataDamaged as error:
+        status = error.status
+    return status, *records.take_complete()
+
+
+def test_a_run_is_found_whole() -> None:
+    for count in (32, 64, 65, 1000):
+        data = run_of(count)
+        assert count_alike(data, 0, SIZE, BEGIN, LEFT) == count
+        assert count_alike(data[:-1], 0, SIZE, BEGIN, LEFT) == (count - 1 if count > 32 else 1)
+        assert count_intact(data, 0, SIZE, count) == count
+    data = run_of(100)
+    assert count_alike(data, 0, SIZE, BEGIN, 50 * SIZE + 7) == 50, "a run ends with its file"
+    assert count_alike(data, 10 * SIZE, SIZE, BEGIN + 10 * SIZE, LEFT) == 90
+
+
+def test_heads_of_appends_are_in_no_run() -> None:
+    assert count_alike(run_of(100, sys_flag=TRANSACTION_PREPARED), 0, SIZE, BEGIN, LEFT) == 1
+
+
+@given(st.integers(0, 99), st.integers(0, SIZE - 1), st.integers(1, 255))
+def test_a_changed_byte_has_the_result_of_checking_each_record(number: int, at: int, change: int) -> None:
+    data = bytearray(run_of(100))
+    data[number * SIZE + at] ^= change
+    by_columns = outcome(bytes(data), BEGIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ha_records, "count_alike", lambda *_: 1)
+        assert by_columns == outcome(bytes(data), BEGIN)
+
+
+def appends(*counts: int) -> bytes:
+    found = bytearray()
+    for count in counts:
+        begin = len(found)
+        plain = run_of(count, begin + head_size(count, HOST), born_host=HOST, store_host=HOST)
+        records = [plain[at : at + SIZE] for at in range(0, len(plain), SIZE)]
+        found += encode_head(records, HOST, begin, 7) + plain
+    return bytes(found)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 99])
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_slave_follows_appends_as_by_each_record(
+    cut: int, is_changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record with another checksum than its head lists was appended by another broker."""
+    data = appends(100, 40, 100)
+    data = data[: len(data) - cut * SIZE]
+    if is_changed:
+        data = data.replace(b"00000000", b"00000001")
+
+    def state() -> tuple[int, int, int, int]:
+        log = opened(SimDisk(), file_size=1 << 20)
+        log.append_bytes(0, data)
+        return log.end_offset, log.complete_end_offset, log.last_record_offset, log.cut_incomplete()
+
+    by_columns = state()
+    monkeypatch.setattr(commit_log_files, "count_alike", lambda *_: 1)
+    assert by_columns == state()
+    assert (by_columns[1] < by_columns[0]) == (bool(cut) and not is_changed)
