@@ -131,7 +131,7 @@ def test_a_server_that_is_not_among_the_configured_ones_is_reached_or_named(clie
     [
         (lambda client: list(client.read("0")), "from_index must be an integer"),
         (lambda client: list(client.read(None)), "from_index must be an integer"),
-        (lambda client: list(client.read(1 << 64)), "from_index must be a 64-bit integer of at least -1"),
+        (lambda client: list(client.read(1 << 63)), "from_index must be a 64-bit integer of at least -1"),
         (lambda client: list(client.read(-2)), "from_index must be a 64-bit integer of at least -1"),
         (lambda client: list(client.read(0, 0)), "count must be a 64-bit integer of at least 1"),
         (lambda client: next(client.follow("0")), "from_index must be an integer"),

@@ -387,8 +387,14 @@ async def test_negative_offsets_are_refused_before_they_are_sent() -> None:
     queue = MessageQueue("t", "b", 0)
     with pytest.raises(IllegalMessage, match="the offset -1 is negative"):
         await Admin("127.0.0.1:1").reset_offset("g", queue, -1)
+    consumer = PullConsumer("g", "127.0.0.1:1")
+    consumer.assign([queue])
     with pytest.raises(IllegalMessage, match="the offset -5 is negative"):
-        await PullConsumer("g", "127.0.0.1:1").commit(queue, -5)
+        await consumer.commit(queue, -5)
+    with pytest.raises(IllegalMessage, match="the offset -1 is negative"):
+        await consumer.pull(queue, -1)
+    with pytest.raises(IllegalMessage, match="the offset -1 is negative"):
+        consumer.seek(queue, -1)
 
 
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1", "h:99999", "h:1,h:2"])
@@ -397,6 +403,13 @@ async def test_an_address_of_a_name_server_without_a_port_is_refused_at_once(add
         Producer("g", address)
 
 
-def test_a_flag_that_does_not_fit_is_refused_before_it_is_sent() -> None:
+@pytest.mark.parametrize("flag", [1 << 31, -(1 << 31) - 1, 1 << 40])
+def test_a_flag_that_does_not_fit_is_refused_before_it_is_sent(flag: int) -> None:
     with pytest.raises(IllegalMessage, match="FIELD_OUT_OF_RANGE"):
-        Message("t", b"x", flag=1 << 40)
+        Message("t", b"x", flag=flag)
+
+
+def test_the_greatest_flags_and_the_longest_delay_are_accepted() -> None:
+    for flag in ((1 << 31) - 1, -(1 << 31)):
+        message = Message("t", b"x", flag=flag, delay_level=18)
+        assert message.wire_properties("K")["DELAY"] == "18"

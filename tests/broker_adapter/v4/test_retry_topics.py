@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ from tests.broker_adapter.v4.stores import STORES, started
 from tests.broker_adapter.v4.test_remoting_consumers import SUBSCRIPTION, SUSPEND, beat, pull, records
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
-#: What Java's clients leave in such a message, with the level of its delay.
-PROPERTIES = {"RETRY_TOPIC": "t", "ORIGIN_MESSAGE_ID": "first", "UNIQ_KEY": "u1", "DELAY": "1"}
+#: What Java's clients leave in such a message, and the level of its delay.
+PROPERTIES = {"RETRY_TOPIC": "t", "ORIGIN_MESSAGE_ID": "first", "UNIQ_KEY": "u1"}
+DELAY = {"DELAY": "1"}
 
 
 @pytest.fixture(params=STORES)
@@ -28,8 +29,10 @@ async def asker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield asker
 
 
-async def send(asker: Asker, times: int, most: int, **properties: str) -> int:
-    fields = {**send_fields(RETRY, 0, **PROPERTIES, **properties), "j": times, "l": most}
+async def send(
+    asker: Asker, times: int, most: int, delay: Mapping[str, str] = DELAY, **properties: str
+) -> int:
+    fields = {**send_fields(RETRY, 0, **PROPERTIES, **delay, **properties), "j": times, "l": most}
     return (await asker.ask(RequestCode.SEND_MESSAGE_V2, b"x", **fields)).code
 
 
@@ -49,9 +52,10 @@ async def lock(asker: Asker) -> None:
     await asker.get(RequestCode.LOCK_BATCH_MQ, json.dumps(body).encode())
 
 
-async def test_beyond_the_maximum_it_is_a_dead_letter(asker: Asker) -> None:
+@pytest.mark.parametrize("delay", [DELAY, {}], ids=["delayed", "immediate"])
+async def test_beyond_the_maximum_it_is_a_dead_letter(asker: Asker, delay: Mapping[str, str]) -> None:
     """The fallback after a failed send-back counts the failure that it reports."""
-    assert await send(asker, 3, 2) == ResponseCode.SUCCESS
+    assert await send(asker, 3, 2, delay) == ResponseCode.SUCCESS
     found = await only(asker, DEAD)
     assert (found["RETRY_TOPIC"], found["RECONSUME_TIME"]) == ("t", "3")
     assert "DELAY" not in found

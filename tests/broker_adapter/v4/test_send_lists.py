@@ -6,25 +6,28 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
-from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
+from broker_adapter.endpoints.v4.calls import Forwarding
 from broker_adapter.endpoints.v4.request import SEND, RemotingRequest
-from broker_adapter.endpoints.v4.send_list import SendList
+from broker_adapter.endpoints.v4.send_list import LocalSends, SendList
 from broker_adapter.endpoints.v4.sends import SendProcessor, StartedSend
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
+from broker_adapter.remoting.signing import ACCESS_KEY
 from broker_adapter.wire.message import decode as decode_record
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.broker_adapter.v4.asker import LISTEN, asking, send_fields
 from tests.broker_adapter.v4.test_remoting_sends import batch
 
-CONTEXT = CallContext("c", remote="127.0.0.1:1", timeout_s=30.0)
+CLIENT = "127.0.0.1:1"
+CONTEXT = CallContext("c", remote=CLIENT, timeout_s=30.0)
 
 
 async def test_each_send_of_a_list_has_its_own_outcome_and_order_stays(tmp_path: Path) -> None:
@@ -87,6 +90,12 @@ class _Listed:
         self.alone[request.fields["b"]] = processor
 
 
+class NotStarted(NamedTuple):
+    """The outcome of a send whose start raises an error."""
+
+    error: Exception
+
+
 class _Processor:
     """A SendProcessor whose sends end as `outcomes` say, by topic: an error, True: stored, None: never."""
 
@@ -95,8 +104,8 @@ class _Processor:
 
     def start(self, request: RemotingRequest, context: CallContext) -> StartedSend:
         outcome = self.outcomes[request.command.fields["b"]]
-        if isinstance(outcome, TypeError):
-            raise outcome
+        if isinstance(outcome, NotStarted):
+            raise outcome.error
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if isinstance(outcome, BrokerError):
             done.set_exception(outcome)
@@ -138,7 +147,7 @@ UNKNOWN = PutIndeterminate(Status.OUTCOME_UNKNOWN, "?")
 
 async def test_an_error_of_one_send_does_not_concern_another() -> None:
     refused = error_for(Status.BODY_TOO_LARGE, "large")
-    listed = await outcomes({"defect": TypeError("a defect"), "refused": refused, "stored": True})
+    listed = await outcomes({"defect": NotStarted(TypeError("a defect")), "refused": refused, "stored": True})
     codes = {topic: answer.code for topic, answer in listed.answered.items()}
     assert codes == {
         "defect": ResponseCode.SYSTEM_ERROR,
@@ -159,7 +168,52 @@ async def test_only_sends_with_an_id_are_tried_again_in_doubt(uniq: str) -> None
     assert listed.answered["stored"].code == ResponseCode.SUCCESS
 
 
-async def test_at_the_deadline_sends_are_answered_as_unknown_and_not_tried_again() -> None:
-    listed = await outcomes({"never": None, "stored": True}, timeout_s=0.1)
+async def test_a_send_is_forwarded_if_this_node_stops_being_the_master_before_its_start() -> None:
+    listed = await outcomes({"moved": NotStarted(NotMaster("elsewhere")), "stored": True})
+    assert listed.alone == {"moved": None} and listed.answered["stored"].code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, WAY_BACK_S + LATE_S])
+async def test_at_the_deadline_sends_are_answered_as_unknown_and_not_tried_again(timeout_s: float) -> None:
+    listed = await outcomes({"never": None, "stored": True}, timeout_s=timeout_s)
     assert listed.answered["never"].code == UNKNOWN.response_code
     assert listed.answered["stored"].code == ResponseCode.SUCCESS
+
+
+class _Elsewhere:
+    """An Answering that notes the requests that it forwards to another master."""
+
+    def __init__(self) -> None:
+        #: Topic, account, address of the client, and whether it may be a repetition.
+        self.forwarded: list[tuple[str, str, str, bool]] = []
+
+    async def unary(self, request: RemotingRequest, context: CallContext) -> bytes:
+        topic = request.command.fields["b"]
+        self.forwarded.append((topic, context.account, context.remote, context.is_repeated))
+        return b"answer"
+
+
+async def test_a_send_that_moves_keeps_its_account_and_a_one_way_send_gets_no_response() -> None:
+    elsewhere, written = _Elsewhere(), list[bytes]()
+    connection = cast(Any, SimpleNamespace(peer=CLIENT, send_encoded=written.append))
+    processor = cast(SendProcessor, _Processor({"first": NotMaster("elsewhere"), "second": UNKNOWN}))
+    forwarding = Forwarding(
+        cast(Any, elsewhere),
+        cast(Any, SimpleNamespace(table=SimpleNamespace(client_id=lambda _: "c"), replies=None)),
+        cast(Any, None),
+        {RequestCode.SEND_MESSAGE_V2: SEND},
+        knows_accounts=True,
+        sends=LocalSends(processor, lambda: True),
+    )
+    fields = {"i": "UNIQ_KEY\x01u"}
+    commands = [
+        RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": "first", ACCESS_KEY: "one", **fields}),
+        RemotingCommand.oneway(RequestCode.SEND_MESSAGE_V2, {"b": "second", ACCESS_KEY: "two", **fields}),
+    ]
+    listed = _Listed(RemotingRequest(command, SEND) for command in commands)
+    await forwarding.store_together(connection, listed)
+    for command in commands:
+        again = listed.alone[command.fields["b"]]
+        assert again is not None and await again(connection, command) is None
+    assert elsewhere.forwarded == [("first", "one", CLIENT, False), ("second", "two", CLIENT, True)]
+    assert written == [b"answer"]

@@ -10,9 +10,11 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.core.messages import Message, VoteRequest
+from dledger.errors import Code, InvalidRequest
 from dledger.node.members.peers import PeerLink
 from dledger.rpc import convert_peer, peer_client
 from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.peer_transport import Question
 from tests.node.local import GROUP, running_nodes, until
 
 QUESTION = VoteRequest(2, "n1", 7, 1, pre_vote=False, transfer=False, round=1)
@@ -24,6 +26,7 @@ class NoEvents:
 
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
     def stream_down(self, peer: str, stream_id: int) -> None: ...
+    def directory_replaced(self, reason: str) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,29 @@ async def test_what_the_core_asks_for_after_a_link_was_closed_goes_nowhere_and_r
     assert asyncio.all_tasks() == before, "nothing was begun"
     await link.close()
     assert not raised
+
+
+class RefusedClient(peer_client.PeerClient):
+    """All its requests are refused with one error."""
+
+    error: InvalidRequest
+
+    async def request(self, message: Question, timeout_s: float) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("code", [Code.DIRECTORY_REPLACED, Code.UNEXPECTED_MEMBER])
+async def test_rule_11_a_node_learns_from_a_refusal_that_its_directory_is_an_earlier_one(code: Code) -> None:
+    class Events(NoEvents):
+        def directory_replaced(self, reason: str) -> None:
+            reasons.append(reason)
+
+    reasons = list[str]()
+    client = RefusedClient("n2", "127.0.0.1:1", PeerIdentity("c", "g", "n1", ("n1", "n2"), 1))
+    client.error = InvalidRequest("refused", code=code)
+    link = PeerLink("n2", client, Events(), role_epoch=lambda: 1, call_timeout_ms=100)
+    before = asyncio.all_tasks()
+    link.send_request(QUESTION)
+    await asyncio.wait(asyncio.all_tasks() - before)
+    assert reasons == (["refused"] if code is Code.DIRECTORY_REPLACED else [])
+    await link.close()
