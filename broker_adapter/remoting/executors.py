@@ -18,15 +18,13 @@ from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, Re
 from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import RemotingConnection
 from dledger.infra.logs import get_logger
-from dledger.infra.loops.turns import LARGE_BYTES, large_turns, wake_queue
+from dledger.infra.loops.turns import LARGE_BYTES, MAX_TOGETHER, large_turns, wake_queue
 from dledger.infra.quotas import FairQueue, Quota, client_address
 
 _log = get_logger("remoting")
 
 #: Metric label shared by all unknown request codes, so that clients cannot create unbounded series.
 UNKNOWN_CODE: Final = -1
-#: Maximum number of requests that are processed together, in one step of the event loop (5 ms for sends).
-MAX_TOGETHER: Final = 64
 #: RocketMQ's text.
 _CLEANED = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"
 _ANSWERS = frozenset(int(code) for code in ResponseCode)

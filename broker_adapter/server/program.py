@@ -400,8 +400,9 @@ class BrokerProgram:
         self.ports = ClientPorts(
             clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
         )
+        members, is_open = Members(self.config), self.writer.is_open
         self.forwarding = ForwardService(
-            self.answering, Members(self.config), clients.connected, settings, self.writer.is_open, request_of
+            self.answering, members, clients.connected, settings, is_open, request_of, self._sends
         )
         self.remoting = serving.remoting_port(
             self.settings,
@@ -475,7 +476,6 @@ class BrokerProgram:
             self.locks,
             self._replies,
         )
-        self._sends = serving.local_sends(master, self.writer.is_open)
         self.answering = serving.both_protocols(handlers, master)
         self.forwarder = Forwarder(
             node_id,
@@ -487,6 +487,7 @@ class BrokerProgram:
             lambda: self.host.reads_here,
             reads_alone=not self.host.slaves_read,
         )
+        self._sends = serving.node_sends(master, self.writer.is_open, self.forwarder.forward_list)
         return self.forwarder
 
     def _may_end(self, account: str, topic: str) -> bool:

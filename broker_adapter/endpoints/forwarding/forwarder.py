@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
@@ -19,6 +19,7 @@ from broker_adapter.endpoints.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
 from broker_adapter.endpoints.rejected import Code, Rejected
 from broker_adapter.endpoints.v5.calls.handlers import Answering
+from broker_adapter.endpoints.v5.calls.lists import ListedCall, ListResults
 from broker_adapter.endpoints.v5.clients import ClientStreams
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
@@ -195,6 +196,33 @@ class Forwarder:
                         yield answer
                     return
 
+    def forward_list(self, calls: Sequence[ListedCall]) -> AsyncGenerator[ListResults, None] | None:
+        """Implements ForwardList. The caller sends calls again, and observes their deadlines."""
+        master = self.destination()
+        return self._forward_list(master, calls) if isinstance(master, MasterLink) else None
+
+    async def _forward_list(
+        self, master: MasterLink, calls: Sequence[ListedCall]
+    ) -> AsyncGenerator[ListResults, None]:
+        unanswered = len(calls)
+        try:
+            async with aclosing(master.unary_list(calls)) as groups:
+                async for results in groups:
+                    unanswered -= len(results)
+                    for number, result in results:
+                        self._count_listed(*calls[number], result)
+                    yield results
+        finally:
+            self.figures.outcomes[calls[0][0].name, "unknown"] += unanswered
+
+    def _count_listed(self, request: Request, context: CallContext, result: bytes | BrokerError) -> None:
+        outcome = "answered"
+        if isinstance(result, BrokerError):
+            is_unknown = result.status is Status.OUTCOME_UNKNOWN
+            may_again = may_be_sent_again(request, result, int(context.is_repeated) + is_unknown)
+            outcome = "sent again" if may_again else "unknown" if is_unknown else "refused"
+        self.figures.outcomes[request.name, outcome] += 1
+
     # -- for pending calls ---------------------------------------------------------------------------------
 
     def destination(self) -> Destination | None:
@@ -221,6 +249,15 @@ class Forwarder:
             async with asyncio.timeout_at(until):
                 await asyncio.shield(self._change)
         await wake_queue().turn("held")  # a change of the master wakes all waiting calls
+
+
+def may_be_sent_again(request: Request, error: BrokerError, unknown: int) -> bool:
+    """Return True if a call that failed may be sent to another master.
+
+    `unknown`: number of attempts with an unknown outcome.
+    """
+    is_unknown = error.status is Status.OUTCOME_UNKNOWN
+    return error.status in _SURELY_NOT or (is_unknown and unknown == 1 and request.is_repeatable)
 
 
 class _PendingCall:
@@ -273,11 +310,9 @@ class _PendingCall:
 
     def failed(self, destination: Destination, error: BrokerError) -> None:
         """Record a failed attempt. If the call may not be sent again, raises the error."""
-        is_unknown = error.status is Status.OUTCOME_UNKNOWN
-        self._unknown += is_unknown
+        self._unknown += error.status is Status.OUTCOME_UNKNOWN
         self._error = error
-        once_more = is_unknown and self._unknown == 1 and self.request.is_repeatable
-        may_again = error.status in _SURELY_NOT or once_more
+        may_again = may_be_sent_again(self.request, error, self._unknown)
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S
             self.count(destination, "sent again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -24,6 +24,7 @@ from broker_adapter.endpoints.forwarding.frames import (
     error_from_pb,
 )
 from broker_adapter.endpoints.forwarding.members import Members
+from broker_adapter.endpoints.v5.calls.lists import ListedCall, ListResults
 from broker_adapter.endpoints.v5.clients import ClientStreams
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status, error_for
@@ -129,6 +130,29 @@ class LinkRefused(Exception):
     """The master does not accept this node as a member, which only an operator can correct."""
 
 
+class _Waiter:
+    """A task that waits for responses to one or more calls. A frame with many of them wakes it once."""
+
+    __slots__ = ("_arrived",)
+
+    def __init__(self) -> None:
+        self._arrived: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        self._arrived = asyncio.get_running_loop().create_future()
+        await self._arrived
+
+    def wake(self, wakes: WakeQueue) -> bool:
+        """Wake the task if it waits. A frame may contain responses to thousands of calls, and a broken
+        stream fails as many.
+        """
+        arrived, self._arrived = self._arrived, None
+        if arrived is None:
+            return False
+        wakes.settle("answers", arrived)
+        return True
+
+
 class _Call:
     """A call that has not received its last response.
 
@@ -136,17 +160,17 @@ class _Call:
     consumed yet.
     """
 
-    __slots__ = ("answers", "arrived", "client", "error", "is_complete", "is_sent", "size", "waiting")
+    __slots__ = ("answers", "client", "error", "is_complete", "is_sent", "size", "waiter", "waiting")
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, waiter: _Waiter) -> None:
         self.client = client
+        self.waiter = waiter
         self.size = 0
         self.waiting = 0
         self.is_sent = False
         self.answers: deque[bytes] = deque()
         self.error: BrokerError | None = None
         self.is_complete = False
-        self.arrived: asyncio.Future[None] | None = None
 
     async def next(self) -> bytes | None:
         """Return the next response, or None after the last one. Raises BrokerError."""
@@ -155,17 +179,13 @@ class _Call:
                 raise self.error
             if self.is_complete:
                 return None
-            self.arrived = asyncio.get_running_loop().create_future()
-            await self.arrived
+            await self.waiter.wait()
         return self.answers.popleft()
 
-    def wake(self, wakes: WakeQueue) -> None:
-        if self.arrived is not None:  # a frame may contain responses to thousands of calls
-            wakes.settle("answers", self.arrived)
-
-    def fail(self, error: BrokerError, wakes: WakeQueue) -> None:
+    def fail(self, error: BrokerError, wakes: WakeQueue) -> bool:
+        """Fail the call. Return True if that wakes a task."""
         self.error = error
-        self.wake(wakes)
+        return self.waiter.wake(wakes)
 
 
 def _add_end(call_id: int, is_passed_on: bool, frame: pb.FromNode) -> None:
@@ -205,6 +225,7 @@ class MasterLink:
         self._wakes = wake_queue()
         loop = asyncio.get_running_loop()
         self._batcher = CallBatcher(self._outbox.put, later=loop.call_later, when_idle=when_idle)
+        self._last_context: tuple[CallContext | None, pb.CallerContext] = None, pb.CallerContext()
         self._is_open = self._is_over = False
 
     def __len__(self) -> int:
@@ -219,7 +240,7 @@ class MasterLink:
     # -- Answering ----------------------------------------------------------------------------------------
 
     async def unary(self, request: Request, context: CallContext) -> bytes:
-        call = _Call(client_of(context.remote))
+        call = _Call(client_of(context.remote), _Waiter())
         call_id = self._register(call, request, context)
         try:
             answer = await call.next()
@@ -228,6 +249,45 @@ class MasterLink:
         if answer is None:
             raise self._nothing()
         return answer
+
+    async def unary_list(self, calls: Sequence[ListedCall]) -> AsyncGenerator[ListResults, None]:
+        """Forward calls together. Yields their results in groups, as frames with responses arrive.
+
+        If it is closed early, the master completes the calls.
+        """
+        waiter, pending = _Waiter(), dict[int, tuple[int, _Call]]()
+        results: list[tuple[int, bytes | BrokerError]] = []
+        try:
+            for number, (request, context) in enumerate(calls):
+                call = _Call(client_of(context.remote), waiter)
+                try:
+                    pending[self._register(call, request, context)] = number, call
+                except BrokerError as error:
+                    results.append((number, error))
+            while pending or results:
+                if results:
+                    yield results
+                else:
+                    await waiter.wait()
+                results = self._collect(pending)
+        finally:
+            for call_id, (_, call) in pending.items():
+                self._end_call(call_id, call)
+
+    def _collect(self, pending: dict[int, tuple[int, _Call]]) -> list[tuple[int, bytes | BrokerError]]:
+        """Remove the calls that have ended. Return their positions and results."""
+        results: list[tuple[int, bytes | BrokerError]] = []
+        for call_id, (number, call) in list(pending.items()):
+            if call.answers:
+                result: bytes | BrokerError = call.answers[0]
+            elif call.error is not None or call.is_complete:
+                result = call.error or self._nothing()
+            else:
+                continue
+            del pending[call_id]
+            self._end_call(call_id, call)
+            results.append((number, result))
+        return results
 
     def _nothing(self) -> BrokerError:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} sent no response")
@@ -238,7 +298,7 @@ class MasterLink:
         Raises BrokerError if the stream of responses is incomplete, even after the first response. Reports to
         the master whether the responses were delivered.
         """
-        call = _Call(client_of(context.remote))
+        call = _Call(client_of(context.remote), _Waiter())
         call_id = self._register(call, request, context)
         is_taken = False
         try:
@@ -269,7 +329,7 @@ class MasterLink:
         if self._is_over:
             raise PutRefused(Status.NOT_CONNECTED, f"the connection to {self.node_id} is closed")
         try:
-            data, told = request.encoded(), context_to_pb(context)
+            data, told = request.encoded(), self._context_to_pb(context)
         except ValueError as error:  # a string that is not valid Unicode
             raise error_for(Status.REQUEST_MALFORMED, f"the request cannot be forwarded: {error}") from None
         if (whole := len(data) + told.ByteSize()) > MAX_PART_BYTES:
@@ -302,6 +362,14 @@ class MasterLink:
         else:
             self._outbox.put(size, add)
         return call_id
+
+    def _context_to_pb(self, context: CallContext) -> pb.CallerContext:
+        """Encode a context. The calls of a list share one."""
+        last, told = self._last_context
+        if context is not last:
+            told = context_to_pb(context)
+            self._last_context = context, told
+        return told
 
     def _end_call(self, call_id: int, call: _Call) -> None:
         self._places.release(call.client)
@@ -422,7 +490,7 @@ class MasterLink:
             call.waiting += size
             self.waiting_bytes += size
         call.is_complete = answer.is_last or bool(answer.code)
-        call.wake(self._wakes)
+        call.waiter.wake(self._wakes)
 
     def _on_end(self) -> None:
         self._is_open, self._is_over = False, True
@@ -434,10 +502,8 @@ class MasterLink:
             if call is None or call.is_complete:
                 return False
             if call.is_sent:
-                call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text), self._wakes)
-            else:
-                call.fail(PutRefused(Status.NOT_CONNECTED, text), self._wakes)
-            return True
+                return call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text), self._wakes)
+            return call.fail(PutRefused(Status.NOT_CONNECTED, text), self._wakes)
 
         self._wakes.each("broken", self._calls, fail)
         if self.is_writable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +22,7 @@ from broker_adapter.endpoints.forwarding.frames import (
 from broker_adapter.endpoints.forwarding.members import Members
 from broker_adapter.endpoints.rejected import ELSEWHERE
 from broker_adapter.endpoints.v5.calls.handlers import Answering
+from broker_adapter.endpoints.v5.calls.lists import ListAnswering
 from broker_adapter.endpoints.v5.connected import ConnectedClients, RemoteClients
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Busy, FrameRefused, IllegalMessage, Status, error_for
@@ -29,10 +30,12 @@ from broker_adapter.v1 import forward_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls
 from dledger import InvalidRequest
 from dledger.infra.logs import get_logger
-from dledger.infra.loops.turns import wake_queue
+from dledger.infra.loops.turns import MAX_TOGETHER, wake_queue
 from dledger.infra.transport import handlers
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_ForwardedRequest: TypeAlias = tuple[pb.ForwardedCall, Request]
 
 _log = get_logger("forwarding")
 
@@ -59,13 +62,16 @@ class ForwardService:
         settings: ClientServiceSettings,
         is_writable: Callable[[], bool],
         request_of: Callable[[str, bytes], Request] = Request,
+        lists: ListAnswering | None = None,
     ) -> None:
         """`request_of` builds a request from a method name and bytes.
 
-        Raises KeyError for an unknown name, and BrokerError for invalid bytes.
+        Raises KeyError for an unknown name, and BrokerError for invalid bytes. `lists` answers calls that
+        arrive in one frame.
         """
         self._answering = answering
         self._request_of = request_of
+        self._lists = lists
         self._members = members
         self._connected = connected
         self._max_calls = settings.max_calls + settings.max_waiting_receives
@@ -111,6 +117,7 @@ class ForwardService:
             self._is_writable,
             self._max_calls,
             self._request_of,
+            self._lists,
             waits_for_ends=hello.hello.tells_passed_on,
         )
         self._nodes.add(node)
@@ -137,6 +144,7 @@ class _NodeStream:
         is_writable: Callable[[], bool],
         max_calls: int,
         request_of: Callable[[str, bytes], Request],
+        lists: ListAnswering | None,
         *,
         waits_for_ends: bool,
     ) -> None:
@@ -144,6 +152,8 @@ class _NodeStream:
         self.node_id = node_id
         self.clients = RemoteClients(self._send_command)
         self.unary: set[asyncio.Task[None]] = set()
+        self.listed = 0  # unanswered calls in lists
+        self._running_lists: set[asyncio.Task[None]] = set()
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._waits_for_ends = waits_for_ends
         self._passed_on: dict[int, asyncio.Future[None]] = {}  # calls whose responses are all sent
@@ -151,6 +161,7 @@ class _NodeStream:
         self._is_writable = is_writable
         self._max_calls = max_calls
         self._request_of = request_of
+        self._lists = lists
         self._outbox = FrameQueue(pb.FromMaster)
         self._ending = asyncio.Event()
         self._next_log_s = 0.0
@@ -192,8 +203,7 @@ class _NodeStream:
         while isinstance(frame := await context.read(), pb.FromNode):
             if frame.clients or frame.gone:
                 self.clients.apply_changes(clients_from_pb(frame.clients), frame.gone)
-            for call in frame.calls:
-                self._start_call(call)
+            self._start_calls(frame.calls)
             for call_id in frame.passed_on:
                 if (passed_on := self._passed_on.get(call_id)) is not None and not passed_on.done():
                     passed_on.set_result(None)
@@ -203,7 +213,23 @@ class _NodeStream:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def _start_call(self, call: pb.ForwardedCall) -> None:
+    def _start_calls(self, calls: Iterable[pb.ForwardedCall]) -> None:
+        listed: list[_ForwardedRequest] = []
+        for call in calls:
+            if (request := self._admit(call)) is None:
+                continue
+            if self._lists is not None and self._lists.is_listed(request):
+                self.listed += 1
+                listed.append((call, request))
+            else:
+                self._start(call, request)
+        for first in range(0, len(listed), MAX_TOGETHER):
+            task = asyncio.create_task(self._run_list(listed[first : first + MAX_TOGETHER]))
+            self._running_lists.add(task)
+            task.add_done_callback(self._running_lists.discard)
+
+    def _admit(self, call: pb.ForwardedCall) -> Request | None:
+        """Return the request of a call, or None if the call is refused."""
         if call.context.is_repeated:
             self._log_repeated(call)
         try:
@@ -212,16 +238,17 @@ class _NodeStream:
             self._refuse(
                 call, IllegalMessage(Status.REQUEST_MALFORMED, f"unknown method {call.method[:64]!r}")
             )
-            return
+            return None
         except BrokerError as error:
             self._refuse(call, error)
-            return
+            return None
         if not self._is_writable():
             self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
-        elif len(self.unary) + len(self._streams) >= self._max_calls:
+        elif self.listed + len(self.unary) + len(self._streams) >= self._max_calls:
             self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are in progress"))
         else:
-            self._start(call, request)
+            return request
+        return None
 
     def _start(self, call: pb.ForwardedCall, request: Request) -> None:
         if request.streams_answers:
@@ -231,9 +258,38 @@ class _NodeStream:
             task = self._streams[call.id] = asyncio.create_task(self._unary(call, request))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
-            task = asyncio.create_task(self._unary(call, request))
-            self.unary.add(task)
-            task.add_done_callback(self.unary.discard)
+            self.start_unary(call, request)
+
+    def start_unary(
+        self,
+        call: pb.ForwardedCall,
+        request: Request,
+        answer: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
+        """Start a call that is completed even if its caller disconnects. `answer` returns its response."""
+        task = asyncio.create_task(self._unary(call, request, answer))
+        self.unary.add(task)
+        task.add_done_callback(self.unary.discard)
+
+    async def _run_list(self, calls: Sequence[_ForwardedRequest]) -> None:
+        """Answer calls that arrived in one frame. Each frame may contain thousands, from many clients."""
+        assert self._lists is not None
+        outcomes = _ListOutcomes(self, calls)
+        contexts: dict[bytes, CallContext] = {}  # the calls of one client usually have the same
+        try:
+            await wake_queue().turn(self.node_id)
+            listed = []
+            for call, request in calls:
+                key = call.context.SerializeToString()
+                if (context := contexts.get(key)) is None:
+                    context = contexts[key] = context_from_pb(call.context)
+                listed.append((request, context))
+            await self._lists.answer_list(listed, outcomes)
+        except Exception as error:
+            for number in list(outcomes.left):
+                outcomes.fail(number, error)
+        finally:
+            self.listed -= len(outcomes.left)
 
     def _log_repeated(self, call: pb.ForwardedCall) -> None:
         """Log a repeated call, because it may crash this node as well.
@@ -250,20 +306,23 @@ class _NodeStream:
                 node=self.node_id,
             )
 
-    async def _unary(self, call: pb.ForwardedCall, request: Request) -> None:
-        context = context_from_pb(call.context)
+    async def _unary(
+        self,
+        call: pb.ForwardedCall,
+        request: Request,
+        answer: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
         try:
-            if request.ends_with_caller:
-                answer = await self._answer_in_time(request, context)
+            if answer is not None:
+                data = await answer()
+            elif request.ends_with_caller:
+                data = await self._answer_in_time(request, context_from_pb(call.context))
             else:
-                answer = await self._answering.unary(request, context)
-            if len(answer) > MAX_PART_BYTES:  # it would end the stream
-                text = f"the response has {len(answer)} bytes; nodes forward up to {MAX_PART_BYTES}"
-                raise FrameRefused(text)
+                data = await self._answering.unary(request, context_from_pb(call.context))
         except Exception as error:  # the error must fail this call, not the stream
-            self._failed(call, request, error)
+            self.failed(call, request, error)
         else:
-            self._send_response(call, answer, is_last=True)
+            self.answered(call, request, data)
 
     async def _answer_in_time(self, request: Request, context: CallContext) -> bytes:
         """Answer within the deadline.
@@ -295,12 +354,20 @@ class _NodeStream:
                 await passed_on
             response_delivery.settle(True)
         except Exception as error:
-            self._failed(call, request, error)
+            self.failed(call, request, error)
         finally:  # also if the caller or its node disconnected
             response_delivery.settle(False)
             del self._passed_on[call.id]
 
-    def _failed(self, call: pb.ForwardedCall, request: Request, error: Exception) -> None:
+    def answered(self, call: pb.ForwardedCall, request: Request, answer: bytes) -> None:
+        """Send the only response of a call."""
+        if len(answer) > MAX_PART_BYTES:  # it would end the stream
+            text = f"the response has {len(answer)} bytes; nodes forward up to {MAX_PART_BYTES}"
+            answer = request.refused(FrameRefused(text))
+        self._send_response(call, answer, is_last=True)
+
+    def failed(self, call: pb.ForwardedCall, request: Request, error: Exception) -> None:
+        """End a call with an error."""
         if isinstance(error, BrokerError) and error.status in _PASSED_ON:
             self._refuse(call, error)
         else:
@@ -315,3 +382,26 @@ class _NodeStream:
     def _refuse(self, call: pb.ForwardedCall, error: BrokerError) -> None:
         answer = pb.ForwardedAnswer(id=call.id, is_last=True, code=int(error.status), message=error.message)
         self._outbox.put(len(error.message), lambda frame: frame.answers.append(answer))
+
+
+class _ListOutcomes:
+    """Implements ListOutcomes. All responses that are passed on in one step go into the same frame."""
+
+    def __init__(self, stream: _NodeStream, calls: Sequence[_ForwardedRequest]) -> None:
+        self._stream = stream
+        self.left = dict(enumerate(calls))
+
+    def answer(self, answers: Iterable[tuple[int, bytes]]) -> None:
+        for number, data in answers:
+            self._stream.answered(*self._take(number), data)
+
+    def process_alone(self, number: int, answer: Callable[[], Awaitable[bytes]] | None = None) -> None:
+        self._stream.start_unary(*self._take(number), answer)
+
+    def fail(self, number: int, error: Exception) -> None:
+        """Refuse the call. Only the calling node can try another master."""
+        self._stream.failed(*self._take(number), error)
+
+    def _take(self, number: int) -> _ForwardedRequest:
+        self._stream.listed -= 1
+        return self.left.pop(number)

@@ -24,7 +24,7 @@ from broker_adapter.endpoints.v4.recalls import RecallProcessor
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import CHANGE, RemotingRequest, RequestKind, flag, number, text
 from broker_adapter.endpoints.v4.retries import SendBackProcessor
-from broker_adapter.endpoints.v4.send_list import LocalSends, SendList
+from broker_adapter.endpoints.v4.send_list import ClientOutcomes, ListedSend, NodeSends, SendList
 from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
@@ -33,7 +33,7 @@ from broker_adapter.errors import BrokerError, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode, encode
 from broker_adapter.remoting.connection import RemotingConnection
-from broker_adapter.remoting.executors import Processor, RequestList
+from broker_adapter.remoting.executors import RequestList
 from broker_adapter.remoting.signing import ACCESS_KEY
 
 Handler: TypeAlias = Callable[[RemotingRequest, CallContext], Awaitable[RemotingCommand]]
@@ -73,7 +73,7 @@ class Forwarding:
         kinds: Mapping[int, RequestKind],
         *,
         knows_accounts: bool,
-        sends: LocalSends,
+        sends: NodeSends,
     ) -> None:
         """`kinds`: the kinds of requests by code, from the table of request codes.
 
@@ -94,26 +94,21 @@ class Forwarding:
             connection.send_encoded(answer)
 
     async def store_together(self, connection: RemotingConnection, listed: RequestList) -> None:
-        """Store the sends of a list if this node is the master. Otherwise forward each one."""
+        """Store the sends of a list if this node is the master. Otherwise forward them together."""
         requests = [self._request_of(command) for command in listed.requests]
         if not requests:
             return
-        if not self._sends.is_here():
-            for request in requests:
-                listed.process_alone(request.command)
-            return
-        context = self._context(connection, requests[0])
-        await SendList(self._sends.processor, listed, self._retry).run(requests, context)
-
-    def _retry(self, request: RemotingRequest, context: CallContext) -> Processor:
-        context = context._replace(account=self.account_of(request.command))
-
-        async def again(connection: RemotingConnection, command: RemotingCommand) -> None:
-            answer = await self._answer(request, context)
-            if not command.is_oneway:
-                connection.send_encoded(answer)
-
-        return again
+        shared = self._context(connection, requests[0])
+        sends: list[ListedSend] = []
+        for request in requests:
+            account = self.account_of(request.command)
+            context = shared if account == shared.account else shared._replace(account=account)
+            sends.append(ListedSend(request, context))
+        found = SendList(sends, ClientOutcomes(listed, sends, self._answer))
+        if self._sends.is_here():
+            await found.store(self._sends.processor)
+        else:
+            await found.forward(self._sends.forward)
 
     async def call_master(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         """Forward a request and return the master's response. Raises the BrokerErrors of `Answering`."""

@@ -47,11 +47,12 @@ from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import SEND
 from broker_adapter.endpoints.v4.requests import TABLE
 from broker_adapter.endpoints.v4.retries import Retries, SendBackProcessor
-from broker_adapter.endpoints.v4.send_list import LocalSends
+from broker_adapter.endpoints.v4.send_list import NodeSends
 from broker_adapter.endpoints.v4.send_only import SendOnlyAnswers, SendOnlyEvents, marked
 from broker_adapter.endpoints.v4.sends import SendProcessor, SendRules, SendTopics
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
+from broker_adapter.endpoints.v5.calls.lists import ForwardList
 from broker_adapter.errors import Status, error_for
 from broker_adapter.put.sender import SendApi
 from broker_adapter.remoting.command import RemotingCommand
@@ -144,9 +145,11 @@ def master_processors(
     )
 
 
-def local_sends(master: MasterProcessors, accepts_writes: Callable[[], bool]) -> LocalSends:
-    """Return the sends that this node stores while `accepts_writes` returns True."""
-    return LocalSends(master.sends, accepts_writes)
+def node_sends(
+    master: MasterProcessors, accepts_writes: Callable[[], bool], forward: ForwardList
+) -> NodeSends:
+    """Return the sends that this node stores while `accepts_writes` returns True, and otherwise forwards."""
+    return NodeSends(master.sends, accepts_writes, forward)
 
 
 def both_protocols(proxy: Answering, master: MasterProcessors) -> ProtocolHandlers:
@@ -201,7 +204,7 @@ def remoting_port(
     clients: NodeClients,
     rules: OperatorRules,
     report: NodeReport,
-    sends: LocalSends,
+    sends: NodeSends,
 ) -> RemotingPort:
     """Build the remoting port.
 
@@ -244,7 +247,7 @@ def node_processors(
     rules: OperatorRules,
     report: NodeReport,
     executors: Executors,
-    sends: LocalSends,
+    sends: NodeSends,
 ) -> NodeProcessors:
     kinds = {int(row.code): row.kind for row in TABLE}
     forwarding = Forwarding(

@@ -20,6 +20,8 @@ MAX_WOKEN: Final = 4
 #: Size from which a request occupies the event loop for milliseconds: it is parsed, copied, checksummed and
 #: encoded.
 LARGE_BYTES: Final = 64 << 10
+#: Maximum number of requests that are processed together, in one step of the event loop (5 ms for sends).
+MAX_TOGETHER: Final = 64
 
 
 class WakeQueue:

@@ -13,8 +13,8 @@ from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.namesrv.name_server import NameServer, NameServerLimits
 from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import ConnectionLimits, FrameReader, RemotingConnection
-from broker_adapter.remoting.executors import MAX_TOGETHER, Dispatch, Executor, RequestList
-from dledger.infra.loops.turns import LARGE_BYTES, MAX_WOKEN
+from broker_adapter.remoting.executors import Dispatch, Executor, RequestList
+from dledger.infra.loops.turns import LARGE_BYTES, MAX_TOGETHER, MAX_WOKEN
 from dledger.infra.quotas import FairQueue
 from tests.node.local import until
 

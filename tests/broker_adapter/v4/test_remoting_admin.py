@@ -31,7 +31,7 @@ from broker_adapter.endpoints.v4.port import RemotingPort
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import RemotingRequest
 from broker_adapter.endpoints.v4.requests import TABLE
-from broker_adapter.endpoints.v4.send_list import LocalSends
+from broker_adapter.endpoints.v4.send_list import NodeSends
 from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.serving import (
     CheckOperator,
@@ -310,7 +310,7 @@ async def open_port(
     rules = OperatorRules(commands={RequestCode.CHANGE_BROKER_ROLE: done})
     report = NodeReport(settings, lambda: 0, Traffic(lambda: 0.0, lambda: 0), dict, dict)
     executors, topics = make_executors(settings.remoting), NodeTopics(Mock(Directory), AsyncMock())
-    elsewhere = LocalSends(Mock(SendProcessor), lambda: False)
+    elsewhere = NodeSends(Mock(SendProcessor), lambda: False, lambda calls: None)
     node = node_processors(settings, master, topics, node_clients, rules, report, executors, elsewhere)
     wait_s = settings.remoting.send_queue_wait_ms / 1000
     register(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from unittest.mock import Mock
 
 import pytest
 
 from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.v4.calls import Forwarding
 from broker_adapter.endpoints.v4.request import SEND, RemotingRequest
-from broker_adapter.endpoints.v4.send_list import LocalSends, SendList
+from broker_adapter.endpoints.v4.send_list import ClientOutcomes, ListedSend, NodeSends, SendList
 from broker_adapter.endpoints.v4.sends import SendProcessor, StartedSend
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
@@ -21,19 +23,38 @@ from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
 from broker_adapter.remoting.signing import ACCESS_KEY
+from broker_adapter.server.program import BrokerProgram
 from broker_adapter.wire.message import decode as decode_record
-from tests.broker_adapter.cluster import brokers, in_step
+from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.v4.asker import LISTEN, asking, send_fields
 from tests.broker_adapter.v4.test_remoting_sends import batch
+from tests.node.local import until
 
 CLIENT = "127.0.0.1:1"
 CONTEXT = CallContext("c", remote=CLIENT, timeout_s=30.0)
+ALONE, STORED = "alone", ResponseCode.SUCCESS
 
 
-async def test_each_send_of_a_list_has_its_own_outcome_and_order_stays(tmp_path: Path) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemotingRequest, "timeout_s", 30.0)  # instead of 3 s, which a busy machine may need
+
+
+async def follower(cluster: BrokerCluster) -> BrokerProgram:
+    """A node that can forward to the master."""
+    master = await cluster.master()
+    node = next(p for p in cluster.programs.values() if p is not master)
+    await until(lambda: node.forwarder.destination() is not None)
+    return node
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("at", ["master", "follower"])
+async def test_each_send_of_a_list_has_its_own_outcome_and_order_stays(tmp_path: Path, at: str) -> None:
     async with brokers(tmp_path, 3, LISTEN) as cluster:
         master = await cluster.master()
-        async with asking(master.remoting.address) as asker:
+        node = master if at == "master" else await follower(cluster)
+        async with asking(node.remoting.address) as asker:
             await asker.send("t", b"first", 0)
             rounds = master.committer.rounds
             plain = [(310, send_fields("t", 0, UNIQ_KEY=f"id{n}"), b"%d" % n) for n in range(20)]
@@ -67,12 +88,56 @@ async def test_each_send_of_a_list_has_its_own_outcome_and_order_stays(tmp_path:
         assert master.committer.rounds - rounds < 15, "an append has many sends"
 
 
-class _Listed:
-    """Implements RequestList."""
+@pytest.mark.usefixtures("patient")
+async def test_a_closed_connection_releases_its_bytes_and_its_list_is_stored(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 3, LISTEN) as cluster:
+        master, node = await cluster.master(), await follower(cluster)
+        async with asking(node.remoting.address) as asker:
+            await asker.send("t", b"first", 0)
+            link, dispatch = node.forwarder.link, node.remoting._dispatch
+            assert link is not None
+            bodies_ = [b"%d" % n for n in range(10)]
+            asks = [asyncio.create_task(asker.ask(310, body, **send_fields("t", 0))) for body in bodies_]
+            await until(lambda: len(link) == len(asks))
+            asker.connection.close("gone")
+            await asyncio.wait(asks)
+        await until(lambda: dispatch.under_way == 0)
+        assert (len(link), link.sent_bytes, link.waiting_bytes) == (0, 0, 0)
+        await in_step(master)
+        assert await bodies(master, "t", 0) == [b"first", *bodies_]
 
-    def __init__(self, requests: Iterable[RemotingRequest]) -> None:
-        self.left = {id(one.command): one.command for one in requests}
+
+@pytest.mark.usefixtures("patient")
+async def test_a_full_link_leaves_other_requests_of_the_connection(tmp_path: Path) -> None:
+    settings = {**LISTEN, "rocketmq_v2": {"max_forwarded_bytes": 8_000}}
+    async with brokers(tmp_path, 3, settings) as cluster:
+        node = await follower(cluster)
+        async with asking(node.remoting.address) as asker:
+            await asker.send("t", b"first", 0)
+            sends = [asker.ask(310, bytes(1_000), **send_fields("t", 0)) for _ in range(20)]
+            beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": []}
+            heartbeat = asker.ask(RequestCode.HEART_BEAT, json.dumps(beat).encode())
+            end = asker.ask(RequestCode.END_TRANSACTION, transactionId="none@t", commitOrRollback=8)
+            *answers, beaten, ended = await asyncio.gather(*sends, heartbeat, end)
+        stored = [answer.code for answer in answers].index(ResponseCode.SYSTEM_BUSY)
+        assert 0 < stored < 8
+        codes = [ResponseCode.SUCCESS] * stored + [ResponseCode.SYSTEM_BUSY] * (20 - stored)
+        assert [answer.code for answer in answers] == codes
+        assert beaten.code == ResponseCode.SUCCESS
+        assert ended.code == ResponseCode.SYSTEM_ERROR, ended
+        await in_step(*cluster.programs.values())
+        assert len(await bodies(node, "t", 0)) == 1 + stored
+
+
+class Listed:
+    """Implements RequestList for sends to the topics."""
+
+    def __init__(self, topics: Iterable[str], uniq: str = "UNIQ_KEY\x01u", body: bytes = b"") -> None:
+        fields = [{"b": topic, "i": uniq} for topic in topics]
+        commands = [RemotingCommand(RequestCode.SEND_MESSAGE_V2, one, body) for one in fields]
+        self.left = {id(command): command for command in commands}
         self.answered: dict[str, RemotingCommand] = {}
+        self.writes: list[int] = []  # responses in each
         self.alone: dict[str, Processor | None] = {}
         self.repeated: dict[str, bool] = {}  # of those with a second attempt
 
@@ -81,6 +146,9 @@ class _Listed:
         return list(self.left.values())
 
     def answer(self, answers: Iterable[tuple[RemotingCommand, bytes]]) -> None:
+        answers = list(answers)
+        if answers:
+            self.writes.append(len(answers))
         for request, data in answers:
             del self.left[id(request)]
             self.answered[request.fields["b"]] = decode(data[4:])
@@ -89,6 +157,22 @@ class _Listed:
         del self.left[id(request)]
         self.alone[request.fields["b"]] = processor
 
+    async def process(self, context: CallContext, run: Callable[[SendList], Awaitable[None]]) -> None:
+        """Process the list, and start the second attempts."""
+        sends = [ListedSend(RemotingRequest(command, SEND), context) for command in self.requests]
+
+        async def again(request: RemotingRequest, context_: CallContext) -> bytes:
+            assert 0 < (context_.timeout_s or 0) <= (context.timeout_s or 0)
+            self.repeated[request.command.fields["b"]] = context_.is_repeated
+            return b""
+
+        await run(SendList(sends, ClientOutcomes(self, sends, again)))
+        assert not self.left, "each is answered or processed alone"
+        connection = Mock(RemotingConnection)
+        for processor in self.alone.values():
+            if processor is not None:
+                await processor(connection, RemotingCommand(RequestCode.SEND_MESSAGE_V2))
+
 
 class NotStarted(NamedTuple):
     """The outcome of a send whose start raises an error."""
@@ -96,49 +180,41 @@ class NotStarted(NamedTuple):
     error: Exception
 
 
-class _Processor:
-    """A SendProcessor whose sends end as `outcomes` say, by topic: an error, True: stored, None: never."""
+class FakeProcessor:
+    """A SendProcessor whose sends end as `outcomes` say, by topic: an error, a code: stored, None: never,
+    ALONE: not together with others."""
 
-    def __init__(self, outcomes: dict[str, object]) -> None:
+    def __init__(self, outcomes: Mapping[str, object]) -> None:
         self.outcomes = outcomes
+        self.contexts: dict[str, CallContext] = {}
+        self.started: dict[str, asyncio.Future[ResponseCode]] = {}
 
-    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend:
+    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend | None:
+        self.contexts[request.command.fields["b"]] = context
         outcome = self.outcomes[request.command.fields["b"]]
+        if outcome == ALONE:
+            return None
         if isinstance(outcome, NotStarted):
             raise outcome.error
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[ResponseCode] = asyncio.get_running_loop().create_future()
+        self.started[request.command.fields["b"]] = done
         if isinstance(outcome, BrokerError):
             done.set_exception(outcome)
-        elif outcome:
+        elif isinstance(outcome, ResponseCode):
             asyncio.get_running_loop().call_soon(done.set_result, outcome)
         submitted = SimpleNamespace(done=done, result=done.result)
         return cast(StartedSend, SimpleNamespace(plain=SimpleNamespace(request=request), submitted=submitted))
 
-    def answer(self, plain: Any, sent: object) -> RemotingCommand:
-        answer: RemotingCommand = plain.request.command.answer(ResponseCode.SUCCESS)
+    def answer(self, plain: Any, code: ResponseCode) -> RemotingCommand:
+        answer: RemotingCommand = plain.request.command.answer(code)
         return answer
 
 
 async def outcomes(
     given: dict[str, object], *, timeout_s: float = 30.0, uniq: str = "UNIQ_KEY\x01u"
-) -> _Listed:
-    requests = [
-        RemotingRequest(RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": topic, "i": uniq}), SEND)
-        for topic in given
-    ]
-    listed = _Listed(requests)
-
-    def retry(request: RemotingRequest, context: CallContext) -> Processor:
-        assert 0 < (context.timeout_s or 0) <= timeout_s
-        listed.repeated[request.command.fields["b"]] = context.is_repeated
-
-        async def again(connection: RemotingConnection, command: RemotingCommand) -> None: ...
-
-        return again
-
-    processor = cast(SendProcessor, _Processor(given))
-    await SendList(processor, listed, retry).run(requests, CONTEXT._replace(timeout_s=timeout_s))
-    assert not listed.left, "each is answered or processed alone"
+) -> Listed:
+    listed, processor = Listed(given, uniq), cast(SendProcessor, FakeProcessor(given))
+    await listed.process(CONTEXT._replace(timeout_s=timeout_s), lambda found: found.store(processor))
     return listed
 
 
@@ -147,7 +223,9 @@ UNKNOWN = PutIndeterminate(Status.OUTCOME_UNKNOWN, "?")
 
 async def test_an_error_of_one_send_does_not_concern_another() -> None:
     refused = error_for(Status.BODY_TOO_LARGE, "large")
-    listed = await outcomes({"defect": NotStarted(TypeError("a defect")), "refused": refused, "stored": True})
+    listed = await outcomes(
+        {"defect": NotStarted(TypeError("a defect")), "refused": refused, "stored": STORED}
+    )
     codes = {topic: answer.code for topic, answer in listed.answered.items()}
     assert codes == {
         "defect": ResponseCode.SYSTEM_ERROR,
@@ -159,7 +237,11 @@ async def test_an_error_of_one_send_does_not_concern_another() -> None:
 
 @pytest.mark.parametrize("uniq", ["UNIQ_KEY\x01u", ""])
 async def test_only_sends_with_an_id_are_tried_again_in_doubt(uniq: str) -> None:
-    given: dict[str, object] = {"unknown": UNKNOWN, "moved": NotMaster("elsewhere"), "stored": True}
+    given: dict[str, object] = {
+        "unknown": UNKNOWN,
+        "moved": NotMaster("elsewhere"),
+        "stored": ResponseCode.SUCCESS,
+    }
     listed = await outcomes(given, uniq=uniq)
     assert listed.repeated == {"moved": False} | ({"unknown": True} if uniq else {})
     assert set(listed.alone) == set(listed.repeated)
@@ -169,13 +251,13 @@ async def test_only_sends_with_an_id_are_tried_again_in_doubt(uniq: str) -> None
 
 
 async def test_a_send_is_forwarded_if_this_node_stops_being_the_master_before_its_start() -> None:
-    listed = await outcomes({"moved": NotStarted(NotMaster("elsewhere")), "stored": True})
-    assert listed.alone == {"moved": None} and listed.answered["stored"].code == ResponseCode.SUCCESS
+    listed = await outcomes({"moved": NotStarted(NotMaster("elsewhere")), "stored": STORED})
+    assert listed.repeated == {"moved": False} and listed.answered["stored"].code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("timeout_s", [0.1, WAY_BACK_S + LATE_S])
 async def test_at_the_deadline_sends_are_answered_as_unknown_and_not_tried_again(timeout_s: float) -> None:
-    listed = await outcomes({"never": None, "stored": True}, timeout_s=timeout_s)
+    listed = await outcomes({"never": None, "stored": STORED}, timeout_s=timeout_s)
     assert listed.answered["never"].code == UNKNOWN.response_code
     assert listed.answered["stored"].code == ResponseCode.SUCCESS
 
@@ -196,21 +278,22 @@ class _Elsewhere:
 async def test_a_send_that_moves_keeps_its_account_and_a_one_way_send_gets_no_response() -> None:
     elsewhere, written = _Elsewhere(), list[bytes]()
     connection = cast(Any, SimpleNamespace(peer=CLIENT, send_encoded=written.append))
-    processor = cast(SendProcessor, _Processor({"first": NotMaster("elsewhere"), "second": UNKNOWN}))
+    processor = cast(SendProcessor, FakeProcessor({"first": NotMaster("elsewhere"), "second": UNKNOWN}))
     forwarding = Forwarding(
         cast(Any, elsewhere),
         cast(Any, SimpleNamespace(table=SimpleNamespace(client_id=lambda _: "c"), replies=None)),
         cast(Any, None),
         {RequestCode.SEND_MESSAGE_V2: SEND},
         knows_accounts=True,
-        sends=LocalSends(processor, lambda: True),
+        sends=NodeSends(processor, lambda: True, lambda calls: None),
     )
     fields = {"i": "UNIQ_KEY\x01u"}
     commands = [
         RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": "first", ACCESS_KEY: "one", **fields}),
         RemotingCommand.oneway(RequestCode.SEND_MESSAGE_V2, {"b": "second", ACCESS_KEY: "two", **fields}),
     ]
-    listed = _Listed(RemotingRequest(command, SEND) for command in commands)
+    listed = Listed([])
+    listed.left = {id(command): command for command in commands}
     await forwarding.store_together(connection, listed)
     for command in commands:
         again = listed.alone[command.fields["b"]]

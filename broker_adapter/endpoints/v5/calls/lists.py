@@ -1,0 +1,44 @@
+"""Calls that are processed together, although each has its own result. A list consists of unary calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.v5.messages.request import Request
+from broker_adapter.errors import BrokerError
+
+ListedCall: TypeAlias = tuple[Request, CallContext]
+#: The results of some calls of a list, by the position of the call. Errors are those of `Answering`.
+ListResults: TypeAlias = Sequence[tuple[int, bytes | BrokerError]]
+#: Forwards a list to the master. Yields results in groups as they arrive, one for each call. Returns None if
+#: no other node is master.
+ForwardList: TypeAlias = Callable[[Sequence[ListedCall]], AsyncGenerator[ListResults, None] | None]
+
+
+class ListOutcomes(Protocol):
+    """Receives one outcome for each call of a list, by the position of the call."""
+
+    def answer(self, answers: Iterable[tuple[int, bytes]]) -> None:
+        """Send responses, together."""
+
+    def process_alone(self, number: int, answer: Callable[[], Awaitable[bytes]] | None = None) -> None:
+        """Process a call in a task of its own.
+
+        `answer` returns the response, or raises the errors of `Answering`. None: process the call like one
+        that arrived alone.
+        """
+
+    def fail(self, number: int, error: BrokerError) -> None:
+        """Handle an error after which another master may process the call."""
+
+
+class ListAnswering(Protocol):
+    """Answers calls in lists."""
+
+    def is_listed(self, request: Request) -> bool:
+        """Return True for a call that `answer_list` processes."""
+
+    async def answer_list(self, calls: Sequence[ListedCall], outcomes: ListOutcomes) -> None:
+        """Process calls together. Returns once all have outcomes."""
