@@ -163,3 +163,21 @@ def test_a_search_for_a_rare_tag_needs_a_thread() -> None:
     with pytest.raises(NotCached):
         read_cached(partial(pull, {4000}))
     assert pull({4000}) == [4000]
+
+
+@pytest.mark.parametrize(("max_bytes", "count"), [(1, 1), (SIZE, 1), (2 * SIZE - 1, 1), (3 * SIZE, 3)])
+def test_a_pull_returns_at_least_one_message_and_otherwise_at_most_its_bytes(
+    max_bytes: int, count: int
+) -> None:
+    reader = QueueReader(Files(10), ReplicatedRecords(Log(begin=0)))
+    result = reader.read("t", 0, 0, max_messages=9, max_bytes=max_bytes, tags=frozenset())
+    assert (len(result.records), result.next_offset) == (count, count)
+
+
+def test_the_bytes_of_a_pull_of_a_tag_are_limited_over_all_its_scans() -> None:
+    rare = {10, 200, 1000}
+    reader = QueueReader(TaggedFiles(2000, rare), ReplicatedRecords(TaggedLog(rare)))
+    size = 2 * (SIZE + len(RARE))
+    result = reader.read("t", 0, 0, max_messages=9, max_bytes=size, tags=frozenset({"rare"}))
+    assert [decode(record).queue_offset for record in result.records] == [10, 200]
+    assert result.next_offset == 1000

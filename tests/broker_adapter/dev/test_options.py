@@ -12,8 +12,9 @@ from broker_adapter.cli import dev_command, dev_nodes
 from broker_adapter.cli.dev_command import dev
 from broker_adapter.cli.dev_nodes import NodesSettings, run_nodes
 from broker_adapter.cli.main import cli
-from broker_adapter.server.dev import DevBroker, DevSettings
+from broker_adapter.server.dev import DevBroker, DevPorts, DevSettings
 from dledger import FlushMode
+from dledger.cli.local.local_cluster import LocalCluster
 from dledger.store.disk_store import DiskLogStore
 
 
@@ -51,6 +52,39 @@ def test_clients_are_told_of_a_host_that_they_can_reach(
     config = settings.node_config()
     config.refuse_plaintext()
     assert config.allow_plaintext is settings.name_server_config().allow_plaintext is is_reachable
+
+
+def test_options_for_tests_reach_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[DevSettings] = []
+
+    def run(settings: DevSettings, show: object) -> int:
+        ran.append(settings)
+        return 0
+
+    monkeypatch.setattr(dev_command, "_run_one", run)
+    options = ["--dir", str(tmp_path), "--port", "0"]
+    for more in ([], ["--no-fsync", "--log-level", "debug"]):
+        CliRunner().invoke(dev, [*options, *more], catch_exceptions=False)
+    assert [(settings.fsync, settings.log_level) for settings in ran] == [(True, "warning"), (False, "debug")]
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+@pytest.mark.parametrize("log_only", [True, False])
+def test_several_nodes_use_the_ports_and_the_durability_that_were_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fsync: bool, log_only: bool
+) -> None:
+    class Created(Exception):
+        pass
+
+    def create(directory: Path, *, first_ports: object, flush_mode: FlushMode, **_: object) -> None:
+        raise Created(first_ports, flush_mode)
+
+    monkeypatch.setattr(LocalCluster, "create", create)
+    ports = DevPorts(name_server=1001, broker=1100, grpc=1002, page=1003)
+    with pytest.raises(Created) as created:
+        run_nodes(NodesSettings(tmp_path, 3, ports, fsync, True, False, log_only))
+    numbers = (1002, 1003) if log_only else (1002, 1003, 1100, 1110)
+    assert created.value.args == (numbers, FlushMode.SYNC_FLUSH if fsync else FlushMode.ASYNC_FLUSH)
 
 
 @pytest.mark.parametrize(
