@@ -276,15 +276,19 @@ class _Run:
             raise Violation("liveness", f"no {what}: {error.detail}; {steps}") from None
 
     def _all_consumed(self) -> bool:
-        """The committed offsets of every group are at the ends of all queues."""
-        truth = self._sim.truth
-        ends = {name: len(queue.messages) for name, queue in truth.queues.items() if name[0] in TOPICS}
-        return all(
+        """The committed offsets of every group are at the ends of all queues of topics that exist."""
+        truth, topics = self._sim.truth, self._topics()
+        ends = {name: len(queue.messages) for name, queue in truth.queues.items() if name[0] in topics}
+        return bool(self._sim.writable()) and all(
             truth.groups.offsets(group.name).get(name, 0) == end
             for group in self._groups
             if any(member.belongs_to(group) for member in self._members)
             for name, end in ends.items()
         )
+
+    def _topics(self) -> list[str]:
+        """The topics that exist. The last deletion may come after the last send."""
+        return [topic for topic in TOPICS if any(one.metadata.topic(topic) for one in self._sim.writable())]
 
     def _all_delivered(self) -> bool:
         """No message is held back, and all that is in the queues is done with in every group that pops."""
@@ -357,9 +361,10 @@ class _Run:
                 raise Violation("IndexFile", f"{broker.node_id}: {key} of {topic} has no {missing}")
 
     def _check_consumed(self, group: GroupLog) -> None:
+        topics = self._topics()
         for (queue, at), body in self._sim.truth.acknowledged.items():
             purged = at < group.purged.get(queue, 0)
-            if queue[0] in TOPICS and not purged and at not in group.consumed.get(queue, ()):
+            if queue[0] in topics and not purged and at not in group.consumed.get(queue, ()):
                 raise Violation(
                     "consumed", f"{body!r}, acknowledged as {queue} {at}, never reached {group.name}"
                 )
