@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -40,6 +41,21 @@ def test_written_bytes_are_read_from_the_cache(handle: int, size: int) -> None:
 
 def test_a_system_that_always_waits_has_nothing_cached(handle: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    with pytest.raises(NotCached):
+        read_cached(pread(handle, 1))
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system cannot read without a wait")
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO])
+def test_a_read_that_would_wait_or_finds_bad_sectors_is_left_to_a_thread(
+    handle: int, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The thread finds out what can be read around a bad sector."""
+
+    def preadv(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "preadv", preadv)
     with pytest.raises(NotCached):
         read_cached(pread(handle, 1))
 
