@@ -110,7 +110,7 @@ class AsyncClient:
     def appender(self) -> Appender:
         """The appender for this client's own appends. It uses a session unless the client was created without
         one."""
-        self.check_open()
+        self._check_open()
         return self._appender
 
     async def append(self, body: bytes, *, timeout: float | None = None) -> AppendResult:
@@ -129,7 +129,7 @@ class AsyncClient:
 
     def session(self) -> Session:
         """Return a new session, opened by its first append: `async with client.session() as s`."""
-        self.check_open()
+        self._check_open()
         return Session(lambda: self._new_pipeline(in_session=True), self._limits, self._timeout)
 
     async def open_session(self, *, timeout: float | None = None) -> Session:
@@ -158,7 +158,7 @@ class AsyncClient:
         return session
 
     def _new_pipeline(self, *, in_session: bool) -> Pipeline:
-        self.check_open()
+        self._check_open()
         pipeline = Pipeline(
             self._directory,
             self._limits,
@@ -224,7 +224,7 @@ class AsyncClient:
     ) -> AsyncGenerator[list[Entry], None]:
         """Like `read` and `follow`, but yields lists of entries as they arrive, which is cheaper for bulk
         reads."""
-        self.check_open()
+        self._check_open()
         reader = LogReadStream(
             self._directory,
             from_index,
@@ -264,7 +264,7 @@ class AsyncClient:
 
     async def status(self, *, timeout: float = 1.0) -> dict[str, NodeStatus | DLedgerError]:
         """Return the status of each configured server, or the error of the request."""
-        self.check_open()
+        self._check_open()
         check_timeout(timeout)
         return await self._directory.statuses(timeout)
 
@@ -330,14 +330,14 @@ class AsyncClient:
 
     def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
         """Verify all entries stored by `server` (host:port) and repair damage. Yields progress until done."""
-        self.check_open()
+        self._check_open()
         check_address(server)
         check_integer("bytes_per_second", bytes_per_second, 0)
         return self._explained(server, lambda client: client.scrub(bytes_per_second))
 
     def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a header, then all entries committed at `server` now, in their stored encoding."""
-        self.check_open()
+        self._check_open()
         check_address(server)
         return self._explained(server, lambda client: client.backup())
 
@@ -360,7 +360,7 @@ class AsyncClient:
     ) -> T:
         """Run a request on the leader, and on a new leader if it changes. Raises the last error after
         `seconds`."""
-        self.check_open()
+        self._check_open()
         check_timeout(seconds)
         last: DLedgerError | None = None
 
@@ -391,7 +391,7 @@ class AsyncClient:
 
     # -- lifecycle
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise RuntimeError if the client is closed."""
         if self._closed:
             raise RuntimeError("the client is closed")
@@ -406,7 +406,7 @@ class AsyncClient:
         await self._directory.close()
 
     async def __aenter__(self) -> Self:
-        self.check_open()
+        self._check_open()
         return self
 
     async def __aexit__(

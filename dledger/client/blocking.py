@@ -277,7 +277,8 @@ class Client(BlockingAppender):
                     self._thread.stop()
 
     def __enter__(self) -> Self:
-        self._client.check_open()
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
         return self
 
     def __exit__(

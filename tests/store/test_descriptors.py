@@ -12,6 +12,7 @@ import pytest
 
 from dledger import ConfigError
 from dledger.infra.files import descriptors as module
+from dledger.infra.files import disk
 from dledger.infra.files.descriptors import MIN_LIMIT, DescriptorReserve, raise_limit
 from dledger.infra.files.disk import OsDisk
 
@@ -61,20 +62,18 @@ def test_a_file_gets_a_descriptor_of_the_reserve(
 
 
 def test_a_file_that_is_closed_gives_the_reserve_back_what_it_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reserve: DescriptorReserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the second shortage would find none."""
     process = Exhausted(monkeypatch, 3)
     monkeypatch.setattr(module, "sleep", lambda _: pytest.fail("there is a reserve to be had"))
-    module.descriptors.hold(3)
-    try:
-        for _ in range(5):
-            handles = [OsDisk().open(tmp_path / f"{n}", create=True) for n in range(2)]
-            for handle in handles:
-                OsDisk().close(handle)
-            assert process.free == 0
-    finally:
-        module.descriptors.release_all()
+    monkeypatch.setattr(disk, "descriptors", reserve)
+    reserve.hold(3)
+    for _ in range(5):
+        handles = [OsDisk().open(tmp_path / f"{n}", create=True) for n in range(2)]
+        for handle in handles:
+            OsDisk().close(handle)
+        assert process.free == 0
 
 
 def test_without_any_left_a_file_waits_until_one_is_free(

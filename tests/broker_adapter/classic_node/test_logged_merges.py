@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import os
 import re
 import shutil
 from pathlib import Path
@@ -40,7 +41,7 @@ def copy_running(root: Path, copy: Path) -> None:
     try:
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.tmp"))
     except shutil.Error as error:
-        if any(not _MAY_DISAPPEAR.search(str(source)) for source, _, _ in error.args[0]):
+        if any(not _MAY_DISAPPEAR.search(os.fspath(source)) for source, _, _ in error.args[0]):
             raise
 
 
