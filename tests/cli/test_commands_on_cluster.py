@@ -218,7 +218,7 @@ def test_ctrl_c_says_what_became_of_the_lines(on_cluster: Command) -> None:
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read().decode()
         assert process.wait() == 130
-    assert "lines acknowledged" in errors
+    assert "1 line acknowledged" in errors
     assert "interrupted" in errors
     assert "Traceback" not in errors
 
