@@ -322,9 +322,9 @@ _LOST = (
 CLASSIC_BUGS = (
     Bug(
         "acknowledge-before-the-slave",
-        "broker_adapter/log/classic/node/group_commit.py",
-        "        copied.set_result(await acknowledged(append.end, max(1, remaining_ms)))\n",
-        "        copied.set_result(None)\n",
+        "broker_adapter/log/classic/node/replication.py",
+        "            self._service.transfer.when_acked(offset, timeout_ms, done)\n",
+        "            done(SlaveAck.PUT_OK)\n",
         _LOST,
         workload="broker",
         seconds=9,
