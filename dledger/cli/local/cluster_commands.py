@@ -394,14 +394,21 @@ _POLL_SECONDS = 0.25
 @contextmanager
 def stopping_after_failure(cluster: LocalCluster) -> Iterator[None]:
     """Stop the nodes if the block fails or a signal interrupts it. A partly started cluster in the background
-    would block the next attempt. Further signals do not interrupt the stop."""
+    would block the next attempt. Further signals do not interrupt the stop.
+
+    The first signal takes effect at the next step of `cluster`. An exception of the handler could leave a
+    lock of a thread pool locked, or be lost in a callback. Only a second signal raises one, in case a step
+    hangs.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        cluster.check_interrupted()
+        cluster.is_interrupted = True
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+        cluster.check_interrupted()
     except BaseException:
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
@@ -420,6 +427,9 @@ def supervise(cluster: LocalCluster) -> None:
         ended.set()
 
     previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    if cluster.is_interrupted:
+        ended.set()
+    cluster.is_interrupted = False  # from here on, signals end the loop
     try:
         # Take the first status before the message: every event after the message is then printed.
         before = [*cluster.status(), *cluster.companions()]

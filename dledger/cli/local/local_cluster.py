@@ -24,10 +24,10 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -70,6 +70,7 @@ _REQUEST_SECONDS = 1.0
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ClusterError(DLedgerError):
@@ -121,6 +122,8 @@ class LocalCluster:
             c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
             for c in self.plan.companions
         }
+        #: Set by a signal handler. Starts and waits then raise KeyboardInterrupt.
+        self.is_interrupted = False
         ca = self.directory / TLS_FOLDER / "ca.pem"
         self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
 
@@ -257,8 +260,7 @@ class LocalCluster:
     def status(self) -> list[LocalNode]:
         """Return the status of all nodes. The requests are concurrent, so a slow node delays the result by
         one deadline only."""
-        with ThreadPoolExecutor(len(self.plan.nodes)) as pool:
-            return list(pool.map(self._local_node, self.plan.nodes))
+        return _in_parallel(self._local_node, self.plan.nodes)
 
     def companions(self) -> list[LocalNode]:
         """Return the state of the additional servers' processes. Sends no requests to them."""
@@ -286,6 +288,7 @@ class LocalCluster:
                 )
             started = [*(c.name for c in absent), *(node.node_id for node in down)]
             for name in started:
+                self.check_interrupted()
                 self.process(name).start(environment)
             return started
 
@@ -317,11 +320,8 @@ class LocalCluster:
         return {**self._stop(nodes, seconds), **self._stop(running[len(nodes) :], seconds)}
 
     def _stop(self, names: Sequence[str], seconds: float) -> dict[str, bool]:
-        if not names:
-            return {}
-        with ThreadPoolExecutor(len(names)) as pool:
-            ended = pool.map(lambda name: self.process(name).stop(seconds), names)
-            return dict(zip(names, ended, strict=True))
+        ended = _in_parallel(lambda name: self.process(name).stop(seconds), names)
+        return dict(zip(names, ended, strict=True))
 
     def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
         """Stop one node. Returns True if it stopped on request or was down. Returns False if it was
@@ -403,6 +403,11 @@ class LocalCluster:
             raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
         return node
 
+    def check_interrupted(self) -> None:
+        """Raise KeyboardInterrupt if `is_interrupted`."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+
     # -- internal
 
     def _poll(
@@ -413,6 +418,7 @@ class LocalCluster:
         deadline = time.monotonic() + seconds
         pause = _POLL_SECONDS
         while True:
+            self.check_interrupted()
             nodes = self.status()
             result = select(nodes)
             if result is not None or time.monotonic() > deadline:
@@ -483,6 +489,31 @@ class LocalCluster:
             return None
         finally:
             connection.close()
+
+
+def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Run `work` for each item on a thread of its own, and return the results in order.
+
+    Ctrl-C may raise KeyboardInterrupt at any point in here. An executor may then keep one of its locks, and
+    its shutdown never ends.
+    """
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+
+    def run(number: int, item: T) -> None:
+        try:
+            results[number] = work(item)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=one, daemon=True) for one in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
 
 
 def _addresses_of(plan: NodePlan | CompanionPlan) -> tuple[str, str, str]:
