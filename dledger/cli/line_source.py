@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from dledger.core.values import ENTRY_HEADER_SIZE
 
 _CHUNK_BYTES = 64 * 1024
 _CHUNKS_AHEAD = 16
+#: How often the reader checks whether the loop still runs, in seconds.
+_CHECK_S = 0.5
 
 
 class ByteSource(Protocol):
@@ -157,7 +159,7 @@ class LineBatches:
                     return
                 put = self._chunks.put(chunk)
                 try:
-                    asyncio.run_coroutine_threadsafe(put, loop).result()
+                    _wait(asyncio.run_coroutine_threadsafe(put, loop), loop)
                 finally:
                     put.close()  # never started if the loop is closed
                 if not chunk or isinstance(chunk, Exception):
@@ -165,3 +167,13 @@ class LineBatches:
         except (RuntimeError, CancelledError):
             # The loop has ended, for example after Ctrl-C: the lines are no longer needed.
             return
+
+
+def _wait(done: Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """Wait for a coroutine. Raises RuntimeError if the loop ended before it started the coroutine."""
+    while True:
+        try:
+            return done.result(_CHECK_S)
+        except TimeoutError:
+            if loop.is_closed():
+                raise RuntimeError("the loop has ended") from None

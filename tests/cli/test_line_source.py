@@ -8,11 +8,16 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dledger.cli import line_source
 from dledger.cli.line_source import LineBatch, LineBatches, LineSplitter
 from dledger.core.values import ENTRY_HEADER_SIZE
 from tests.client.helpers import until
@@ -131,6 +136,12 @@ async def test_a_read_error_comes_out() -> None:
             raise AssertionError("there is nothing to read")
 
 
+def taking_turns(later: Callable[..., Future[None]]) -> Callable[..., Future[None]]:
+    """The real function for the first chunk, and then `later`."""
+    real, calls = asyncio.run_coroutine_threadsafe, count()
+    return lambda coroutine, loop: (later if next(calls) else real)(coroutine, loop)
+
+
 def reader() -> threading.Thread:
     return next(thread for thread in threading.enumerate() if thread.name == "read-lines")
 
@@ -147,6 +158,22 @@ def test_an_ended_loop_ends_the_reader_that_waits_for_room(monkeypatch: pytest.M
 
     asyncio.run(main()).join()
     assert not raised
+
+
+def test_a_loop_that_ends_before_it_takes_a_chunk_ends_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callback is never run, and the future of the chunk never done."""
+    monkeypatch.setattr(line_source, "_CHECK_S", 0.01)
+
+    async def main() -> threading.Thread:
+        lines = LineBatches(Endless(), batch_bytes=10, batch_entries=1, max_line_bytes=10)
+        await anext(aiter(lines))
+        return reader()
+
+    def never_run(coroutine: Coroutine[Any, Any, None], loop: object) -> Future[None]:
+        return Future()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", taking_turns(never_run))
+    asyncio.run(main()).join()
 
 
 @pytest.mark.filterwarnings("error")
