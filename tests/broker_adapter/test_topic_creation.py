@@ -137,3 +137,16 @@ def test_a_limit_of_entries_that_no_round_can_keep_to_is_refused_at_the_start() 
     assert batch_entries(2) == 2
     with pytest.raises(ConfigError):
         batch_entries(1)
+
+
+async def test_a_send_does_not_overtake_those_that_wait_for_the_creation_of_their_topic() -> None:
+    """The topic exists before the sends that waited for it go on."""
+    desk = Desk()
+    first, second = (asyncio.create_task(desk.creation.topic("t", desk.create)) for _ in range(2))
+    await asyncio.sleep(0)
+    assert desk.creation.existing("t") is None
+    desk.topics["t"] = TOPIC
+    assert desk.creation.existing("t") is None
+    desk.asked[0].set_result(None)
+    assert [await first, await second] == [TOPIC, TOPIC]
+    assert desk.creation.existing("t") == TOPIC
