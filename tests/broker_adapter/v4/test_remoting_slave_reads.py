@@ -29,7 +29,7 @@ async def test_a_slave_gives_committed_messages_without_a_majority(tmp_path: Pat
         other = next(program for program in cluster.programs.values() if program is not master)
         async with asking(other.remoting.address) as asker:
             await asker.send("t", b"one", 0)
-            await until(lambda: other.files.bounds("t", 0) == (0, 1))
+            await until(lambda: other.files.next_offsets().get(("t", 0)) == 1)
             await cluster.stop(master.config.node_id)
             answer = await asker.ask(
                 RequestCode.PULL_MESSAGE,
