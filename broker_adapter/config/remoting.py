@@ -54,7 +54,9 @@ class RemotingSettings(BaseModel):
     max_connections_per_address: Positive = 1_024
     """Maximum number of client connections from one address."""
     max_sends: Positive = 4_096
-    """Maximum number of concurrent sends and offset changes, shared by address. Beyond it: 801."""
+    """Maximum number of concurrent sends, and separately of ends of transactions, offset changes and
+    acknowledgements, shared by address. Beyond it: 801.
+    """
     send_queue_wait_ms: Positive = 1_000
     """Maximum waiting time of a send in the queue, after which it is refused: 808
     (`waitTimeMillsInSendQueue`, 200 in RocketMQ).
@@ -68,8 +70,8 @@ class RemotingSettings(BaseModel):
     queries of messages and offsets, heartbeats, calls of administrators. Beyond it: 801.
     """
     max_request_bytes: Positive = 64 << 20
-    """Maximum total memory in bytes of large requests (64 KiB or more) in progress, and separately of all
-    others with their headers, shared by address. Beyond it: 801.
+    """Maximum total memory in bytes of large requests (64 KiB or more) in progress, separately of smaller
+    sends, and separately of all others, with their headers, shared by address. Beyond it: 801.
     """
     lock_live_ms: Positive = 60_000
     """Lifetime of a queue lock without renewal, during which no other member consumes the queue in order.

@@ -155,13 +155,14 @@ class Dispatch:
         max_request_bytes: int = 64 << 20,
     ) -> None:
         """Create a dispatch. `now`: returns monotonic seconds. `max_request_bytes`: maximum total memory of
-        the requests in progress. It applies separately to large requests and to all others, so that
-        heartbeats are processed while large sends wait. Addresses share both. A single request may exceed it.
+        the requests in progress. It applies separately to large requests, to small requests with a
+        `ListProcessor` (sends), and to all others, so that heartbeats are processed while sends wait.
+        Addresses share each. A single request may exceed it.
         """
         self._hooks = tuple(hooks)
-        self._small, self._large = (
-            Quota(max_request_bytes, f"bytes of {kind} requests are under way", "try again")
-            for kind in ("small", "large")
+        self._small, self._listed, self._large = (
+            Quota(max_request_bytes, f"bytes of {kind} are under way", "try again")
+            for kind in ("small requests", "small sends", "large requests")
         )
         self._now = now
         self._table: dict[int, _Entry] = {}
@@ -203,7 +204,7 @@ class Dispatch:
         for these codes.
         """
         other = Dispatch(self._hooks, now=self._now)
-        other._small, other._large = self._small, self._large
+        other._small, other._listed, other._large = self._small, self._listed, self._large
         other._table = {
             code: entry._replace(processor=processors.get(code, entry.processor))
             for code, entry in self._table.items()
@@ -238,7 +239,9 @@ class Dispatch:
             )
             return
         executor, size = entry.executor, request.memory
-        room = self._large if len(request.body) >= LARGE_BYTES else self._small
+        room = self._small if entry.together is None else self._listed
+        if len(request.body) >= LARGE_BYTES:
+            room = self._large
         if refusal := self._admit(client_address(connection.host), executor, room, size):
             self._refuse(connection, request, Status.EXECUTOR_FULL, f"[OVERLOAD]system busy: {refusal}")
             return

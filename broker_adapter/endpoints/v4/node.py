@@ -30,7 +30,15 @@ _MAX_MEMBER_QUERIES, _MAX_MESSAGES_GIVEN = 64, 16
 
 
 ExecutorName = Literal[
-    "sends", "pulls", "queries", "replies", "clients", "admin", "member queries", "messages out of turn"
+    "sends",
+    "changes",
+    "pulls",
+    "queries",
+    "replies",
+    "clients",
+    "admin",
+    "member queries",
+    "messages out of turn",
 ]
 Executors = Mapping[ExecutorName, Executor]
 
@@ -44,6 +52,9 @@ def make_executors(settings: RemotingSettings) -> Executors:
     found: dict[ExecutorName, Executor] = {}
     queries = settings.max_queries
     executor("sends", settings.max_sends)
+    # Clients send ends of transactions and offsets one-way, and do not repeat them: a client with too many
+    # sends must not lose them.
+    executor("changes", settings.max_sends)
     executor("pulls", settings.max_pulls, ends_with_connection=True)
     executor("queries", queries, queries)
     # A client may accept its reply arbitrarily late, so no reply waits behind another.

@@ -161,7 +161,7 @@ def _to_be_assigned(request: RemotingCommand) -> Iterator[RequiredRight]:
 
 #: Shortcuts for rows with common columns.
 _send = partial(Row, executor="sends", kind=SEND)
-_change = partial(Row, executor="sends")
+_change = partial(Row, executor="changes")
 _reply = partial(Row, executor="replies", kind=REPLY, at_node=lambda n: n.forwarding.reply)
 _pull = partial(Row, executor="pulls", kind=PULL, at_node=lambda n: n.forwarding.pull)
 _pop = partial(Row, executor="pulls", kind=POP)

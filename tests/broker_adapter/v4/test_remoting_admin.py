@@ -64,7 +64,7 @@ SENDS = [row.code for row in TABLE if row.kind.appends]
 #: Requests that wait for messages.
 WAITING = [row.code for row in TABLE if row.executor == "pulls"]
 ADMIN_QUERIES = [row.code for row in TABLE if row.kind.is_admin_query]
-OTHER_CHANGES = [row.code for row in TABLE if row.executor == "sends" and not row.kind.appends]
+OTHER_CHANGES = [row.code for row in TABLE if row.executor == "changes"]
 
 
 @pytest.fixture
