@@ -143,10 +143,7 @@ class SendProcessor:
         if _is_half(message, found, topic):
             half = await self._store_half(send, context)
             return half.to_command(request, self._rules.duplicate_filter)
-        delay = None
-        if not DELAYS.isdisjoint(message.properties):
-            delay = delay_of(message.properties, self._delivery.now_ms())
-        if delay is not None:
+        if (delay := self._delay(message)) is not None:
             delayed = await self._store_delayed(send, delay)
             return delayed.to_command(request, self._rules.duplicate_filter)
         return await self._store(PlainSend(request, send))
@@ -168,7 +165,7 @@ class SendProcessor:
             send = self._batch(config, request, found, context)
         else:
             message = self._message(request, found)
-            if _is_half(message, found, topic) or not DELAYS.isdisjoint(message.properties):
+            if _is_half(message, found, topic) or self._delay(message) is not None:
                 return None
             send = _single(config, message, read.number(found, "queueId", -1), context)
         started = self._sends.start(send)
@@ -250,6 +247,12 @@ class SendProcessor:
             put_status=delayed.put_status,
             is_duplicate=delayed.is_repeated,
         )
+
+    def _delay(self, message: OutgoingMessage) -> Delay | None:
+        """Return the delay of a message. One that is due already is stored like any other, in order."""
+        if DELAYS.isdisjoint(message.properties):
+            return None
+        return delay_of(message.properties, self._delivery.now_ms())
 
     def _message(self, request: RemotingRequest, found: Mapping[str, str]) -> OutgoingMessage:
         # the consumer that replies needs the property
