@@ -95,6 +95,10 @@ class Cluster(Simulation):
     def end_of(self, node_id: str) -> int:
         return self.process(node_id).replica.core.log.end_index
 
+    def match_of(self, leader: str, follower: str) -> int:
+        leadership = self.process(leader).replica.core.leadership
+        return -1 if leadership is None else leadership.progress[follower].match_index
+
     def term(self, node_id: str) -> int:
         return self.process(node_id).replica.core.term
 

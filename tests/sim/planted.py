@@ -347,6 +347,25 @@ def older_generation_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogView, "stored", stored)
 
 
+def answered_past_the_core(patch: pytest.MonkeyPatch) -> None:
+    """The report of the disk answers appends that a majority has by it, without a step of the core: a report
+    of an older generation acknowledges entries that replaced truncated ones."""
+    original = Replica.stored
+
+    def stored(replica: Replica, now_ms: int, generation: int, last_index: int, term: int) -> None:
+        core = replica.core
+        if core.leadership is not None:
+            match = {peer: one.match_index for peer, one in core.leadership.progress.items()}
+            index = committed_by(core.membership, match | {core.node_id: last_index})
+            for waiter in replica.admission._waiters:
+                if waiter.token is not None and waiter.last_index <= index:
+                    replica.shell.answer_append(waiter.token, waiter.outcome)
+                    waiter.token = None
+        original(replica, now_ms, generation, last_index, term)
+
+    patch.setattr(Replica, "stored", stored)
+
+
 def commit_not_clamped(patch: pytest.MonkeyPatch) -> None:
     """A follower believes the leader's committed index for entries it has not compared with the leader's."""
 

@@ -281,6 +281,10 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted.read_counts_older_round, test_scenarios.test_round_from_before_a_read_does_not_confirm_it),
     (planted.read_without_round, test_scenarios.test_round_from_before_a_read_does_not_confirm_it),
     (planted.older_generation_counted, test_scenarios.test_completion_of_an_older_generation_is_void),
+    (
+        planted.answered_past_the_core,
+        test_scenarios.test_completion_of_an_older_generation_acknowledges_no_append,
+    ),
     (planted.higher_term_ignored, test_scenarios.test_isolated_node_with_a_higher_term_is_taken_back),
     (planted.old_term_committed_by_counting, test_scenarios.test_figure_8_of_the_raft_paper),
     (

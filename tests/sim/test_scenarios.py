@@ -307,6 +307,35 @@ def test_completion_of_an_older_generation_is_void() -> None:
     c.end()
 
 
+def test_completion_of_an_older_generation_acknowledges_no_append() -> None:
+    """The leader's disk reports a write from before a truncation, while one follower has an append that
+    replaced it: the append has one durable copy."""
+    c = Cluster()
+    for node, terms in (("n0", [1] * 6), ("n1", [1]), ("n2", [1])):
+        c.preload(node, terms, HardState(1, None, 0))
+    c.isolate("n0")
+    c.start()
+    c.must_store(c.elect(), 1)
+    c.heal()
+    c.only("n0")
+    old = c.leader()
+    assert old is not None
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    leader = c.process("n0")
+    assert leader.replica.core.log.generation > 0, "its own entries were truncated"
+    c.crash(old, CrashKind.PROCESS)
+    assert c.elect() == "n0"
+    leader.disk_stuck_until_ms = c.clock.now_ms + SOON_MS // 4
+    before, attempt = c.end_of("n0"), c.write("n0")
+    (follower,) = (node for node in c.others("n0") if node != old)
+    c.run_until(lambda: c.match_of("n0", follower) > before, limit_ms=SOON_MS)
+    late = leader.replica
+    leader.post(lambda: late.stored(leader.now_ms(), 0, late.core.log.end_index, 1))
+    c.run_for(1)
+    assert attempt.answer is None and late.core.committed_index == before
+    c.end()
+
+
 def test_round_from_before_a_read_does_not_confirm_it() -> None:
     """A deposed leader gets late answers to its last heartbeat: they say who led then, not who leads now."""
     timing = replace(QUIET.timing, heartbeat_ms=900, election_min_ms=2_000, election_max_ms=4_000)
