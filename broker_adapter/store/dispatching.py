@@ -6,8 +6,10 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
@@ -15,7 +17,7 @@ from broker_adapter.log.protocol import Piece, RecordFormat
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues, Incarnation, QueuePosition
-from broker_adapter.store.index_files import IndexFiles, KeyedMessage
+from broker_adapter.store.index_files import IndexFiles, KeyedMessage, KeyedRun
 from broker_adapter.store.job_queue import JobQueue
 from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.wire.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, UNIT_SIZE
@@ -212,7 +214,8 @@ class BatchDispatch:
         # The state of the running batch, or of the last batch if it failed:
         self._gathered: dict[ConsumeQueue, _Units] = {}
         self._arrived: dict[ConsumeQueue, None] = {}
-        self._keyed: list[KeyedMessage] = []
+        self._keyed: list[KeyedMessage | KeyedRun] = []
+        self._keyed_count = 0  # messages in `_keyed`
 
     def begin(self, positions: Sequence[QueuePosition], misplaced: Sequence[int] = ()) -> None:
         """Create empty queues at these positions. A replay may follow, until `end_replay`."""
@@ -281,7 +284,7 @@ class BatchDispatch:
     # -- internals ---------------------------------------------------------------------------------------
 
     def _dispatch(self, entries: Sequence[AppliedEntry], *, is_replay: bool) -> list[ConsumeQueue]:
-        self._gathered, self._arrived, self._keyed = {}, {}, []
+        self._gathered, self._arrived, self._keyed, self._keyed_count = {}, {}, [], 0
         pieces = None if is_replay else self._log.pieces(entries)
         if pieces is not None:
             for piece in pieces:
@@ -294,7 +297,7 @@ class BatchDispatch:
             self.reached = Applied(last.index, last.term, end)
         self._flush()
         if self._keyed:
-            self._index_jobs.gather(self._index.add, self._keyed)
+            self._index_jobs.gather(self._index.add, self._keyed, self._keyed_count)
         return list(self._arrived)
 
     def _dispatch_piece(self, piece: Piece) -> None:
@@ -330,20 +333,30 @@ class BatchDispatch:
             route = self._routes.get(run.tail) or self._routes.of_tail(run.tail)
         except StoredDataDamaged:
             return 0
-        if route.is_metadata or route.is_delivery or route.is_keyed or route.delay_ms:
+        if route.is_metadata or route.is_delivery or route.delay_ms or (route.is_keyed and run.keys is None):
             return 0
         if run.physical_offset <= self._hidden_end:
             return 0
-        for queue_id, begin, end in run.parts():
+        count = run.count
+        parts: list[tuple[_Units, npt.NDArray[Any]]] = []
+        for queue_id, numbers in run.parts():
             if queue_id < 0:
-                return begin
+                count = min(count, int(numbers[0]))
+            if numbers[0] >= count:
+                break
             queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
-            units = self._units_of(queue)
-            if not run.has_offsets_from(queue.max_offset + units.count, begin, end):
-                return begin
-            units.parts.append(run.units(begin, end, route.tag_code))
-            units.count += end - begin
-        return run.count
+            queued = self._units_of(queue)
+            count = min(count, run.count_expected(numbers, queue.max_offset + queued.count))
+            parts.append((queued, numbers))
+        units = run.units(route.tag_code)
+        for queued, numbers in parts:
+            mine = numbers[: np.searchsorted(numbers, count)]
+            queued.parts.append(units[mine].tobytes())
+            queued.count += len(mine)
+        if run.keys and count:
+            self._keyed.append(run.keyed(route.topic, count))
+            self._keyed_count += count
+        return count
 
     def _dispatch_entry(self, entry: AppliedEntry, is_replay: bool) -> None:
         physical_offset = entry.pos + self._log.header_size
@@ -374,6 +387,7 @@ class BatchDispatch:
                 units.count += 1
         if route.is_keyed and part != TRANSACTION_ROLLBACK:
             self._keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
+            self._keyed_count += 1
 
     def _dispatch_command(self, entry: AppliedEntry, route: DispatchRoute, stamp: int) -> None:
         try:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from broker_adapter.store.consume_queue import CheckpointMismatch
 from broker_adapter.store.index_file import IndexFile, IndexState, Keys
 from broker_adapter.store.open_files import Changes, OpenFiles
 from broker_adapter.wire.index_layout import IndexShape, index_key, index_keys, key_hash
-from broker_adapter.wire.key_hashes import key_hashes
+from broker_adapter.wire.key_hashes import Int64s, key_hashes, row_hashes
 from dledger.infra.files.disk import Disk, list_directory
 
 _log = structlog.get_logger(part="reput")
@@ -31,6 +32,25 @@ _LAST_STAMP = 253_402_300_799_999  # the end of the year 9999
 
 # A message with keys: topic, UNIQ_KEY, KEYS, physical offset, store timestamp (ms).
 KeyedMessage = tuple[str, str | None, str | None, int, int]
+
+
+class KeyedRun(NamedTuple):
+    """Consecutive messages of a topic with the same number of keys, whose ASCII codes are the rows of `keys`.
+
+    `offsets`, `stamps`: physical offset and store timestamp (ms) of each message.
+    """
+
+    topic: str
+    keys: tuple[npt.NDArray[np.uint8], ...]
+    offsets: Int64s
+    stamps: Int64s
+
+    def all_keys(self) -> Keys:
+        """Return the keys in log order: all keys of the first message, then those of the next one."""
+        prefix = index_key(self.topic, "")
+        hashes = np.stack([row_hashes(prefix, rows) for rows in self.keys], axis=1)
+        number = len(self.keys)
+        return Keys(hashes.ravel(), self.offsets.repeat(number), self.stamps.repeat(number))
 
 
 class IndexSnapshot(NamedTuple):
@@ -87,21 +107,9 @@ class IndexFiles:
 
     # -- for the writer's thread -------------------------------------------------------------------------
 
-    def add(self, messages: Iterable[KeyedMessage]) -> None:
+    def add(self, messages: Iterable[KeyedMessage | KeyedRun]) -> None:
         """Add the keys of messages in log order."""
-        texts: list[str] = []
-        offsets: list[int] = []
-        stamps: list[int] = []
-        for topic, unique_key, keys, physical_offset, store_timestamp in messages:
-            mine = index_keys(topic, unique_key, keys)
-            texts += mine
-            offsets += [physical_offset] * len(mine)
-            stamps += [store_timestamp] * len(mine)
-        if not texts:
-            return
-        remaining = Keys(
-            key_hashes(texts), np.array(offsets, dtype=np.int64), np.array(stamps, dtype=np.int64)
-        )
+        remaining = _keys_of(messages)
         while len(remaining.hashes):
             newest = self._all[-1] if self._all else None
             if newest is None or not newest.room:
@@ -187,3 +195,30 @@ class IndexFiles:
 def _name(stamp: int) -> str:
     time = _EPOCH + timedelta(milliseconds=stamp)
     return f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}"
+
+
+def _keys_of(messages: Iterable[KeyedMessage | KeyedRun]) -> Keys:
+    """Return the keys of messages, in the same order."""
+    found: list[Keys] = []
+    texts: list[str] = []
+    offsets: list[int] = []
+    stamps: list[int] = []
+
+    def end_texts() -> None:
+        arrays = (np.array(each, dtype=np.int64) for each in (offsets, stamps))
+        found.append(Keys(key_hashes(texts), *arrays))
+        for each in (texts, offsets, stamps):
+            each.clear()
+
+    for message in messages:
+        if isinstance(message, KeyedRun):
+            end_texts()
+            found.append(message.all_keys())
+            continue
+        topic, unique_key, keys, physical_offset, store_timestamp = message
+        mine = index_keys(topic, unique_key, keys)
+        texts += mine
+        offsets += [physical_offset] * len(mine)
+        stamps += [store_timestamp] * len(mine)
+    end_texts()
+    return Keys(*map(np.concatenate, zip(*found, strict=True)))

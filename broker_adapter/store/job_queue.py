@@ -28,8 +28,8 @@ class JobQueue(Protocol):
     def submit(self, job: Job, weight: int = 0) -> None:
         """Add a job. Wait while the total weight of the pending jobs exceeds the limit."""
 
-    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
-        """Add a job that runs `work` on the items, which have a weight of 1 each, like `submit`.
+    def gather(self, work: GatheredWork, items: Sequence[Any], weight: int) -> None:
+        """Add a job that runs `work` on the items, which have this weight together, like `submit`.
 
         It may start later, with the items of further calls, unless another job waits for it.
         """
@@ -82,17 +82,17 @@ class ThreadJobQueue:
             self._wait_for_room()
             self._add(_Queued(job, weight))
 
-    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
+    def gather(self, work: GatheredWork, items: Sequence[Any], weight: int) -> None:
         with self._changed:
             self._wait_for_room()
             last = self._jobs[-1] if self._jobs else None
             if last is None or last.items is None or last.work != work or last.weight >= _GATHERED:
                 gathered = list(items)
-                self._add(_Queued(partial(work, gathered), len(gathered), work, gathered))
+                self._add(_Queued(partial(work, gathered), weight, work, gathered))
                 return
             last.items += items
-            last.weight += len(items)
-            self._pending += len(items)
+            last.weight += weight
+            self._pending += weight
             if last.weight >= _GATHERED:
                 self._changed.notify_all()
 

@@ -1,14 +1,13 @@
-"""Finds runs of consecutive messages that differ only in numeric fields and body.
+"""Finds runs of consecutive messages of one topic whose fields have equal sizes and whose tags are equal.
 
-Producers send such messages in batches. Comparing the columns of a batch costs a fraction of dispatching each
-message. All other messages are dispatched one by one (`dispatching.place`).
+Numeric fields, bodies, keys and values of other properties may differ. Producers send such messages in
+batches. Comparing the columns of a batch costs a fraction of dispatching each message. All other messages are
+dispatched one by one (`dispatching.place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -16,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_adapter.log.protocol import Piece
+from broker_adapter.store.index_files import KeyedRun
+from broker_adapter.wire.delay_levels import DELAY_LEVEL
 from broker_adapter.wire.message import Version
+from broker_adapter.wire.properties import KEYS, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY
 from broker_adapter.wire.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 
 Column = npt.NDArray[Any]
@@ -29,6 +31,14 @@ _BODY_AT = 88  # position in such a record
 _V1 = int(Version.V1)
 _DISPATCHED = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
+# Bytes from here on are not ASCII. As the least value, it permits no other value than the first message's.
+_FIXED = 0x80
+# Values contain no separators, and keys no blanks.
+_FIRST_OF_VALUES, _FIRST_OF_KEYS = 0x20, 0x21
+_NAME_VALUE_SEPARATOR, _PROPERTY_SEPARATOR = NAME_VALUE_SEPARATOR.encode(), PROPERTY_SEPARATOR.encode()
+_UNIQ_KEY, _KEYS = UNIQ_KEY.encode(), KEYS.encode()
+_INDEXED = (_UNIQ_KEY, _KEYS)
+_AFFECTING = (TAGS.encode(), DELAY_LEVEL.encode())
 # Minimum length of a run.
 _LEAST = 16
 # Number of entries compared in one search: minimum and maximum. It grows while all compared entries match.
@@ -40,8 +50,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 4096
 class MessageRun(NamedTuple):
     """A run of `count` entries of `entry_size` bytes each.
 
-    `tail`: the topic and properties that all messages share, with their lengths. `physical_offset`: offset of
-    the first message.
+    `tail`: topic and properties of the first message, with their lengths. The others have the same topic and
+    tag. `physical_offset`: offset of the first message. `keys`: a matrix with a row for each message, for
+    each of its keys in the index; None: a message may have other keys than its matrices contain.
     """
 
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -51,25 +62,86 @@ class MessageRun(NamedTuple):
     physical_offset: int
     queue_ids: Column
     queue_offsets: Column
+    stamps: Column
+    keys: tuple[Column, ...] | None
 
-    def parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (queue id, start, end) for each part of the run in one queue, in log order."""
+    def parts(self) -> list[tuple[int, Column]]:
+        """Return (queue id, numbers of its messages in the run) for each queue, by first message."""
         ids = self.queue_ids
-        borders = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), self.count]
-        for begin, end in pairwise(borders):
-            yield int(ids[begin]), begin, end
+        if (ids == ids[0]).all():
+            return [(int(ids[0]), np.arange(self.count))]
+        order = np.argsort(ids, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(ids[order])) + 1)
+        return [(int(ids[part[0]]), part) for part in sorted(parts, key=lambda part: int(part[0]))]
 
-    def has_offsets_from(self, first: int, begin: int, end: int) -> bool:
-        """True if the queue offsets in this part of the run are consecutive and start at `first`."""
-        return np.array_equal(self.queue_offsets[begin:end], np.arange(first, first + end - begin))
+    def count_expected(self, numbers: Column, first: int) -> int:
+        """Return how many messages precede the first one of `numbers` whose queue offset is not the next one.
 
-    def units(self, begin: int, end: int, tag_code: int) -> bytes:
-        """Return the ConsumeQueue units of the messages in this part of the run."""
-        units = np.empty(end - begin, dtype=_UNIT)
-        units["physical_offset"] = self.physical_offset + self.entry_size * np.arange(begin, end)
+        `first`: expected queue offset of the first one.
+        """
+        is_other = self.queue_offsets[numbers] != np.arange(first, first + len(numbers))
+        return int(numbers[is_other.argmax()]) if is_other.any() else self.count
+
+    def units(self, tag_code: int) -> Column:
+        """Return the ConsumeQueue units of the messages."""
+        units = np.empty(self.count, dtype=_UNIT)
+        units["physical_offset"] = self._physical_offsets(self.count)
         units["size"] = self.record_size
         units["tag_code"] = tag_code
-        return units.tobytes()
+        return units
+
+    def keyed(self, topic: str, count: int) -> KeyedRun:
+        """Return the keys of the first `count` messages. The result does not refer to the piece."""
+        keys = tuple(rows[:count].copy() for rows in self.keys or ())
+        return KeyedRun(topic, keys, self._physical_offsets(count), self.stamps[:count].astype(np.int64))
+
+    def _physical_offsets(self, count: int) -> npt.NDArray[np.int64]:
+        return self.physical_offset + self.entry_size * np.arange(count, dtype=np.int64)
+
+
+class TailShape(NamedTuple):
+    """The shape of a message's topic and properties, which the other messages of its run have, too.
+
+    `least`: for each byte its least value if it differs from the first message's; never above 0x7F. `keys`:
+    positions of the keys to be indexed, or None if these cannot be found by position.
+    """
+
+    least: npt.NDArray[np.uint8]
+    keys: list[slice] | None
+
+    @classmethod
+    def of(cls, tail: bytes) -> TailShape:
+        """Return the shape of a message with this tail.
+
+        Values may differ, because they do not affect the dispatch, except for the tag and the delay.
+        """
+        least = np.full(len(tail), _FIXED, dtype=np.uint8)
+        found: dict[bytes, slice] = {}
+        at = 1 + tail[0] + 2
+        for item in tail[at:].split(_PROPERTY_SEPARATOR):
+            name, _, value = item.partition(_NAME_VALUE_SEPARATOR)
+            end = at + len(item)
+            if name and value and name not in _AFFECTING:
+                is_indexed = name in _INDEXED
+                if is_indexed and (name in found or not value.isascii()):
+                    return cls(np.full(len(tail), _FIXED, dtype=np.uint8), None)
+                found[name] = slice(end - len(value), end)
+                least[found[name]] = _FIRST_OF_KEYS if is_indexed else _FIRST_OF_VALUES
+            at = end + 1
+        least[np.frombuffer(tail, np.uint8) >= _FIXED] = _FIXED  # bytes of one character depend on each other
+        keys = [found[_UNIQ_KEY]] if _UNIQ_KEY in found else []
+        if _KEYS in found:
+            at = found[_KEYS].start
+            for key in tail[found[_KEYS]].split(b" "):
+                end = at + len(key)
+                keys += [slice(at, end)] if key else []
+                least[end : end + 1] = _FIXED  # the blank, or the end of the property
+                at = end + 1
+        return cls(least, keys)
+
+    def count_alike(self, tails: Column) -> int:
+        """Return the number of leading rows of `tails` that have this shape. The first row always has it."""
+        return _leading(((tails == tails[0]) | ((tails >= self.least) & (tails < _FIXED))).all(axis=1))
 
 
 class RunFinder:
@@ -109,7 +181,9 @@ class RunFinder:
             return None
         self.looks += 1
         rows = np.frombuffer(piece, dtype=_layout(header, entry_size, tail_size), count=most, offset=at)
-        count = _alike(rows, entry_size)
+        tail = rows["tail"][0].tobytes()
+        shape = TailShape.of(tail)
+        count = _alike(rows, entry_size, shape)
         self._search_length = min(4 * self._search_length, _LONGEST_LOOK) if count == most else _FIRST_LOOK
         # Entries are contiguous. If the first and the last entry are at their stated positions, so are all
         # others.
@@ -124,10 +198,12 @@ class RunFinder:
             count,
             entry_size,
             record_size,
-            rows["tail"][0].tobytes(),
+            tail,
             int(rows["physical_offset"][0]),
             rows["queue_id"][:count],
             rows["queue_offset"][:count],
+            rows["stamp"][:count],
+            None if shape.keys is None else tuple(rows["tail"][:count, key] for key in shape.keys),
         )
 
     def _is_in_place(self, at: int, row: Any) -> bool:
@@ -144,6 +220,7 @@ def _layout(header: int, entry_size: int, tail_size: int) -> np.dtype[Any]:
         "queue_offset": (">i8", header + 20),
         "physical_offset": (">i8", header + 28),
         "sys_flag": ("u4", header + 36),
+        "stamp": (">i8", header + 56),
         "body_size": ("u4", header + 84),
         "tail": (("u1", (tail_size,)), entry_size - tail_size),
     }
@@ -157,15 +234,14 @@ def _layout(header: int, entry_size: int, tail_size: int) -> np.dtype[Any]:
     )
 
 
-def _alike(rows: Column, entry_size: int) -> int:
+def _alike(rows: Column, entry_size: int, shape: TailShape) -> int:
     """Return the length of the longest uniform prefix of `rows`."""
     physical_offsets = rows["physical_offset"]
     count = _leading(physical_offsets == physical_offsets[0] + entry_size * np.arange(len(rows)))
     for name in ("begin", "record_begin", "sys_flag", "body_size"):
         column = rows[name][:count]
         count = _leading(column == column[0])
-    tails = rows["tail"][:count]
-    return _leading((tails == tails[0]).all(axis=1))
+    return shape.count_alike(rows["tail"][:count])
 
 
 def _leading(alike: npt.NDArray[np.bool_]) -> int:

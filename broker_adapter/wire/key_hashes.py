@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker_adapter.wire.index_layout import MAX_SECONDS, key_hash
+from broker_adapter.wire.java_hash import java_hash
 
 Int64s = npt.NDArray[np.int64]
 #: Longer texts are rare and are hashed one by one.
@@ -31,10 +32,17 @@ def key_hashes(texts: Sequence[str]) -> Int64s:
             hashes[at] = key_hash(text)
     for length, places in by_length.items():
         rows = np.frombuffer("".join([texts[at] for at in places]).encode(), dtype=np.uint8)
-        products = rows.reshape(len(places), length).astype(np.uint32) @ _factors(length)
-        magnitudes = np.abs(products.view(np.int32).astype(np.int64))
-        hashes[places] = np.where(magnitudes > MAX_SECONDS, 0, magnitudes)
+        hashes[places] = row_hashes("", rows.reshape(len(places), length))
     return hashes
+
+
+def row_hashes(prefix: str, rows: npt.NDArray[np.uint8]) -> Int64s:
+    """Return the `key_hash` of `prefix` with each row appended. The rows are ASCII codes."""
+    length = rows.shape[1]
+    of_prefix = java_hash(prefix) * pow(31, length, 1 << 32) % (1 << 32)
+    sums = rows.astype(np.uint32) @ _factors(length) + np.uint32(of_prefix)
+    magnitudes = np.abs(sums.view(np.int32).astype(np.int64))
+    return np.where(magnitudes > MAX_SECONDS, 0, magnitudes)
 
 
 @lru_cache(maxsize=_LONGEST + 1)

@@ -68,8 +68,8 @@ class LateJobQueue:
         self._after = after
         self._jobs: deque[tuple[Job, int]] = deque()
 
-    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
-        self.submit(partial(work, list(items)), len(items))
+    def gather(self, work: GatheredWork, items: Sequence[Any], weight: int) -> None:
+        self.submit(partial(work, list(items)), weight)
 
     def submit(self, job: Job, weight: int = 0) -> None:
         self._jobs.append((job, weight))

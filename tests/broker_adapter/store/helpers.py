@@ -73,13 +73,14 @@ class Log:
         tag: str = "",
         keys: str = "",
         unique: str = "",
+        other: str = "x",
         part: int = 0,
         host: Host | None = None,
         version: Version | None = None,
         body: bytes = b"body",
         offset: int | None = None,
     ) -> Entry:
-        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, "other": "x"}
+        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, "other": other}
         self.now_ms += 400
         message = MessageRecord(
             topic,
@@ -161,8 +162,8 @@ class InlineJobQueue:
     def __init__(self, name: str, limit: int) -> None:
         self.pending = 0
 
-    def gather(self, work: GatheredWork, items: Sequence[Any]) -> None:
-        self.submit(partial(work, list(items)), len(items))
+    def gather(self, work: GatheredWork, items: Sequence[Any], weight: int) -> None:
+        self.submit(partial(work, list(items)), weight)
 
     def submit(self, job: Job, weight: int = 0) -> None:
         job()

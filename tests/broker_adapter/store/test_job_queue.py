@@ -50,15 +50,15 @@ def test_items_are_gathered_until_another_job_or_a_reader_waits_for_them() -> No
     go = threading.Event()
     job_queue.submit(go.wait)
     for number in range(5):
-        job_queue.gather(done.append, [number])
+        job_queue.gather(done.append, [number], 1)
     job_queue.submit(lambda: done.append([-1]))
-    job_queue.gather(done.append, [5, 6])
-    job_queue.gather(done.append, [7])
-    assert job_queue.pending == 8
+    job_queue.gather(done.append, [5, 6], 20)
+    job_queue.gather(done.append, [7], 1)
+    assert job_queue.pending == 26
     go.set()
     assert job_queue.wait(60)
     assert done == [[0, 1, 2, 3, 4], [-1], [5, 6, 7]] and job_queue.pending == 0
-    job_queue.gather(done.append, [8])
+    job_queue.gather(done.append, [8], 1)
     job_queue.drain()
     assert done[3:] == [[8]]
     job_queue.close()
@@ -67,7 +67,7 @@ def test_items_are_gathered_until_another_job_or_a_reader_waits_for_them() -> No
 def test_gathered_items_are_processed_even_if_nobody_waits_for_them() -> None:
     job_queue = ThreadJobQueue("test", 1000)
     done = threading.Event()
-    job_queue.gather(lambda items: done.set(), [1])
+    job_queue.gather(lambda items: done.set(), [1], 1)
     assert done.wait(60)
     job_queue.close()
 
@@ -75,9 +75,9 @@ def test_gathered_items_are_processed_even_if_nobody_waits_for_them() -> None:
 def test_gathered_items_count_against_the_limit() -> None:
     job_queue = ThreadJobQueue("test", 2)
     taken: list[int] = []
-    job_queue.gather(taken.extend, [0, 1, 2])
-    job_queue.gather(taken.extend, [3])  # waits until the first ones are processed
-    assert taken == [0, 1, 2]
+    job_queue.gather(taken.extend, [0, 1], 3)
+    job_queue.gather(taken.extend, [2, 3], 1)  # waits until the first ones are processed
+    assert taken == [0, 1]
     job_queue.close()
     assert taken == [0, 1, 2, 3]
 

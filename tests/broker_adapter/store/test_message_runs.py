@@ -24,7 +24,7 @@ from tests.broker_adapter.store.helpers import (
     look,
 )
 
-KEYS = [("T", "k"), ("U", "k")]
+KEYS = [("T", "k"), ("U", "k"), ("T", "k1"), ("T", "1"), ("U", "0"), ("T", "é"), ("U", "0-1")]
 
 
 def random_log(rng: Random) -> Log:
@@ -33,6 +33,8 @@ def random_log(rng: Random) -> Log:
     for _ in range(rng.randint(1, 12)):
         topic, queue, tag = rng.choice("TU"), rng.randint(0, 2), rng.choice(("", "A", "Bb"))
         body, part = bytes(rng.choice((0, 4, 100))), rng.choice((0, 0, 0, 4, 8, 12))
+        is_mixed = rng.random() < 0.3
+        keys, unique = rng.choice(("", "", "k", "k%d", "%d é", "%d  k %d")), rng.choice(("", "%d-%d"))
         for _ in range(rng.choice((1, 2, 3, 15, 16, 17, 70))):
             match rng.randint(0, 200):
                 case 0:
@@ -47,8 +49,18 @@ def random_log(rng: Random) -> Log:
                     log.add(log.entries[-1].body if log.entries else b"")
                 case 5:
                     queue = rng.randint(0, 2)
-            log.message(topic, queue, tag=tag, body=body, part=part)
+            queue = rng.randint(0, 2) if is_mixed else queue
+            values = [_filled(rng, text) for text in (keys, unique, "o%d")]
+            log.message(
+                topic, queue, tag=tag, body=body, part=part, keys=values[0], unique=values[1], other=values[2]
+            )
     return log
+
+
+def _filled(rng: Random, text: str) -> str:
+    while "%d" in text:
+        text = text.replace("%d", str(rng.randint(0, 2)), 1)
+    return text
 
 
 def pieces_of(entries: Sequence[Entry], rng: Random) -> list[EntryRun]:
@@ -79,6 +91,7 @@ def test_runs_lead_to_what_the_log_says(seed: int) -> None:
     assert look(node.dispatcher, KEYS) == dumb_look(log.entries, KEYS)
     assert node.metadata.applied == commands_of(log.entries)
     assert node.dispatcher.figures() == one_by_one.dispatcher.figures()
+    assert node.dispatcher.index.snapshot().states == one_by_one.dispatcher.index.snapshot().states
     last = log.entries[-1]
     assert node.dispatcher.dispatched == (last.index, last.term, log.end_pos)
 
@@ -96,7 +109,9 @@ def outcome(
     node = Node(SimDisk())
     node.dispatcher.load(())
     node.dispatcher.apply(EntryRun([as_stored(entries)]) if as_run else entries)
-    return look(node.dispatcher), node.dispatcher.figures(), node.metadata.applied
+    seen = look(node.dispatcher)
+    seen["index"] = node.dispatcher.index.snapshot().states
+    return seen, node.dispatcher.figures(), node.metadata.applied
 
 
 @pytest.mark.slow
@@ -115,6 +130,32 @@ def test_every_bit_of_one_record_of_a_run_may_be_wrong(at: int) -> None:
     assert missing == {False, True} and foreign == {0, 1}, "neither foreign records nor gaps were tried"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 17])
+def test_every_byte_after_the_body_of_one_record_may_differ(at: int) -> None:
+    """Keys and other values may differ within a run. What looks like a separator ends it."""
+    log = Log(gap_every=0)
+    for number in range(34):
+        log.message(tag="A", keys=f"a{number:02d} b", unique=f"{number:02d}", other="é")
+    entries = log.entries
+    tail_at = 88 + len(b"body")
+    for byte in range(tail_at, len(entries[at].body)):
+        for value in (0x01, 0x02, 0x20, 0x31, 0x80, 0xC3):
+            body = bytearray(entries[at].body)
+            body[byte] = value
+            changed = [*entries[:at], entries[at]._replace(body=bytes(body)), *entries[at + 1 :]]
+            outcomes = [outcome(changed, as_run=as_run) for as_run in (False, True)]
+            assert outcomes[0] == outcomes[1], (byte, value)
+
+
+@pytest.mark.parametrize("keys", ["a{} b{}", "é{}", " {}  {} ", "{}\tb", "same", ""])
+def test_keys_of_a_run_are_those_of_its_messages(keys: str) -> None:
+    log = Log(gap_every=0)
+    for number in range(100, 140):
+        log.message("T", number % 4, keys=keys.format(number, number), unique=f"{number}")
+    assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
+
+
 def test_a_gap_within_a_run_is_filled() -> None:
     log = uniform_log(20)
     log.message("T", 0, tag="A", body=b"1234", offset=21)
@@ -129,13 +170,36 @@ def test_alike_messages_are_one_run_whatever_queues_they_are_for() -> None:
     finder, size = RunFinder(EntryPiece(stored), 48), len(stored) // 60
     run = finder.find(0, size)
     assert run is not None and run.count == 60
-    assert list(run.parts()) == [(0, 0, 20), (1, 20, 40), (2, 40, 60)]
+    parts = [(queue_id, numbers.tolist()) for queue_id, numbers in run.parts()]
+    assert parts == [(number, list(range(20 * number, 20 * number + 20))) for number in range(3)]
+
+
+def test_a_run_ends_before_the_first_message_of_any_queue_that_is_out_of_order() -> None:
+    log = Log(gap_every=0)
+    for number in range(40):
+        log.message("T", number % 3, unique=f"{number:04d}", offset=90 if number == 22 else None)
+    assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
+    seen, figures, _ = outcome(log.entries, as_run=True)
+    assert figures.set_aside.number == 1 and figures.index_items == 40
+    assert {place: seen[place][1] for place in seen if "@" in place} == {"T@0": 14, "T@1": 96, "T@2": 13}  # type: ignore[index]
+
+
+def test_messages_with_keys_of_equal_lengths_are_one_run() -> None:
+    log = Log(gap_every=0)
+    for number in range(40):
+        log.message("T", keys=f"a{number:02d} b", unique=f"{number:032d}", other=f"é{number:02d}")
+    stored = as_stored(log.entries)
+    run = RunFinder(EntryPiece(stored), 48).find(0, len(stored) // 40)
+    assert run is not None and run.count == 40 and run.keys is not None
+    keys = [[row.tobytes().decode() for row in rows] for rows in run.keys]
+    numbers = range(40)
+    assert keys == [[f"{n:032d}" for n in numbers], [f"a{n:02d}" for n in numbers], ["b" for _ in numbers]]
 
 
 def test_messages_that_only_look_alike_are_not_searched_for_again_and_again() -> None:
     log = Log(gap_every=0)
     for number in range(200):
-        log.message("T", unique=f"{number:032d}")
+        log.message("T", tag=f"{number:032d}")
     stored = as_stored(log.entries)
     finder, size = RunFinder(EntryPiece(stored), 48), len(stored) // 200
     assert [finder.find(number * size, size) for number in range(200)] == [None] * 200
