@@ -24,7 +24,7 @@ from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, NotMaster, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode, encode
-from dledger.infra.loops.turns import MAX_TOGETHER
+from dledger.infra.loops.turns import MAX_TOGETHER, MAX_WOKEN
 from tests.broker_adapter.v4.test_send_lists import ALONE, CONTEXT, UNKNOWN, FakeProcessor, Listed, NotStarted
 from tests.broker_adapter.v5.forwarding.test_forwarder import Pair, Scripted, config
 from tests.node.local import until
@@ -143,6 +143,29 @@ async def test_lists_of_several_clients_share_lists_at_the_master() -> None:
             sent = LONG if topic in first.answered else other
             assert context._replace(timeout_s=sent.timeout_s) == sent
         assert codes(first) | codes(second) == given
+
+
+async def test_the_lists_of_a_frame_share_the_turns_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame has thousands of sends. Processed in one step, they would delay everything else."""
+    of_turn = [0]
+    answer_list = Lists.answer_list
+
+    async def counted(self: Lists, calls: Sequence[ListedCall], outcomes: ListOutcomes) -> None:
+        of_turn[-1] += 1
+        await answer_list(self, calls, outcomes)
+
+    monkeypatch.setattr(Lists, "answer_list", counted)
+    given = {f"t{n}": STORED for n in range(16 * MAX_TOGETHER)}
+    async with pair(given) as p:
+        forwarding = p.forward(Listed(given))
+        while not forwarding.done():
+            of_turn.append(0)
+            await asyncio.sleep(0)
+        await forwarding
+        assert p.lists.sizes == [MAX_TOGETHER] * 16
+        assert max(of_turn) <= 2 * MAX_WOKEN
 
 
 async def test_outcomes_at_the_master_stay_per_send() -> None:

@@ -79,6 +79,30 @@ async def test_sends_that_wait_for_their_topic_hold_back_no_others_and_keep_thei
         assert await bodies(master, "t", 0) == [b"first", *texts]
 
 
+async def test_a_list_that_exceeds_the_bytes_of_an_append_is_cut_and_only_a_message_too_large_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append that exceeds them is refused as a whole."""
+    limits = {"max_batch_bytes": 128 << 10}
+    async with brokers(tmp_path, 1, {"remoting": REMOTING}, limits=limits) as cluster:
+        master = await cluster.master()
+        async with asking(master.remoting.address) as asker:
+            await asker.send("t", b"first", 0)
+            may_append = hold_messages(master, monkeypatch)
+            texts = [b"%d" % number + bytes(20_000) for number in range(12)]
+            sends = [asker.ask(310, text, **send_fields("t", 0)) for text in texts[:10]]
+            sends.append(asker.ask(320, batch(*texts[10:]), **send_fields("t", 0)))
+            sends.append(asker.ask(310, bytes(110_000), **send_fields("t", 0)))
+            pending = asyncio.gather(*sends)
+            await ask_others(asker)
+            may_append.set()
+            *stored, too_large = [answer.code for answer in await pending]
+        assert stored == [ResponseCode.SUCCESS] * 11
+        assert too_large == ResponseCode.MESSAGE_ILLEGAL
+        await in_step(master)
+        assert await bodies(master, "t", 0) == [b"first", *texts]
+
+
 async def test_a_send_that_does_not_want_to_wait_waits_for_its_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
