@@ -20,6 +20,12 @@ class Directory(Protocol):
         Raises TopicRefused (TOPIC_UNKNOWN) or NotMaster.
         """
 
+    def existing_topic(self, name: str) -> TopicConfig | None:
+        """Return the topic on the master, or None if a send to it must wait for `ensure_topic`.
+
+        Raises NotMaster.
+        """
+
     async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
         """Return the topic. If it does not exist, create it for the client at `remote` (host:port) if the
         settings permit this.

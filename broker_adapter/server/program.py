@@ -34,6 +34,7 @@ from broker_adapter.endpoints.v4.sends import SendRules
 from broker_adapter.endpoints.v4.transactions import ask_producer
 from broker_adapter.endpoints.v5.calls.handlers import MessagingHandlers
 from broker_adapter.endpoints.v5.clients import ClientStreams
+from broker_adapter.endpoints.v5.front import NodeCalls
 from broker_adapter.endpoints.v5.ports import ClientPorts
 from broker_adapter.endpoints.v5.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.errors import BrokerError
@@ -338,7 +339,7 @@ class BrokerProgram:
         """Stop the broker. Leadership is given up first. Further client calls wait for the new master."""
         self.writer.stop()
         # Appended entries are committed shortly. Wait, so that their senders receive a definite response.
-        await self.clients.handlers.drain(_DRAIN_S)
+        await asyncio.gather(self.clients.handlers.drain(_DRAIN_S), self._sends.drain(_DRAIN_S))
         self.broker.long_polls.close()
         self.delivery.wake_all()
         await self.node.step_aside()
@@ -428,9 +429,7 @@ class BrokerProgram:
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
         settings = self.settings
-        self.directory = ReplicatedDirectory(
-            self.metadata, self.topic_creation.ensure, self.topic_creation.or_default
-        )
+        self.directory = ReplicatedDirectory(self.metadata, self.topic_creation)
         if settings.rocketmq_v2.access_control is not None:
             now_s = signature_time(self.config.members, self.node.cluster_time_ms)
             self._guard = Guard(settings.rocketmq_v2.access_control, now_s)
@@ -445,15 +444,15 @@ class BrokerProgram:
             directory=self.directory,
             max_body_bytes=max_body_bytes,
             now_ms=self.node.cluster_time_ms,
-            answering=partial(self._make_forwarder, max_body_bytes),
+            node_calls=partial(self._make_forwarder, max_body_bytes),
             guard=self._guard,
             node_has_tls=self.config.tls is not None,
         )
 
     def _make_forwarder(
         self, max_body_bytes: int, handlers: MessagingHandlers, streams: ClientStreams
-    ) -> Forwarder:
-        """Create the forwarder of client calls to the current master."""
+    ) -> NodeCalls:
+        """Create the forwarder of client calls to the current master, and the sends of this node."""
         settings, node_id = self.settings.rocketmq_v2, self.config.node_id
         imports = Imports(self.writer, self.proposals, self.broker.read_queue)
         master = serving.master_processors(
@@ -487,8 +486,11 @@ class BrokerProgram:
             lambda: self.host.reads_here,
             reads_alone=not self.host.slaves_read,
         )
-        self._sends = serving.node_sends(master, self.writer.is_open, self.forwarder.forward_list)
-        return self.forwarder
+        timeout_s = self.settings.send_timeout_ms / 1000
+        self._sends = serving.node_sends(
+            master, handlers.producers, self.writer.is_open, self.forwarder.forward_list, timeout_s
+        )
+        return NodeCalls(self.forwarder, self._sends)
 
     def _may_end(self, account: str, topic: str) -> bool:
         return self._guard is None or self._guard.may_end(account, topic)

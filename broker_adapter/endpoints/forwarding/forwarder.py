@@ -17,9 +17,9 @@ from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.endpoints.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
+from broker_adapter.endpoints.lists.calls import ListedCall, ListResults
 from broker_adapter.endpoints.rejected import Code, Rejected
 from broker_adapter.endpoints.v5.calls.handlers import Answering
-from broker_adapter.endpoints.v5.calls.lists import ListedCall, ListResults
 from broker_adapter.endpoints.v5.clients import ClientStreams
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for

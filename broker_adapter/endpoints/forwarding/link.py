@@ -24,7 +24,7 @@ from broker_adapter.endpoints.forwarding.frames import (
     error_from_pb,
 )
 from broker_adapter.endpoints.forwarding.members import Members
-from broker_adapter.endpoints.v5.calls.lists import ListedCall, ListResults
+from broker_adapter.endpoints.lists.calls import ListedCall, ListResults
 from broker_adapter.endpoints.v5.clients import ClientStreams
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status, error_for

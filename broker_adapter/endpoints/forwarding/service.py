@@ -20,9 +20,9 @@ from broker_adapter.endpoints.forwarding.frames import (
     context_from_pb,
 )
 from broker_adapter.endpoints.forwarding.members import Members
+from broker_adapter.endpoints.lists.calls import ListAnswering, ListedCall
 from broker_adapter.endpoints.rejected import ELSEWHERE
 from broker_adapter.endpoints.v5.calls.handlers import Answering
-from broker_adapter.endpoints.v5.calls.lists import ListAnswering
 from broker_adapter.endpoints.v5.connected import ConnectedClients, RemoteClients
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Busy, FrameRefused, IllegalMessage, Status, error_for
@@ -283,7 +283,7 @@ class _NodeStream:
                 key = call.context.SerializeToString()
                 if (context := contexts.get(key)) is None:
                     context = contexts[key] = context_from_pb(call.context)
-                listed.append((request, context))
+                listed.append(ListedCall(request, context))
             await self._lists.answer_list(listed, outcomes)
         except Exception as error:
             for number in list(outcomes.left):

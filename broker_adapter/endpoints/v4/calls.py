@@ -13,8 +13,11 @@ from typing import Final, NamedTuple, TypeAlias
 from broker_adapter.api import GroupConfig
 from broker_adapter.endpoints.context import CallContext
 from broker_adapter.endpoints.directory import Directory
+from broker_adapter.endpoints.lists.calls import ListedCall
+from broker_adapter.endpoints.lists.send_list import NodeSends
 from broker_adapter.endpoints.rejected import ELSEWHERE, Rejected
 from broker_adapter.endpoints.v4.admin import AdminProcessor, ImportProcessor
+from broker_adapter.endpoints.v4.client_outcomes import ClientOutcomes
 from broker_adapter.endpoints.v4.clients import RemotingClients
 from broker_adapter.endpoints.v4.locks import LockProcessor
 from broker_adapter.endpoints.v4.offsets import OffsetProcessor
@@ -24,7 +27,6 @@ from broker_adapter.endpoints.v4.recalls import RecallProcessor
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import CHANGE, RemotingRequest, RequestKind, flag, number, text
 from broker_adapter.endpoints.v4.retries import SendBackProcessor
-from broker_adapter.endpoints.v4.send_list import ClientOutcomes, ListedSend, NodeSends, SendList
 from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
@@ -99,16 +101,12 @@ class Forwarding:
         if not requests:
             return
         shared = self._context(connection, requests[0])
-        sends: list[ListedSend] = []
+        sends: list[ListedCall] = []
         for request in requests:
             account = self.account_of(request.command)
             context = shared if account == shared.account else shared._replace(account=account)
-            sends.append(ListedSend(request, context))
-        found = SendList(sends, ClientOutcomes(listed, sends, self._answer))
-        if self._sends.is_here():
-            await found.store(self._sends.processor)
-        else:
-            await found.forward(self._sends.forward)
+            sends.append(ListedCall(request, context))
+        await self._sends.process(sends, ClientOutcomes(listed, sends, self._answer))
 
     async def call_master(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         """Forward a request and return the master's response. Raises the BrokerErrors of `Answering`."""
@@ -118,7 +116,7 @@ class Forwarding:
         request = self._request_of(command)
         return await self._answer(request, self._context(connection, request))
 
-    async def _answer(self, request: RemotingRequest, context: CallContext) -> bytes:
+    async def _answer(self, request: Request, context: CallContext) -> bytes:
         try:
             return await self._answering.unary(request, context)
         except Rejected as error:  # raised by the forwarding layer, which uses the codes of RocketMQ 5

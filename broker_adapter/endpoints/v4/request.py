@@ -110,6 +110,10 @@ class RemotingRequest(Request):
         return self.kind.appends
 
     @property
+    def is_send(self) -> bool:
+        return self.kind is SEND
+
+    @property
     def is_read(self) -> bool:
         return self.kind.is_read
 

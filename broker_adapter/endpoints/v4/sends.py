@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.api import DEFAULT_TOPIC, BrokerApi, DefaultTopic, OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import DeliveryApi
 from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.lists.send_list import LookUp
 from broker_adapter.endpoints.v4 import request as read
 from broker_adapter.endpoints.v4.replies import REPLY_TO_CLIENT
 from broker_adapter.endpoints.v4.request import RemotingRequest, client_transaction_id
@@ -17,7 +20,7 @@ from broker_adapter.endpoints.v4.retries import Retries
 from broker_adapter.errors import BrokerError, IllegalMessage, ResponseCode, Status, error_for
 from broker_adapter.put.sender import PutResult, Send, SendApi, SubmittedSend
 from broker_adapter.remoting.codes import DUPLICATE_FILTER, RequestCode
-from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.wire.delay_levels import (
     AFTER_MS,
     AFTER_S,
@@ -98,15 +101,28 @@ class PlainSend(NamedTuple):
     send: Send
 
 
-class StartedSend(NamedTuple):
-    """A plain send that was submitted."""
+class SubmittedPlainSend(NamedTuple):
+    """A plain send that was submitted. Implements StartedCall."""
 
+    processor: SendProcessor
     plain: PlainSend
     submitted: SubmittedSend
 
+    @property
+    def done(self) -> asyncio.Future[Any]:
+        return self.submitted.done
+
+    def response(self) -> bytes | LookUp:
+        sent = self.submitted.result()
+        answer = self.processor.answer(self.plain, sent)
+        return partial(self._look_up, sent) if answer is None else encode(answer)
+
+    async def _look_up(self, sent: PutResult) -> bytes:
+        return encode(await self.processor.look_up(self.plain, sent))
+
 
 class SendProcessor:
-    """Handles sends on the master."""
+    """Handles sends on the master. Implements SendStarter."""
 
     def __init__(
         self,
@@ -148,7 +164,7 @@ class SendProcessor:
             return delayed.to_command(request, self._rules.duplicate_filter)
         return await self._store(PlainSend(request, send))
 
-    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend | None:
+    def start(self, request: RemotingRequest, context: CallContext) -> SubmittedPlainSend | None:
         """Submit a send that waits for nothing but its append. For another one, return None and do nothing:
         use `send`.
 
@@ -173,7 +189,7 @@ class SendProcessor:
             raise started
         if not isinstance(started, SubmittedSend):
             return None  # a duplicate
-        return StartedSend(PlainSend(request, send), started)
+        return SubmittedPlainSend(self, PlainSend(request, send), started)
 
     def answer(self, plain: PlainSend, sent: PutResult) -> RemotingCommand | None:
         """Return the response to a stored send, or None if `look_up` must find out its physical offsets."""

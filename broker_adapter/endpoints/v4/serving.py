@@ -19,6 +19,8 @@ from broker_adapter.api import (
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.delivery.api import DeliveryApi, PeekApi
 from broker_adapter.endpoints.directory import Directory
+from broker_adapter.endpoints.lists.calls import ForwardList
+from broker_adapter.endpoints.lists.send_list import NodeSends, SendStarter
 from broker_adapter.endpoints.traffic import Traffic
 from broker_adapter.endpoints.v4.access import RemotingAccess
 from broker_adapter.endpoints.v4.admin import AdminProcessor, ImportProcessor
@@ -44,15 +46,14 @@ from broker_adapter.endpoints.v4.port import RemotingPort, SendOnly
 from broker_adapter.endpoints.v4.pulls import PullProcessor, ReadRules
 from broker_adapter.endpoints.v4.recalls import RecallProcessor
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
-from broker_adapter.endpoints.v4.request import SEND
+from broker_adapter.endpoints.v4.request import REMOTING, SEND
 from broker_adapter.endpoints.v4.requests import TABLE
 from broker_adapter.endpoints.v4.retries import Retries, SendBackProcessor
-from broker_adapter.endpoints.v4.send_list import NodeSends
 from broker_adapter.endpoints.v4.send_only import SendOnlyAnswers, SendOnlyEvents, marked
 from broker_adapter.endpoints.v4.sends import SendProcessor, SendRules, SendTopics
 from broker_adapter.endpoints.v4.transactions import TransactionProcessor
 from broker_adapter.endpoints.v5.calls.handlers import Answering
-from broker_adapter.endpoints.v5.calls.lists import ForwardList
+from broker_adapter.endpoints.v5.messages.methods import SEND_MESSAGE
 from broker_adapter.errors import Status, error_for
 from broker_adapter.put.sender import SendApi
 from broker_adapter.remoting.command import RemotingCommand
@@ -146,10 +147,18 @@ def master_processors(
 
 
 def node_sends(
-    master: MasterProcessors, accepts_writes: Callable[[], bool], forward: ForwardList
+    master: MasterProcessors,
+    producers: SendStarter,
+    accepts_writes: Callable[[], bool],
+    forward: ForwardList,
+    timeout_s: float,
 ) -> NodeSends:
-    """Return the sends that this node stores while `accepts_writes` returns True, and otherwise forwards."""
-    return NodeSends(master.sends, accepts_writes, forward)
+    """Return the sends that this node stores while `accepts_writes` returns True, and otherwise forwards.
+
+    `producers` starts the sends of RocketMQ 5 clients. `timeout_s` applies to those without a deadline.
+    """
+    starters: dict[str, SendStarter] = {REMOTING: master.sends, SEND_MESSAGE: producers}
+    return NodeSends(starters, accepts_writes, forward, timeout_s=timeout_s)
 
 
 def both_protocols(proxy: Answering, master: MasterProcessors) -> ProtocolHandlers:

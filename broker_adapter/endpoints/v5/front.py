@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,9 +19,11 @@ from broker_adapter.endpoints.access.guard import Guard
 from broker_adapter.endpoints.calls import large_request, peer_host, stopping
 from broker_adapter.endpoints.context import NODE_JS, NODE_PORT, CallContext, ResponseDelivery
 from broker_adapter.endpoints.directory import Directory
+from broker_adapter.endpoints.lists.send_list import NodeSends
 from broker_adapter.endpoints.rejected import Code, Rejected, status_of
 from broker_adapter.endpoints.v5.calls.handlers import Answering
 from broker_adapter.endpoints.v5.clients import ClientStreams
+from broker_adapter.endpoints.v5.gathered import ClientCall, GatheredSends
 from broker_adapter.endpoints.v5.messages.client_settings import SettingsLimits
 from broker_adapter.endpoints.v5.messages.methods import METHODS, SERVICE_NAME, TELEMETRY
 from broker_adapter.endpoints.v5.messages.request import Request
@@ -57,11 +59,18 @@ _HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
 _NOTHING = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message: this node is shutting down")
 
 
-class MessagingService:
-    """The gRPC service of one node.
+class NodeCalls(NamedTuple):
+    """Handles the calls that need the master. `sends` handles sends in lists, or is None."""
 
-    `known_here`: methods that every node can answer, by name. `answering` handles all other methods. `guard`:
-    None if there is no access control.
+    answering: Answering
+    sends: NodeSends | None = None
+
+
+class MessagingService:
+    """The gRPC service of one node. Implements CallOwner.
+
+    `known_here`: methods that every node can answer, by name. `node_calls` handles all other methods.
+    `guard`: None if there is no access control.
 
     Add `handler`, or the handler for another port, to a gRPC server. Its service name for health checks and
     reflection is `name`. For a shutdown, call `drain`, then `send_away` while the server stops, then `stop`.
@@ -71,7 +80,7 @@ class MessagingService:
 
     def __init__(
         self,
-        answering: Answering,
+        node_calls: NodeCalls,
         known_here: Mapping[str, KnownAnswer],
         directory: Directory,
         clients: ClientStreams,
@@ -80,7 +89,8 @@ class MessagingService:
         guard: Guard | None = None,
     ) -> None:
         self.clients = clients
-        self._answering = answering
+        self._answering, sends = node_calls
+        self._gathered = None if sends is None else GatheredSends(sends, self)
         self._known_here = known_here
         self._directory = directory
         self._limits = limits
@@ -177,7 +187,7 @@ class MessagingService:
         return behaviour
 
     def _start_call(
-        self, request: Request, call: CallContext, room: AsyncExitStack | None
+        self, request: Request, context: CallContext, room: AsyncExitStack | None
     ) -> asyncio.Future[bytes]:
         """Start a call. If the client disconnects, the call continues and keeps its part of the quota of
         large requests.
@@ -185,34 +195,42 @@ class MessagingService:
         Canceling the returned future ends only the wait for the response. `asyncio.shield` would need three
         more steps of the event loop per call.
         """
-        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._calls.acquire(client_of(call.remote))
-        kept = None if room is None else room.pop_all()
-        self._under_way[answered] = asyncio.create_task(self._carry_out(request, call, answered, kept))
-        return answered
+        call = ClientCall(request, context, asyncio.get_running_loop().create_future())
+        self._calls.acquire(client_of(context.remote))
+        if self._gathered is not None and room is None and self._gathered.is_gathered(request):
+            self._under_way[call.answered] = self._gathered.add(call)
+        else:
+            kept = None if room is None else room.pop_all()
+            self._start_task(call, partial(self._answer, request, context), kept)
+        return call.answered
+
+    def _start_task(
+        self, call: ClientCall, answer: Callable[[], Awaitable[bytes]], room: AsyncExitStack | None = None
+    ) -> None:
+        self._under_way[call.answered] = asyncio.create_task(self._carry_out(call, answer, room))
 
     async def _carry_out(
-        self,
-        request: Request,
-        call: CallContext,
-        answered: asyncio.Future[bytes],
-        room: AsyncExitStack | None,
+        self, call: ClientCall, answer: Callable[[], Awaitable[bytes]], room: AsyncExitStack | None
     ) -> None:
         try:
-            answer = await self._answer(request, call)
+            call.settle(await answer())
         except Exception as error:
-            if not answered.done():
-                answered.set_exception(error)
-                answered.exception()  # mark the exception as retrieved, in case the caller was canceled
-        else:
-            if not answered.done():
-                answered.set_result(answer)
+            call.settle(error)
         finally:
-            self._under_way.pop(answered, None)
-            self._calls.release(client_of(call.remote))
-            answered.cancel()  # no effect if answered
+            self.end(call)
             if room is not None:
                 await room.aclose()
+
+    def process_alone(self, call: ClientCall, answer: Callable[[], Awaitable[bytes]] | None) -> None:
+        self._start_task(call, answer or partial(self._answer, call.request, call.context))
+
+    def process_again(self, call: ClientCall, context: CallContext) -> None:
+        self._start_task(call, partial(self._answer, call.request, context))
+
+    def end(self, call: ClientCall) -> None:
+        self._under_way.pop(call.answered, None)
+        self._calls.release(client_of(call.context.remote))
+        call.answered.cancel()  # no effect if answered
 
     async def _answer(self, request: Request, call: CallContext) -> bytes:
         known = self._known_here.get(request.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from broker_adapter.api import BrokerApi, GroupConfig, TopicConfig
@@ -15,15 +15,16 @@ from broker_adapter.endpoints.access.guard import Guard
 from broker_adapter.endpoints.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.endpoints.directory import Directory
 from broker_adapter.endpoints.v5.calls.client_calls import RouteCalls
-from broker_adapter.endpoints.v5.calls.handlers import Answering, HandlerDependencies, MessagingHandlers
+from broker_adapter.endpoints.v5.calls.handlers import HandlerDependencies, MessagingHandlers
 from broker_adapter.endpoints.v5.calls.routes import Routes
 from broker_adapter.endpoints.v5.clients import ClientStreams
 from broker_adapter.endpoints.v5.connected import ConnectedClients
-from broker_adapter.endpoints.v5.front import MessagingService
+from broker_adapter.endpoints.v5.front import MessagingService, NodeCalls
 from broker_adapter.endpoints.v5.messages.client_settings import SettingsLimits
 from broker_adapter.endpoints.v5.messages.message_out import stored_message
 from broker_adapter.endpoints.v5.messages.methods import QUERY_ROUTE
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.writable_topics import TopicCreation
 from broker_adapter.put.sender import SendApi
 from broker_adapter.scheduled.deferring import OrphanedHalf
 from broker_adapter.v2 import definition_pb2 as pb
@@ -38,22 +39,11 @@ SendToProducer = Callable[[str, str, calls.TelemetryCommand], bool]
 
 
 class ReplicatedDirectory:
-    """Implements Directory.
+    """Implements Directory. Call `topics_changed` when topics may have changed."""
 
-    `create` returns a topic and creates it if necessary. `default` returns the config of a topic or, if it
-    does not exist, the config with which it would be created. Call `topics_changed` when topics may have
-    changed.
-    """
-
-    def __init__(
-        self,
-        metadata: MetadataState,
-        create: Callable[[str, str], Awaitable[TopicConfig]],
-        default: Callable[[str], TopicConfig],
-    ) -> None:
+    def __init__(self, metadata: MetadataState, creation: TopicCreation) -> None:
         self._metadata = metadata
-        self._create = create
-        self._default = default
+        self._creation = creation
         self._awaited: dict[str, dict[asyncio.Future[bool], None]] = {}
         self._checked_topics: object = None  # the topics at the last check
 
@@ -65,10 +55,13 @@ class ReplicatedDirectory:
         return None if found is None else found.config
 
     def topic_or_default(self, name: str) -> TopicConfig:
-        return self._default(name)
+        return self._creation.or_default(name)
 
     async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
-        return await self._create(name, remote)
+        return await self._creation.ensure(name, remote)
+
+    def existing_topic(self, name: str) -> TopicConfig | None:
+        return self._creation.existing(name)
 
     async def topic_comes(self, name: str, seconds: float) -> bool:
         if self._metadata.topic(name) is not None:
@@ -138,16 +131,16 @@ def client_service(
     directory: Directory,
     max_body_bytes: int,
     now_ms: Callable[[], int],
-    answering: Callable[[MessagingHandlers, ClientStreams], Answering] | None = None,
+    node_calls: Callable[[MessagingHandlers, ClientStreams], NodeCalls] | None = None,
     guard: Guard | None = None,
     node_has_tls: bool = False,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> ClientService:
     """Assemble the endpoint.
 
-    `members`: host:port by node id. `answering` builds the component that answers calls from the handlers; if
-    None, the handlers answer calls themselves. `guard`: access control. `node_has_tls`: True if the port of
-    the node uses TLS. Raises ConfigError if `settings` name a node that is not a member.
+    `members`: host:port by node id. `node_calls` builds the components that answer calls from the handlers;
+    if None, the handlers answer calls themselves. `guard`: access control. `node_has_tls`: True if the port
+    of the node uses TLS. Raises ConfigError if `settings` name a node that is not a member.
     """
     routes = routes_by_port(broker_name, members, settings, node_has_tls=node_has_tls)
     streams = ClientStreams(settings.max_clients)
@@ -157,7 +150,7 @@ def client_service(
     )
     handlers = MessagingHandlers(parts)
     service = MessagingService(
-        handlers if answering is None else answering(handlers, streams),
+        NodeCalls(handlers) if node_calls is None else node_calls(handlers, streams),
         {QUERY_ROUTE: RouteCalls(directory, routes).known_route},
         directory,
         streams,

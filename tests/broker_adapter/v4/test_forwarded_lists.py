@@ -15,11 +15,10 @@ from broker_adapter.endpoints.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.endpoints.forwarding.link import MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
 from broker_adapter.endpoints.forwarding.service import ForwardService
-from broker_adapter.endpoints.v4.request import CHANGE, SEND, RemotingRequest
+from broker_adapter.endpoints.lists.calls import ListedCall, ListOutcomes
+from broker_adapter.endpoints.lists.send_list import NodeSends
+from broker_adapter.endpoints.v4.request import CHANGE, REMOTING, SEND, RemotingRequest
 from broker_adapter.endpoints.v4.requests import request_of
-from broker_adapter.endpoints.v4.send_list import NodeSends
-from broker_adapter.endpoints.v4.sends import SendProcessor
-from broker_adapter.endpoints.v5.calls.lists import ListedCall, ListOutcomes
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, NotMaster, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
@@ -61,7 +60,7 @@ class ListPair(Pair):
     ) -> None:
         self.has_lists = has_lists
         self.processor = FakeProcessor(outcomes)
-        self.lists = Lists(cast(SendProcessor, self.processor), lambda: True, lambda calls: None)
+        self.lists = Lists({REMOTING: self.processor}, lambda: True, lambda calls: None, timeout_s=30.0)
         self.lists.sizes = []
         super().__init__(Alone(), settings)
 

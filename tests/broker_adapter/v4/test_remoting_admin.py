@@ -20,6 +20,7 @@ from broker_adapter.client.core.requests import create_topic
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.endpoints.context import CallContext
 from broker_adapter.endpoints.directory import Directory
+from broker_adapter.endpoints.lists.send_list import NodeSends
 from broker_adapter.endpoints.traffic import Traffic
 from broker_adapter.endpoints.v4 import admin_bodies as bodies
 from broker_adapter.endpoints.v4.bodies import QueueName
@@ -31,8 +32,6 @@ from broker_adapter.endpoints.v4.port import RemotingPort
 from broker_adapter.endpoints.v4.replies import ReplyProcessor
 from broker_adapter.endpoints.v4.request import RemotingRequest
 from broker_adapter.endpoints.v4.requests import TABLE
-from broker_adapter.endpoints.v4.send_list import NodeSends
-from broker_adapter.endpoints.v4.sends import SendProcessor
 from broker_adapter.endpoints.v4.serving import (
     CheckOperator,
     NodeTopics,
@@ -310,7 +309,7 @@ async def open_port(
     rules = OperatorRules(commands={RequestCode.CHANGE_BROKER_ROLE: done})
     report = NodeReport(settings, lambda: 0, Traffic(lambda: 0.0, lambda: 0), dict, dict)
     executors, topics = make_executors(settings.remoting), NodeTopics(Mock(Directory), AsyncMock())
-    elsewhere = NodeSends(Mock(SendProcessor), lambda: False, lambda calls: None)
+    elsewhere = NodeSends({}, lambda: False, lambda calls: None, timeout_s=5.0)
     node = node_processors(settings, master, topics, node_clients, rules, report, executors, elsewhere)
     wait_s = settings.remoting.send_queue_wait_ms / 1000
     register(

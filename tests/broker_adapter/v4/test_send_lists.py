@@ -13,13 +13,15 @@ from unittest.mock import Mock
 import pytest
 
 from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
+from broker_adapter.endpoints.lists.calls import ListedCall
+from broker_adapter.endpoints.lists.send_list import NodeSends, SendList, StartedCall
 from broker_adapter.endpoints.v4.calls import Forwarding
-from broker_adapter.endpoints.v4.request import SEND, RemotingRequest
-from broker_adapter.endpoints.v4.send_list import ClientOutcomes, ListedSend, NodeSends, SendList
-from broker_adapter.endpoints.v4.sends import SendProcessor, StartedSend
+from broker_adapter.endpoints.v4.client_outcomes import ClientOutcomes
+from broker_adapter.endpoints.v4.request import REMOTING, SEND, RemotingRequest
+from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting.command import RemotingCommand, decode
+from broker_adapter.remoting.command import RemotingCommand, decode, encode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Processor
 from broker_adapter.remoting.signing import ACCESS_KEY
@@ -159,14 +161,15 @@ class Listed:
 
     async def process(self, context: CallContext, run: Callable[[SendList], Awaitable[None]]) -> None:
         """Process the list, and start the second attempts."""
-        sends = [ListedSend(RemotingRequest(command, SEND), context) for command in self.requests]
+        sends = [ListedCall(RemotingRequest(command, SEND), context) for command in self.requests]
 
-        async def again(request: RemotingRequest, context_: CallContext) -> bytes:
+        async def again(request: Request, context_: CallContext) -> bytes:
+            assert isinstance(request, RemotingRequest)
             assert 0 < (context_.timeout_s or 0) <= (context.timeout_s or 0)
             self.repeated[request.command.fields["b"]] = context_.is_repeated
             return b""
 
-        await run(SendList(sends, ClientOutcomes(self, sends, again)))
+        await run(SendList(sends, ClientOutcomes(self, sends, again), 30.0))
         assert not self.left, "each is answered or processed alone"
         connection = Mock(RemotingConnection)
         for processor in self.alone.values():
@@ -181,7 +184,7 @@ class NotStarted(NamedTuple):
 
 
 class FakeProcessor:
-    """A SendProcessor whose sends end as `outcomes` say, by topic: an error, a code: stored, None: never,
+    """A SendStarter whose sends end as `outcomes` say, by topic: an error, a code: stored, None: never,
     ALONE: not together with others."""
 
     def __init__(self, outcomes: Mapping[str, object]) -> None:
@@ -189,7 +192,7 @@ class FakeProcessor:
         self.contexts: dict[str, CallContext] = {}
         self.started: dict[str, asyncio.Future[ResponseCode]] = {}
 
-    def start(self, request: RemotingRequest, context: CallContext) -> StartedSend | None:
+    def start(self, request: RemotingRequest, context: CallContext) -> StartedCall | None:
         self.contexts[request.command.fields["b"]] = context
         outcome = self.outcomes[request.command.fields["b"]]
         if outcome == ALONE:
@@ -202,19 +205,22 @@ class FakeProcessor:
             done.set_exception(outcome)
         elif isinstance(outcome, ResponseCode):
             asyncio.get_running_loop().call_soon(done.set_result, outcome)
-        submitted = SimpleNamespace(done=done, result=done.result)
-        return cast(StartedSend, SimpleNamespace(plain=SimpleNamespace(request=request), submitted=submitted))
+        return _Started(request, done)
 
-    def answer(self, plain: Any, code: ResponseCode) -> RemotingCommand:
-        answer: RemotingCommand = plain.request.command.answer(code)
-        return answer
+
+class _Started(NamedTuple):
+    request: RemotingRequest
+    done: asyncio.Future[ResponseCode]
+
+    def response(self) -> bytes:
+        return encode(self.request.command.answer(self.done.result()))
 
 
 async def outcomes(
     given: dict[str, object], *, timeout_s: float = 30.0, uniq: str = "UNIQ_KEY\x01u"
 ) -> Listed:
-    listed, processor = Listed(given, uniq), cast(SendProcessor, FakeProcessor(given))
-    await listed.process(CONTEXT._replace(timeout_s=timeout_s), lambda found: found.store(processor))
+    listed, starters = Listed(given, uniq), {REMOTING: FakeProcessor(given)}
+    await listed.process(CONTEXT._replace(timeout_s=timeout_s), lambda found: found.store(starters))
     return listed
 
 
@@ -278,14 +284,14 @@ class _Elsewhere:
 async def test_a_send_that_moves_keeps_its_account_and_a_one_way_send_gets_no_response() -> None:
     elsewhere, written = _Elsewhere(), list[bytes]()
     connection = cast(Any, SimpleNamespace(peer=CLIENT, send_encoded=written.append))
-    processor = cast(SendProcessor, FakeProcessor({"first": NotMaster("elsewhere"), "second": UNKNOWN}))
+    processor = FakeProcessor({"first": NotMaster("elsewhere"), "second": UNKNOWN})
     forwarding = Forwarding(
         cast(Any, elsewhere),
         cast(Any, SimpleNamespace(table=SimpleNamespace(client_id=lambda _: "c"), replies=None)),
         cast(Any, None),
         {RequestCode.SEND_MESSAGE_V2: SEND},
         knows_accounts=True,
-        sends=NodeSends(processor, lambda: True, lambda calls: None),
+        sends=NodeSends({REMOTING: processor}, lambda: True, lambda calls: None, timeout_s=30.0),
     )
     fields = {"i": "UNIQ_KEY\x01u"}
     commands = [

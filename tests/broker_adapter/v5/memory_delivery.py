@@ -14,6 +14,7 @@ from itertools import count
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi, Filter, ReceivedBatch
+from broker_adapter.delivery_state.duplicate_filter import Position
 from broker_adapter.errors import (
     BrokerError,
     IllegalMessage,
@@ -21,7 +22,8 @@ from broker_adapter.errors import (
     Status,
     TopicRefused,
 )
-from broker_adapter.put.sender import PutResult, Send, SendApi
+from broker_adapter.put.committer import PutRequest, RequestOutcome
+from broker_adapter.put.sender import PutResult, Send, SendApi, StartedSend, SubmittedSend
 from broker_adapter.scheduled.deferring import HalfName, OrphanedHalf, Resolution, StoredDelayed, StoredHalf
 from broker_adapter.wire.host import NO_HOST, Host
 from broker_adapter.wire.message import MessageRecord, decode, encode, patch_offsets
@@ -97,6 +99,9 @@ class MemoryDelivery(SendApi, DeliveryApi):
     def group(self, name: str) -> GroupConfig | None:
         return self.groups.get(name)
 
+    def existing_topic(self, name: str) -> TopicConfig | None:
+        return self.topics.get(name)
+
     def topic_or_default(self, name: str) -> TopicConfig:
         self._may_fail()
         return self.topics.get(name) or self._default(name)
@@ -134,6 +139,20 @@ class MemoryDelivery(SendApi, DeliveryApi):
             except BrokerError as error:
                 found.append(error)
         return found
+
+    def start(self, send: Send) -> StartedSend:
+        topic, (message,) = send.config.name, send.messages
+        if (found := self._sent.get((topic, send.message_id))) is not None:
+            return Position(found.queue_id, found.queue_offset)
+        try:
+            self._may_fail()
+            sent = self._store(topic, message, send.message_id, send.queue_id, send.born_host)
+        except BrokerError as error:
+            return error
+        self._sent[topic, send.message_id] = sent
+        request = PutRequest()
+        request.settle(RequestOutcome([sent.queue_offset], []))
+        return SubmittedSend(request, sent.queue_id)
 
     async def send_one(self, send: Send) -> PutResult:
         self._may_fail()

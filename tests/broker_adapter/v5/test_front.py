@@ -164,12 +164,12 @@ async def test_a_bug_is_an_answer() -> None:
 
 
 async def test_a_bug_in_a_send_does_not_send_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object, **__: object) -> PutResult:
+    def broken(*_: object, **__: object) -> PutResult:
         raise ZeroDivisionError
 
     async with world() as w:
         assert (await w.send(message(b"1"))).status.code == Code.OK
-        monkeypatch.setattr(w.delivery, "send", broken)
+        monkeypatch.setattr(w.delivery, "start", broken)
         assert (await w.send(message(b"2", message_id="2"))).status.code == Code.INTERNAL_SERVER_ERROR
         assert sum(map(len, w.delivery.queues.values())) == 1
 

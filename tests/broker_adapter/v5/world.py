@@ -8,8 +8,10 @@ from typing import Any
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.endpoints.access.guard import Guard
-from broker_adapter.endpoints.v5.calls.handlers import Answering
-from broker_adapter.endpoints.v5.messages.methods import METHODS, SERVICE_NAME
+from broker_adapter.endpoints.lists.send_list import NodeSends
+from broker_adapter.endpoints.v5.calls.handlers import Answering, MessagingHandlers
+from broker_adapter.endpoints.v5.front import NodeCalls
+from broker_adapter.endpoints.v5.messages.methods import METHODS, SEND_MESSAGE, SERVICE_NAME
 from broker_adapter.endpoints.v5.serving import client_service
 from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls
@@ -46,7 +48,7 @@ class World:
             directory=self.delivery,
             max_body_bytes=MAX_BODY,
             now_ms=self.delivery.now_ms,
-            answering=None if answering is None else lambda *_: answering,
+            node_calls=lambda handlers, _: answering_of(handlers, answering),
             guard=guard,
         )
         self.service, self.handlers = made.service, made.handlers
@@ -95,6 +97,14 @@ class World:
     async def messages(self, group: str = "g", topic: str = "t", **fields: Any) -> list[pb.Message]:
         answers = await self.receive(group, topic, **fields)
         return [answer.message for answer in answers if answer.HasField("message")]
+
+
+def answering_of(handlers: MessagingHandlers, answering: Answering | None) -> NodeCalls:
+    """Return what answers calls: this master, or another component, which answers each call alone."""
+    if answering is not None:
+        return NodeCalls(answering)
+    starters = {SEND_MESSAGE: handlers.producers}
+    return NodeCalls(handlers, NodeSends(starters, lambda: True, lambda _: None, timeout_s=5.0))
 
 
 @asynccontextmanager

@@ -65,7 +65,7 @@ class MessagingHandlers:
         delivery, directory, settings = parts.delivery, parts.directory, parts.settings
         clients = ClientCalls(delivery, directory)
         routes = RouteCalls(directory, parts.routes)
-        producers = ProducerCalls(
+        self.producers = producers = ProducerCalls(
             parts.sends,
             delivery,
             directory,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.delivery.api import DeliveryApi
 from broker_adapter.endpoints.context import CallContext
 from broker_adapter.endpoints.directory import Directory
+from broker_adapter.endpoints.lists.send_list import StartedCall
 from broker_adapter.endpoints.names import topic_of
 from broker_adapter.endpoints.rejected import Code, Rejected, ok, status_of
 from broker_adapter.endpoints.v5.calls.results import joint, status_or_raise
 from broker_adapter.endpoints.v5.calls.routes import accepts
 from broker_adapter.endpoints.v5.messages.message_in import Incoming, incoming
+from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, IllegalMessage, ReadFailed, Status, error_for
-from broker_adapter.put.sender import PutResult, Send, SendApi
+from broker_adapter.put.sender import PutResult, Send, SendApi, SubmittedSend
 from broker_adapter.scheduled.deferring import Resolution
 from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls
@@ -31,6 +34,7 @@ _MAX_TRANSACTION_ID_LENGTH = 255
 _WAY_BACK_MS = 200
 
 _DELAY, _TRANSACTION = pb.MessageType.DELAY, pb.MessageType.TRANSACTION
+_DEFERRED = frozenset({_DELAY, _TRANSACTION})
 _RESOLUTIONS = {
     pb.TransactionResolution.COMMIT: Resolution.COMMIT,
     pb.TransactionResolution.ROLLBACK: Resolution.ROLLBACK,
@@ -38,7 +42,7 @@ _RESOLUTIONS = {
 
 
 class ProducerCalls:
-    """Handles producer calls.
+    """Handles producer calls. Implements SendStarter.
 
     `max_body_bytes`: limit per message. `on_sent` is called with (client id, topic) for each send.
     """
@@ -63,15 +67,7 @@ class ProducerCalls:
     async def send_message(
         self, request: calls.SendMessageRequest, context: CallContext
     ) -> calls.SendMessageResponse:
-        messages = request.messages
-        if not messages or len(messages) > self._max_batch_messages:
-            text = f"{len(messages)} messages in a request; the range is 1 to {self._max_batch_messages}"
-            raise Rejected(Code.BAD_REQUEST, text)
-        topics = {topic_of(message.topic, context.namespace) for message in messages}
-        if len(topics) > 1:
-            raise Rejected(Code.BAD_REQUEST, "all messages of a request must have the same topic")
-        judged = [incoming(message, self._max_body_bytes) for message in messages]
-        topic = topics.pop()
+        topic, judged = self._checked(request, context)
         # Wait even if the topic exists, because earlier sends may still be waiting for its creation.
         config = await self._directory.ensure_topic(topic, context.remote)
         for message in judged:
@@ -81,7 +77,39 @@ class ProducerCalls:
             entries = await self._send_together(config, judged, context, {})
         else:
             entries = await self._send_in_order(config, judged, context)
-        return calls.SendMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)
+        return _response(entries)
+
+    def start(self, request: Request, context: CallContext) -> StartedCall | None:
+        send = request.parsed()
+        assert isinstance(send, calls.SendMessageRequest)
+        topic, judged = self._checked(send, context)
+        if len(judged) > 1 or judged[0].kind in _DEFERRED:
+            return None
+        if (config := self._directory.existing_topic(topic)) is None:
+            return None
+        (message,) = judged
+        _check_kind(config, message.kind)
+        self._on_sent(context.client_id, topic)
+        started = self._sends.start(_send_of(config, message, context))
+        if isinstance(started, SubmittedSend):
+            return _StartedMessage(message, started.done, started.result)
+        if isinstance(started, BrokerError):
+            refused: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+            refused.set_exception(started)
+            refused.exception()  # mark the exception as retrieved
+            return _StartedMessage(message, refused, refused.result)
+        return None  # a duplicate
+
+    def _checked(self, request: calls.SendMessageRequest, context: CallContext) -> tuple[str, list[Incoming]]:
+        """Return topic and messages of a request. Raises Rejected."""
+        messages = request.messages
+        if not messages or len(messages) > self._max_batch_messages:
+            text = f"{len(messages)} messages in a request; the range is 1 to {self._max_batch_messages}"
+            raise Rejected(Code.BAD_REQUEST, text)
+        topics = {topic_of(message.topic, context.namespace) for message in messages}
+        if len(topics) > 1:
+            raise Rejected(Code.BAD_REQUEST, "all messages of a request must have the same topic")
+        return topics.pop(), [incoming(message, self._max_body_bytes) for message in messages]
 
     async def end_transaction(
         self, request: calls.EndTransactionRequest, context: CallContext
@@ -144,19 +172,9 @@ class ProducerCalls:
         refused: dict[str, BrokerError],
     ) -> list[calls.SendResultEntry]:
         """Send messages, at most one per message group. Adds the groups of rejected messages to `refused`."""
-        plain = [message for message in messages if message.kind not in (_DELAY, _TRANSACTION)]
-        sends = [
-            Send(
-                config,
-                [message.message],
-                message.message_id,
-                _queue_of(config, message),
-                context.remote,
-                _timeout_ms(context),
-            )
-            for message in plain
-        ]
-        others = [message for message in messages if message.kind in (_DELAY, _TRANSACTION)]
+        plain = [message for message in messages if message.kind not in _DEFERRED]
+        sends = [_send_of(config, message, context) for message in plain]
+        others = [message for message in messages if message.kind in _DEFERRED]
         if not others:
             sent = await self._sends.send(sends)
             refused |= _refused(plain, sent)
@@ -210,6 +228,38 @@ class ProducerCalls:
         if is_duplicate:
             entry.status.message = _DUPLICATE
         return entry
+
+
+class _StartedMessage(NamedTuple):
+    """A message that was submitted, or whose error is known. Implements StartedCall."""
+
+    message: Incoming
+    done: asyncio.Future[Any]
+    result: Callable[[], PutResult]
+
+    def response(self) -> bytes:
+        sent: PutResult | BrokerError
+        try:
+            sent = self.result()
+        except BrokerError as error:
+            sent = error
+        entry = _settled(self.message, _entry_of(self.message, sent))
+        return _response([entry]).SerializeToString()
+
+
+def _response(entries: Sequence[calls.SendResultEntry]) -> calls.SendMessageResponse:
+    return calls.SendMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)
+
+
+def _send_of(config: TopicConfig, message: Incoming, context: CallContext) -> Send:
+    return Send(
+        config,
+        [message.message],
+        message.message_id,
+        _queue_of(config, message),
+        context.remote,
+        _timeout_ms(context),
+    )
 
 
 def _refused(messages: Sequence[Incoming], sent: Sequence[PutResult | BrokerError]) -> dict[str, BrokerError]:

@@ -41,6 +41,11 @@ class Request:
         return self.method.appends
 
     @property
+    def is_send(self) -> bool:
+        """Return True for a send, which may be a member of a list."""
+        return self.name == SEND_MESSAGE
+
+    @property
     def streams_answers(self) -> bool:
         return self.method.streams_answers
 
@@ -68,7 +73,7 @@ class Request:
         A send is repeatable if each of its messages has an id, because a message is stored only once under
         its id.
         """
-        if self.name != SEND_MESSAGE:
+        if not self.is_send:
             return self.name in REPEATABLE
         try:
             send = self.parsed()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from broker_adapter.endpoints.context import CallContext
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError
 
-ListedCall: TypeAlias = tuple[Request, CallContext]
+
+class ListedCall(NamedTuple):
+    """A call of a list."""
+
+    request: Request
+    context: CallContext
+
+
 #: The results of some calls of a list, by the position of the call. Errors are those of `Answering`.
 ListResults: TypeAlias = Sequence[tuple[int, bytes | BrokerError]]
 #: Forwards a list to the master. Yields results in groups as they arrive, one for each call. Returns None if
