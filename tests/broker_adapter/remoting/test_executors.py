@@ -498,3 +498,19 @@ async def test_requests_of_a_list_are_checked_and_one_way_requests_get_no_respon
         assert stored == [0, 2] and refused == {1: error_for(Status.NOT_PERMITTED, "").response_code}
     assert executor.under_way == executor.slots.used == 0
     await dispatch.stop()
+
+
+async def test_only_the_requests_of_a_list_that_waited_too_long_are_refused() -> None:
+    together, executor, times = _Together(), Executor("sends", running=100, waiting=0), [0.0]
+    dispatch, connection = Dispatch(now=lambda: times[0]), _Answered(FLOOD)
+    dispatch.register([ECHO], _echo, executor, most_wait_s=1.0, together=together)
+    together.permits.release()
+    for number, arrived_s in enumerate([0.0, 0.5, 1.5, 2.0]):
+        times[0] = arrived_s
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=number))
+    await until(lambda: dispatch.under_way == 0)
+    assert together.lists == [(FLOOD, [2, 3])]
+    assert {one.opaque: one.code for one in connection.answers} == dict.fromkeys(
+        [0, 1], ResponseCode.SYSTEM_BUSY
+    )
+    await dispatch.stop()

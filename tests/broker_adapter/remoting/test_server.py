@@ -322,7 +322,7 @@ async def _deaf(server: RemotingServer, requests: int) -> asyncio.StreamWriter:
 
 @pytest.mark.parametrize(
     "limits",
-    [replace(ROOMY, unsent_bytes=LARGE_BYTES), replace(ROOMY, unsent_s=0.05)],
+    [replace(ROOMY, unsent_bytes=LARGE_BYTES, unsent_s=3_600), replace(ROOMY, unsent_s=0.05)],
     ids=["by bytes", "by time"],
 )
 async def test_who_reads_no_answers_is_closed(world: World, limits: ConnectionLimits) -> None:
@@ -331,6 +331,21 @@ async def test_who_reads_no_answers_is_closed(world: World, limits: ConnectionLi
         await until(lambda: len(world.seen) == 16)
         world.go_on.set()
         await until(lambda: not server.connections)
+        writer.transport.abort()
+
+
+async def test_who_reads_no_answers_is_not_read_and_delays_no_other_connection(world: World) -> None:
+    limits = ServerLimits(connection=replace(ROOMY, unsent_bytes=1 << 30))
+    async with world.serving(limits) as server:
+        world.go_on.set()
+        executor = next(one for one in world.dispatch.executors if one.name == "large")
+        writer = await _deaf(server, 200)
+        await until(lambda: len(world.seen) > 0 and world.dispatch.under_way == 0)
+        other = await connect(server.address, timeout_s=5)
+        for _ in range(100):
+            assert (await other.invoke(RemotingCommand(ECHO), 5)).code == 0
+        assert len(world.seen) - 100 + executor.refused < 200, "the others are not read"
+        other.close("the test is over")
         writer.transport.abort()
 
 
