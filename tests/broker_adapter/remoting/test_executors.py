@@ -514,3 +514,18 @@ async def test_only_the_requests_of_a_list_that_waited_too_long_are_refused() ->
         [0, 1], ResponseCode.SYSTEM_BUSY
     )
     await dispatch.stop()
+
+
+async def test_sends_that_use_up_their_bytes_leave_those_of_other_requests() -> None:
+    together, dispatch = _Together(), Dispatch(max_request_bytes=1 << 20)
+    dispatch.register([ECHO], _echo, Executor("sends", running=1000, waiting=0), together=together)
+    dispatch.register([LARGE], _echo, Executor("clients", running=1000, waiting=0))
+    connection, fields = _Answered(FLOOD), {"f": "x" * 10_000}
+    while not connection.answers:
+        dispatch.answer(connection, RemotingCommand(ECHO, fields))
+    [refused] = connection.answers
+    assert "of small sends" in (refused.remark or "")
+    dispatch.answer(connection, RemotingCommand(LARGE, fields, opaque=1))
+    await until(lambda: len(connection.answers) == 2)
+    assert (connection.answers[1].opaque, connection.answers[1].code) == (1, 0)
+    await dispatch.stop()
