@@ -350,7 +350,7 @@ class BatchDispatch:
             parts.append((queued, numbers))
         units = run.units(route.tag_code)
         for queued, numbers in parts:
-            mine = numbers[: np.searchsorted(numbers, count)]
+            mine = numbers if count == run.count else numbers[: np.searchsorted(numbers, count)]
             queued.parts.append(units[mine].tobytes())
             queued.count += len(mine)
         if run.keys and count:

@@ -39,8 +39,8 @@ _NAME_VALUE_SEPARATOR, _PROPERTY_SEPARATOR = NAME_VALUE_SEPARATOR.encode(), PROP
 _UNIQ_KEY, _KEYS = UNIQ_KEY.encode(), KEYS.encode()
 _INDEXED = (_UNIQ_KEY, _KEYS)
 _AFFECTING = (TAGS.encode(), DELAY_LEVEL.encode())
-# Minimum length of a run.
-_LEAST = 16
+# Minimum length of a run whose tails are equal, and of another one, which takes more work for each queue.
+_LEAST, _LEAST_DIFFERENT = 16, 32
 # Number of entries compared in one search: minimum and maximum. It grows while all compared entries match.
 _FIRST_LOOK, _LONGEST_LOOK = 64, 4096
 # After an unsuccessful search, this many entries are dispatched one by one. The number doubles each time.
@@ -70,17 +70,21 @@ class MessageRun(NamedTuple):
         ids = self.queue_ids
         if (ids == ids[0]).all():
             return [(int(ids[0]), np.arange(self.count))]
-        order = np.argsort(ids, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(ids[order])) + 1)
-        return [(int(ids[part[0]]), part) for part in sorted(parts, key=lambda part: int(part[0]))]
+        parts: dict[int, list[int]] = {}  # faster than columns, because most parts are short
+        for number, queue_id in enumerate(ids.tolist()):
+            parts.setdefault(queue_id, []).append(number)
+        return [(queue_id, np.array(numbers)) for queue_id, numbers in parts.items()]
 
     def count_expected(self, numbers: Column, first: int) -> int:
         """Return how many messages precede the first one of `numbers` whose queue offset is not the next one.
 
         `first`: expected queue offset of the first one.
         """
-        is_other = self.queue_offsets[numbers] != np.arange(first, first + len(numbers))
-        return int(numbers[is_other.argmax()]) if is_other.any() else self.count
+        offsets = self.queue_offsets[numbers].tolist()
+        expected = range(first, first + len(numbers))
+        if offsets == list(expected):
+            return self.count
+        return next(int(numbers[at]) for at, offset in enumerate(offsets) if offset != expected[at])
 
     def units(self, tag_code: int) -> Column:
         """Return the ConsumeQueue units of the messages."""
@@ -179,6 +183,11 @@ class RunFinder:
             or sys_flag & TRANSACTION_MASK not in _DISPATCHED
         ):
             return None
+        end = at + entry_size
+        is_equal = piece[end - tail_size : end] == piece[end + entry_size - tail_size : end + entry_size]
+        least = _LEAST if is_equal else _LEAST_DIFFERENT
+        if most < least:
+            return None
         self.looks += 1
         rows = np.frombuffer(piece, dtype=_layout(header, entry_size, tail_size), count=most, offset=at)
         tail = rows["tail"][0].tobytes()
@@ -187,7 +196,7 @@ class RunFinder:
         self._search_length = min(4 * self._search_length, _LONGEST_LOOK) if count == most else _FIRST_LOOK
         # Entries are contiguous. If the first and the last entry are at their stated positions, so are all
         # others.
-        if count < _LEAST or not (
+        if count < least or not (
             self._is_in_place(at, rows[0])
             and self._is_in_place(at + (count - 1) * entry_size, rows[count - 1])
         ):
