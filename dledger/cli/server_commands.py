@@ -14,6 +14,7 @@ import click
 from dledger.cli.overrides import overrides_of
 from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, StorageError
+from dledger.infra.libraries import configure_node_channels
 
 if TYPE_CHECKING:
     from dledger.node.machine.state_machine import StateMachine
@@ -225,6 +226,7 @@ def server(
     # Imported objects are never freed. Garbage collections among them would only take a tenth of the start.
     # `run_node` starts with a collection.
     gc.disable()
+    configure_node_channels()
     from dledger.node.run import run_node
 
     options = {

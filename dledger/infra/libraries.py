@@ -7,6 +7,7 @@ import os
 # numpy starts a thread per CPU for linear algebra, which this project does not use. Starting them takes half
 # of its import time.
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
+_EXPERIMENTS = "GRPC_EXPERIMENTS"
 
 
 def silence_grpc() -> None:
@@ -26,3 +27,14 @@ def configure_libraries() -> None:
     """
     silence_grpc()
     os.environ.setdefault(_ALGEBRA_THREADS, "1")
+
+
+def configure_node_channels() -> None:
+    """Let a node's calls to other members use gRPC's older I/O engine, unless the environment chooses. Call
+    this before grpc is imported.
+
+    With it, the thread that waits for a response also receives it, which saves a quarter of the leader's
+    thread wake-ups for an append. Ports keep the newer engine: with the older one, two connections that flood
+    a port could cost a leader its leadership (docs/limits.md).
+    """
+    os.environ.setdefault(_EXPERIMENTS, "-event_engine_client")

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.infra.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries, configure_node_channels
 
 
 def main() -> int:
@@ -15,6 +15,7 @@ def main() -> int:
     parser.add_argument("--rejoin", action="store_true", help="rejoin after losing the directory")
     arguments = parser.parse_args()
     configure_libraries()
+    configure_node_channels()
     # These import grpc and numpy, which read the library settings at import.
     from dledger.node.run import EXIT_CONFIG, run_node
     from dledger.node.setup.config import load_config

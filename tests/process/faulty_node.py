@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dledger.infra.files.disk import Buffer
-from dledger.infra.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries, configure_node_channels
 from tests.node.disk.faulty_disk import FaultyDisk
 
 
@@ -113,6 +113,7 @@ def main() -> int:
     parser.add_argument("--rejoin", action="store_true")
     arguments = parser.parse_args()
     configure_libraries()
+    configure_node_channels()
     # These import grpc and numpy, for which the choice has to be made before.
     from dledger.node.run import run_node
     from dledger.node.setup.config import load_config

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dledger.infra.libraries import configure_libraries
+from dledger.infra.libraries import configure_libraries, configure_node_channels
 
 #: What nodes, brokers and NameServers import before they serve.
 _MODULES = (
@@ -108,6 +108,7 @@ class _Server:
 
 def main() -> None:
     configure_libraries()
+    configure_node_channels()
     for name in _MODULES:
         importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
