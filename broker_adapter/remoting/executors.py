@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import RemotingConnection
+from dledger.infra.counts import decrement
 from dledger.infra.logs import get_logger
 from dledger.infra.loops.turns import LARGE_BYTES, MAX_TOGETHER, large_turns, wake_queue
 from dledger.infra.quotas import FairQueue, Quota, client_address
@@ -325,10 +326,14 @@ class Dispatch:
 
     async def _run(self, admitted: _Admitted) -> None:
         connection, address, slots = admitted.connection, admitted.address, admitted.entry.executor.slots
-        if not slots.try_acquire(address):
-            await slots.acquire(address)
-        try:
+        # A send that is not listed takes the steps of a list, which keeps the order of its connection.
+        is_ordered = admitted.entry.together is not None
+        if is_ordered:
             await self._turn(connection, address, is_large=admitted.is_large)
+        await slots.acquire(address)
+        try:
+            if not is_ordered:
+                await self._turn(connection, address, is_large=admitted.is_large)
             if connection.is_closed:
                 return  # the client is disconnected
             answer = self._refusal_before(admitted)
@@ -414,9 +419,7 @@ class Dispatch:
         try:
             await large_turns().turn(address)
         finally:
-            self._waiting_large[connection] -= 1
-            if not self._waiting_large[connection]:
-                del self._waiting_large[connection]
+            decrement(self._waiting_large, connection)
 
     def _refuse(
         self, connection: RemotingConnection, request: RemotingCommand, status: Status, message: str

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from urllib.parse import unquote
 
 from dledger.infra.addresses import host_of
+from dledger.infra.counts import decrement
 
 
 def is_within_share(size: int, own: int, used: int, total: int) -> bool:
@@ -106,6 +108,7 @@ class FairQueue:
     def __init__(self, total: int) -> None:
         self._quota = Quota(total)
         self._waiting: dict[str, dict[Callable[[], None], int]] = {}  # sizes; the next address first
+        self._resuming = Counter[str]()  # callers of `acquire` that have the amount and have not run yet
         self._is_granting = False
 
     @property
@@ -142,7 +145,10 @@ class FairQueue:
             self._grant()
 
     async def acquire(self, address: str = "", size: int = 1) -> None:
-        """Wait until the amount is acquired. A cancelled caller has acquired nothing."""
+        """Wait until the amount is acquired. A cancelled caller has acquired nothing. Callers with one
+        address run in the order of their calls."""
+        if address not in self._resuming and self.try_acquire(address, size):
+            return
         granted = asyncio.get_running_loop().create_future()
 
         def grant() -> None:
@@ -150,9 +156,9 @@ class FairQueue:
                 self.release(address, size)  # the caller is cancelled
             else:
                 granted.set_result(None)
+                self._resuming[address] += 1
 
-        if self.request(grant, address, size):
-            return
+        self._waiting.setdefault(address, {})[grant] = size
         try:
             await granted
         except asyncio.CancelledError:
@@ -161,6 +167,10 @@ class FairQueue:
             else:
                 self.release(address, size)
             raise
+        finally:
+            if granted.done() and not granted.cancelled():
+                decrement(self._resuming, address)
+                self._grant()
 
     def release(self, address: str = "", size: int = 1) -> None:
         """Release the amount. A negative size acquires more without waiting, for an object that is larger

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import partial
 
@@ -194,6 +195,31 @@ async def test_a_cancelled_request_makes_way_and_keeps_nothing() -> None:
     late.cancel()
     await asyncio.gather(gone, late, return_exceptions=True)
     assert (queue.used, queue.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_callers_of_one_address_run_in_order_even_while_another_one_resumes(seed: int) -> None:
+    """A caller that finds a free amount, after an earlier one was granted its own and before it runs."""
+    choice, queue, ran, tasks = random.Random(seed), FairQueue(4), list[tuple[str, int]](), []
+
+    async def run(address: str, number: int) -> None:
+        async with queue.holding(address):
+            ran.append((address, number))
+            for _ in range(choice.randrange(4)):
+                await asyncio.sleep(0)
+
+    for _ in range(100):
+        for _ in range(choice.randrange(3)):
+            tasks.append(asyncio.create_task(run(choice.choice(("a", "b", "")), len(tasks))))
+            if choice.random() < 0.1:
+                asyncio.get_running_loop().call_soon(tasks[-1].cancel)
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for address in ("a", "b", ""):
+        numbers = [number for of, number in ran if of == address]
+        assert numbers == sorted(numbers)
+    assert len(ran) > 50
+    assert (queue.used, queue.waiting) == (0, 0) and not queue._resuming
 
 
 async def test_an_error_in_a_block_releases_what_the_block_holds() -> None:

@@ -19,7 +19,6 @@ from broker_adapter.wire.sys_flag import HOST_BITS, TRANSACTION_MASK, TRANSACTIO
 
 # Fields of a record (V1, IPv4 hosts): magic, sys_flag, size of the body.
 _fixed = Struct(">4xI28xi44xi").unpack_from
-_short = Struct(">H").unpack_from
 _BODY_AT = 88
 _V1 = int(Version.V1)
 _CRC_MASK = 0x7FFFFFFF

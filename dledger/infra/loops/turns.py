@@ -7,11 +7,13 @@ same time. If all of this work ran in one turn of the loop, heartbeats would hav
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
+
+from dledger.infra.counts import decrement
 
 T = TypeVar("T")
 
@@ -32,6 +34,9 @@ class WakeQueue:
         self._limit = limit
         self._remaining = limit  # in this turn of the loop
         self._queues: dict[Hashable, deque[Callable[[], object]]] = {}
+        # Tasks that have been given their turn and have not run yet, by key. They run in the next step of the
+        # loop. A task that asks for a turn before that step must not run before them.
+        self._resuming = Counter[Hashable]()
         self._is_armed = False
 
     def __len__(self) -> int:
@@ -41,8 +46,9 @@ class WakeQueue:
     def add(self, key: Hashable, wake: Callable[[], object]) -> None:
         """Run `wake` now or in a later turn. It must be short and must not raise; for example, it may set a
         future."""
-        if self._queues or not self._remaining:
+        if self._queues or not self._remaining or key in self._resuming:
             self._queues.setdefault(key, deque()).append(wake)
+            self._arm()
             return
         self._remaining -= 1
         self._arm()
@@ -69,11 +75,23 @@ class WakeQueue:
 
     async def turn(self, key: Hashable) -> None:
         """Wait for a turn of the loop with capacity for the caller. Return immediately if the current turn
-        has capacity."""
+        has capacity. Callers with one key run in the order of their calls."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.settle(key, future)
-        if not future.done():
+        is_waiting = False
+
+        def wake() -> None:
+            if settle(future) and is_waiting:
+                self._resuming[key] += 1
+
+        self.add(key, wake)
+        if future.done():
+            return
+        is_waiting = True
+        try:
             await future
+        finally:
+            if future.done() and not future.cancelled():
+                decrement(self._resuming, key)
 
     def _arm(self) -> None:
         if not self._is_armed:

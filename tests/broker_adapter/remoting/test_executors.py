@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any, cast
 
 import pytest
@@ -353,6 +354,44 @@ async def test_requests_of_one_connection_keep_their_order_behind_a_large_one(ha
         dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size), opaque=opaque))
     await dispatch.drained()
     assert started == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_sends_of_one_connection_start_in_order_whatever_they_wait_for(seed: int) -> None:
+    """Lists and large sends, which wait for slots and for steps of the event loop, next to other requests."""
+    choice, started = random.Random(seed), list[int]()
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        started.append(request.opaque)
+        await pause()
+
+    async def together(_: RemotingConnection, listed: RequestList) -> None:
+        requests = listed.requests
+        started.extend(request.opaque for request in requests)
+        await pause()
+        listed.answer([(request, encode(request.answer(0))) for request in requests])
+
+    async def other(_: RemotingConnection, request: RemotingCommand) -> None:
+        pass
+
+    async def pause() -> None:
+        for _ in range(choice.randrange(5)):
+            await asyncio.sleep(0)
+
+    dispatch, connection = Dispatch(), _Answered(FLOOD)
+    dispatch.register([ECHO], processor, Executor("sends", running=4, waiting=5_000), together=together)
+    dispatch.register([LARGE], other, Executor("others", running=4_000, waiting=0))
+    sent = 0
+    for _ in range(100):
+        for _ in range(choice.randrange(4)):
+            size = choice.choice([0, 0, LARGE_BYTES])
+            dispatch.answer(connection, RemotingCommand(ECHO, body=bytes(size), opaque=sent))
+            sent += 1
+        for _ in range(choice.randrange(6)):
+            dispatch.answer(connection, RemotingCommand(LARGE))
+        await asyncio.sleep(0)
+    await dispatch.drained()
+    assert started == list(range(sent))
 
 
 async def test_requests_from_an_ipv6_address_are_released_under_the_network_that_was_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -117,6 +118,29 @@ async def test_whoever_waits_for_a_turn_gets_one_and_may_go() -> None:
         one.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert [one.cancelled() for one in waiting[1::2]] == [False] * 50
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_callers_with_one_key_run_in_order_even_while_another_one_resumes(seed: int) -> None:
+    """A caller that asks for a turn, after an earlier one was given its turn and before that one runs."""
+    choice, queue, ran, tasks = random.Random(seed), WakeQueue(limit=2), list[tuple[str, int]](), []
+
+    async def run(key: str, number: int) -> None:
+        await queue.turn(key)
+        ran.append((key, number))
+
+    for _ in range(100):
+        for _ in range(choice.randrange(4)):
+            tasks.append(asyncio.create_task(run(choice.choice("ab"), len(tasks))))
+            if choice.random() < 0.1:
+                tasks[-1].cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for key in "ab":
+        numbers = [number for of, number in ran if of == key]
+        assert numbers == sorted(numbers)
+    assert len(ran) == sum(not one.cancelled() for one in tasks) > 50
+    assert not queue._resuming and not len(queue)
 
 
 async def test_all_herds_of_a_loop_share_one_queue() -> None:
