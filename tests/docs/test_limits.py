@@ -42,6 +42,7 @@ FIXED = {
     "uncommitted batches of a session": f"{sessions.RESULTS_KEPT}",
     "sessions, equal on all nodes": f"{sessions.MAX_SESSIONS:,}",
     "concurrent calls on one connection": f"{channels.MAX_CALLS_PER_CONNECTION:,}",
+    "calls of all connections that a gRPC port has not accepted yet": f"{channels.MAX_PENDING_CALLS:,}",
     "connections to a gRPC port, of clients and members": f"{channels.MAX_CONNECTIONS:,}",
     "time until a connection speaks HTTP/2, TLS included": (f"{channels.HANDSHAKE_TIMEOUT_MS / 1000:g}"),
     "time until the first message of a call is complete": f"{first_messages.FIRST_MESSAGE_TIMEOUT_S:g}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from typing import Any
 
 import grpc
@@ -172,6 +173,35 @@ async def test_a_call_that_is_there_already_is_taken_without_another_turn_of_the
     loop.call_soon(later.set_result, "another")
     done, _ = await asyncio.wait({later}, return_when=asyncio.FIRST_COMPLETED)
     assert (done, turns) == ({later}, [1])
+
+
+async def test_calls_that_arrive_while_the_loop_is_busy_are_all_answered() -> None:
+    """More of them than gRPC keeps by default. It would cancel some, also of other clients."""
+    count, under_way, sent = 3_500, threading.Event(), threading.Event()
+
+    async def behaviour(data: bytes, _: Any) -> bytes:
+        if data == b"first":
+            under_way.set()
+            sent.wait(_FAR_LESS_S)  # keeps the event loop busy until all others have been sent
+        return data
+
+    def send_all(address: str) -> list[grpc.StatusCode]:
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary("/t.Echo/Unary")
+            calls = [call.future(b"first")]
+            assert under_way.wait(_FAR_LESS_S)
+            calls += [call.future(b"x") for _ in range(count)]
+            sent.set()
+            return [one.code() for one in calls]  # waits for each
+
+    server = new_server()
+    port = _added(server, behaviour)
+    await server.start()
+    try:
+        codes = await asyncio.to_thread(send_all, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(0)
+    assert codes == [grpc.StatusCode.OK] * (1 + count)
 
 
 async def test_a_version_that_was_not_tried_gets_the_plain_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,11 @@ MAX_PING_STRIKES = 100
 
 #: Active calls per connection. Further calls wait in the client until one of them ends.
 MAX_CALLS_PER_CONNECTION = 8_192
+#: Calls of all connections that have arrived while the event loop was busy, of 16 KiB each. gRPC cancels
+#: further ones without an error number, whichever client they are from: at random up to twice the number, and
+#: then all. Its own limit of 1,000 would let one connection cause the cancellation of calls of other clients
+#: and of members.
+MAX_PENDING_CALLS = 2 * MAX_CALLS_PER_CONNECTION
 #: Default limit of connections per server. Further ones are closed as soon as they are accepted.
 MAX_CONNECTIONS = 10_000
 #: File descriptors for files of the log and the broker, the status port, and the reserve.
@@ -104,6 +109,8 @@ def server_options(max_connections: int = MAX_CONNECTIONS) -> Options:
         ("grpc.keepalive_timeout_ms", 5 * KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # A compressed message of 4 KiB can expand to 4 MiB, and thousands may arrive at the same time. No
