@@ -151,7 +151,7 @@ class Mirror:
 
     async def _store_all(self, link: Link, position: int) -> None:
         records = RecordReader(position)
-        pieces = [supplied(position)]
+        pieces: list[bytes | memoryview] = [supplied(position)]
         while True:
             rows: list[ImportRow] = []
             for piece in pieces:

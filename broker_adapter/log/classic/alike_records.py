@@ -19,13 +19,13 @@ from broker_adapter.wire.sys_flag import HOST_BITS, TRANSACTION_MASK, TRANSACTIO
 
 # Fields of a record (V1, IPv4 hosts): magic, sys_flag, size of the body.
 _fixed = Struct(">4xI28xi44xi").unpack_from
-_BODY_AT = 88
+_SYS_FLAG_END, _BODY_AT = 40, 88
 _V1 = int(Version.V1)
 _CRC_MASK = 0x7FFFFFFF
 # Minimum length of a run. Comparing columns of fewer records costs more than checking each record.
 _LEAST = 32
-# Maximum number of compared records; the second applies if all records of the first comparison are alike.
-_FIRST, _SECOND = 64, 4096
+# Number of records in the first comparison. Each further one has four times as many, up to the maximum.
+_FIRST, _MOST = 64, 4096
 
 Buffer = bytes | bytearray
 Column = npt.NDArray[Any]
@@ -49,19 +49,41 @@ def count_alike(data: Buffer, at: int, size: int, physical_offset: int, left: in
         return 1
     topic_at = _BODY_AT + body_size
     shape = _shape(size, topic_at, data[at + topic_at])
-    count = _leading_alike(np.frombuffer(data, shape, min(most, _FIRST), at), physical_offset)
-    if count == _FIRST:
-        count = _leading_alike(np.frombuffer(data, shape, min(most, _SECOND), at), physical_offset)
+    first = np.frombuffer(data, shape, 1, at)
+    count, longest = 0, _FIRST
+    while count < most:
+        rows = np.frombuffer(data, shape, min(most - count, longest), at + count * size)
+        alike = _leading_alike(rows, first, physical_offset + count * size)
+        count += alike
+        if alike < len(rows) or data[at + count * size : at + count * size + 8] != begin:
+            break
+        longest = min(4 * longest, _MOST)
     return count
 
 
-def _leading_alike(rows: Column, physical_offset: int) -> int:
+def _leading_alike(rows: Column, first: Column, physical_offset: int) -> int:
     count = len(rows)
     offsets = physical_offset + rows.itemsize * np.arange(count)
     alike: npt.NDArray[np.bool_] = rows["physical_offset"] == offsets
     for name in ("begin", "sys_flag", "body_size", "topic_size", "properties_size"):
-        alike &= rows[name] == rows[name][0]
+        alike &= rows[name] == first[name]
     return count if alike.all() else int(alike.argmin())
+
+
+def count_equal_sizes(data: Buffer, at: int, size: int) -> int:
+    """Return the number of complete records from `at` on that have the size and magic of the first one.
+
+    The first record has `size` bytes. None of them is the head of an append unless it is the only one.
+    """
+    most = (len(data) - at) // size
+    if most < 2 or data[at : at + 8] != data[at + size : at + size + 8]:
+        return 1
+    begins = np.ndarray(most, "u8", data, at, (size,))
+    kinds = np.ndarray(most, "u1", data, at + _SYS_FLAG_END - 1, (size,)) & TRANSACTION_MASK
+    if kinds[0] == TRANSACTION_PREPARED:
+        return 1
+    equal = (begins == begins[0]) & (kinds != TRANSACTION_PREPARED)
+    return most if equal.all() else int(equal.argmin())
 
 
 def count_intact(data: Buffer, at: int, size: int, count: int) -> int:

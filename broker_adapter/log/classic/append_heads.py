@@ -128,10 +128,12 @@ class AppendTracker:
 
     def add_plain(self, data: Buffer, at: int, size: int, count: int) -> None:
         """Add the next `count` records of the log, of `size` bytes each. None of them is a head."""
+        if self._next + count >= len(self._sums):
+            self.close()  # either they complete the append, or one of them does not belong to it
         while count and self.begin >= 0:
             matches = crc32(memoryview(data)[at : at + size]) == self._sums[self._next]
             self._next += 1
-            if not matches or self._next == len(self._sums):
+            if not matches:
                 self.close()
             at, count = at + size, count - 1
 

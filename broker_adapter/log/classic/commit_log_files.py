@@ -14,12 +14,10 @@ from threading import Lock
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError, Status, error_for
-from broker_adapter.log.classic.alike_records import count_alike
 from broker_adapter.log.classic.append_heads import AppendTracker
 from broker_adapter.log.classic.layout import (
     DEFAULT_FILE_SIZE,
     MAX_OFFSET,
-    MIN_BLANK,
     StorePaths,
     blank_head,
     check_file_size,
@@ -27,7 +25,8 @@ from broker_adapter.log.classic.layout import (
 )
 from broker_adapter.log.classic.log_retention import OldFile
 from broker_adapter.log.classic.log_zeros import zero
-from broker_adapter.log.classic.record_check import HEAD_SIZE, MAX_HEAD_SIZE, is_blank, store_timestamp
+from broker_adapter.log.classic.record_check import MAX_HEAD_SIZE, store_timestamp
+from broker_adapter.log.classic.shipped_units import ShippedState, UnitRun, check_place, find_units
 from broker_adapter.log.classic.store_checkpoint import StoreCheckpoint, save_checkpoint
 from dledger.infra.files.disk import Disk, write_all
 from dledger.infra.files.handle_cache import HandleCache
@@ -37,8 +36,6 @@ _log = get_logger("commitlog")
 _MAX_OPEN_FILES = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SIZE_AND_MAGIC = struct.Struct(">II")
-_PHYSICAL_OFFSET = struct.Struct(">q")
-_PHYSICAL_OFFSET_AT = 28
 
 
 class CommitLogOptions(NamedTuple):
@@ -75,18 +72,6 @@ class Recovery(NamedTuple):
     damage: str = ""
     last_record: int = -1
     incomplete_bytes: int = 0
-
-
-class _ShippedState(NamedTuple):
-    """State of a slave's log after writing bytes from its master.
-
-    `newest`: timestamp and offset of the last record. `before_append`: the same values for the last record
-    before an incomplete append.
-    """
-
-    newest: tuple[int, int]
-    appends: AppendTracker
-    before_append: tuple[int, int]
 
 
 class CommitLogFiles:
@@ -246,7 +231,7 @@ class CommitLogFiles:
             return
         places = self.place([len(record) for record in records])
         for record, place in zip(records, places, strict=True):
-            self._check_place(record, place)
+            check_place(record, place)
             self._check_size(record)
         end = places[-1] + len(records[-1])
         self._need_files(end)
@@ -266,12 +251,15 @@ class CommitLogFiles:
             raise error_for(Status.DISK_FULL, self.refusal)
         self._need_files(self.place(sizes)[-1] + sizes[-1])
 
-    def append_bytes(self, offset: int, data: bytes) -> None:
+    def append_bytes(
+        self, offset: int, data: bytes | memoryview, units: Sequence[UnitRun] | None = None
+    ) -> None:
         """On a slave, write whole records and blanks from the master at `end_offset`.
 
-        An empty log accepts the first offset of any file and starts there. Raises LOG_OFFSET for any other
-        offset, or DISK_FULL; in both cases, nothing was written. Raises LOG_FAILED as `append` does. Raises
-        ValueError if a record or blank is incomplete, which is a program error.
+        `units`: the units of `data` if the caller has checked them; otherwise they are checked here. An empty
+        log accepts the first offset of any file and starts there. Raises LOG_OFFSET for any other offset, or
+        DISK_FULL; in both cases, nothing was written. Raises LOG_FAILED as `append` does. Raises ValueError
+        if a record or blank is incomplete, which is a program error.
         """
         self._check_usable()
         is_fresh = not self._begins or self.begin_offset == self.end_offset
@@ -283,7 +271,10 @@ class CommitLogFiles:
             return
         if offset + len(data) > MAX_OFFSET - self.file_size:
             raise error_for(Status.LOG_OFFSET, f"data at offset {offset} would exceed the log size limit")
-        found = self._check_units(offset, data)
+        if units is None:
+            units = list(find_units(offset, bytes(data), self.file_size))
+        newest = (self._last_stamp_ms, self._last_record)
+        found = ShippedState(newest, self._appends, self._before_append).after(offset, data, units)
         if not is_here:
             self._begin_at(offset)
         end = offset + len(data)
@@ -490,14 +481,6 @@ class CommitLogFiles:
                 self._zero(begin, end)
             raise error_for(Status.DISK_FULL, f"no space for {end - begin} bytes: {error}") from error
 
-    def _check_place(self, data: bytes | bytearray, place: int, at: int = 0) -> None:
-        """Check that the record at byte `at` of `data` has the physical offset `place`."""
-        if len(data) - at < HEAD_SIZE:
-            raise ValueError(f"the remaining {len(data) - at} bytes are too short for a record")
-        (offset,) = _PHYSICAL_OFFSET.unpack_from(data, at + _PHYSICAL_OFFSET_AT)
-        if offset != place:
-            raise ValueError(f"the record at offset {place} states offset {offset}")
-
     def _check_size(self, record: bytes | bytearray) -> None:
         size, _ = _SIZE_AND_MAGIC.unpack_from(record)
         if size != len(record):
@@ -520,7 +503,7 @@ class CommitLogFiles:
             at = place + len(record)
         yield begin, within, buffers
 
-    def _write(self, begin: int, within: int, buffers: Sequence[bytes | bytearray]) -> None:
+    def _write(self, begin: int, within: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
         with self._handles.using(begin) as handle:
             write_all(self._disk, handle, buffers, within)
 
@@ -602,46 +585,6 @@ class CommitLogFiles:
         self.checkpoint.flushed_offset = self.flushed_offset
         with self._failing("the checkpoint"):
             save_checkpoint(self._disk, self._paths.checkpoint, self.checkpoint)
-
-    def _check_units(self, offset: int, data: bytes) -> _ShippedState:
-        """Check that bytes from a master consist of whole records at their offsets and whole blanks.
-
-        Raises ValueError.
-        """
-        at, end, last = 0, len(data), -1
-        before = self._before_append
-        appends = AppendTracker(self._appends)
-        left = self.file_size - offset % self.file_size
-        while at < end:
-            rest = end - at
-            if rest < min(left, MIN_BLANK):
-                raise ValueError(f"the {rest} bytes at offset {offset + at} are neither a record nor a blank")
-            size, is_gap = left, is_blank(data, at, left)
-            if not is_gap:
-                self._check_place(data, offset + at, at)
-                size, _ = _SIZE_AND_MAGIC.unpack_from(data, at)
-            if size > rest:
-                raise ValueError(f"the unit at offset {offset + at} is truncated: {rest} of {size} bytes")
-            if is_gap:
-                appends.close()
-            else:
-                appends.add(data, at, size, offset + at)
-                if appends.begin == offset + at:
-                    before = self._newest_record(offset, data, last)
-                count = count_alike(data, at, size, offset + at, left)
-                appends.add_plain(data, at + size, size, count - 1)
-                last, size = at + (count - 1) * size, count * size
-            at += size
-            left = left - size or self.file_size
-        return _ShippedState(self._newest_record(offset, data, last), appends, before)
-
-    def _newest_record(self, offset: int, data: bytes, last: int) -> tuple[int, int]:
-        """Return timestamp and offset of the record at `last` in `data`, or of the log's last record if
-        `last` is -1.
-        """
-        if last < 0:
-            return self._last_stamp_ms, self._last_record
-        return store_timestamp(data[last : last + MAX_HEAD_SIZE]), offset + last
 
     def _below(self, offset: int) -> BrokerError:
         text = f"the CommitLog starts at {self.begin_offset}, after offset {offset}"

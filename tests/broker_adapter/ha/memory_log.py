@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from broker_adapter.errors import Status, error_for
+from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.wire.message import BLANK_MAGIC, MessageRecord, encode
 
 FILE_SIZE = 4_096
@@ -54,7 +56,8 @@ class MemoryLog:
         at = offset - self.begin_offset
         return bytes(self.data[at : at + most])
 
-    def append_bytes(self, offset: int, data: bytes) -> None:
+    def append_bytes(self, offset: int, data: memoryview, units: Sequence[UnitRun]) -> None:
+        assert sum(unit.total_bytes for unit in units) == len(data)
         if not self.data and offset % self.file_size == 0:
             self.begin_offset = offset
         assert offset == self.end_offset, "bytes of another place"

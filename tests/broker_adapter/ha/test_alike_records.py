@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.log.classic import commit_log_files
+from broker_adapter.log.classic import shipped_units
 from broker_adapter.log.classic.alike_records import count_alike, count_intact
 from broker_adapter.log.classic.append_heads import encode_head, head_size
 from broker_adapter.log.classic.ha import records as ha_records
 from broker_adapter.log.classic.ha.records import WholeRecords
+from broker_adapter.log.classic.node.records import whole_appends, whole_units
+from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.wire.host import Host
 from broker_adapter.wire.message import MessageRecord, encode, patch_offsets
 from broker_adapter.wire.sys_flag import TRANSACTION_PREPARED
@@ -44,7 +46,8 @@ def outcome(data: bytes, begin: int) -> tuple[Status | None, int, bytes]:
         records.feed(data)
     except StoredDataDamaged as error:
         status = error.status
-    return status, *records.take_complete()
+    offset, taken, _ = records.take_complete()
+    return status, offset, bytes(taken)
 
 
 def test_a_run_is_found_whole() -> None:
@@ -93,12 +96,62 @@ def test_a_slave_follows_appends_as_by_each_record(
     if is_changed:
         data = data.replace(b"00000000", b"00000001")
 
-    def state() -> tuple[int, int, int, int]:
+    def state(*units: list[UnitRun]) -> tuple[int, int, int, int]:
         log = opened(SimDisk(), file_size=1 << 20)
-        log.append_bytes(0, data)
+        log.append_bytes(0, data, *units)
         return log.end_offset, log.complete_end_offset, log.last_record_offset, log.cut_incomplete()
 
     by_columns = state()
-    monkeypatch.setattr(commit_log_files, "count_alike", lambda *_: 1)
+    if not is_changed:
+        records = WholeRecords(0, 1 << 20)
+        records.feed(data)
+        assert by_columns == state(records.take_complete().units)
+    monkeypatch.setattr(shipped_units, "count_alike", lambda *_: 1)
     assert by_columns == state()
     assert (by_columns[1] < by_columns[0]) == (bool(cut) and not is_changed)
+
+
+@pytest.mark.parametrize("begins_after", [0, 30, 63])
+def test_a_run_that_is_longer_than_its_append_completes_it(begins_after: int) -> None:
+    """An alike run may contain the rest of an append and records of other brokers."""
+    data, foreign = appends(64), bytearray()
+    for number in range(40):
+        raw = bytearray(data[-SIZE:])
+        patch_offsets(raw, 64 + number, len(data) + len(foreign))
+        foreign += raw
+    log = opened(SimDisk(), file_size=1 << 20)
+    head = head_size(64, HOST)
+    log.append_bytes(0, data[: head + begins_after * SIZE])
+    assert log.complete_end_offset == 0
+    log.append_bytes(log.end_offset, data[log.end_offset :] + foreign)
+    assert log.complete_end_offset == log.end_offset == len(data) + len(foreign)
+
+
+@given(st.integers(0, 99), st.sampled_from((-3, 0, 5)), st.integers(0, 300))
+def test_whole_units_are_those_of_one_record_after_the_other(number: int, more: int, end: int) -> None:
+    """The record `number` has another size, and the data is cut."""
+    data = bytearray(appends(40, 60))
+    others = bytearray(run_of(number))
+    others += encode(MessageRecord("topic", b"x" * (8 + more), f"UNIQ_KEY\x01{number:06d}\x02"))
+    data += others + run_of(100 - number)
+    cut = bytes(data[: len(data) - end])
+    sizes, at = list[int](), 0
+    while at + 4 <= len(cut) and at + (size := int.from_bytes(cut[at : at + 4])) <= len(cut):
+        sizes.append(size)
+        at += size
+    units = whole_units(cut, 0, LEFT)
+    assert [size for size, records in units for _ in range(records)] == sizes
+    assert whole_appends(cut, units) == whole_appends(cut, [UnitRun(size, 1) for size in sizes])
+
+
+@pytest.mark.parametrize("number", [0, 1, 31, 32, 63, 64, 65, 199])
+def test_a_corrupt_record_within_a_run_is_named_and_the_records_before_it_are_stored(number: int) -> None:
+    data = bytearray(run_of(200, 0))
+    data[number * SIZE + 90] ^= 1
+    records, log = WholeRecords(0, LEFT), opened(SimDisk(), file_size=LEFT)
+    with pytest.raises(StoredDataDamaged) as caught:
+        records.feed(data)
+    assert caught.value.status is Status.RECORD_BODY_CRC
+    if number:
+        log.append_bytes(*records.take_complete())
+    assert log.end_offset == records.position == number * SIZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from broker_adapter.errors import Status
 from broker_adapter.log.classic.ha.group_transfer import SlaveAck
 from broker_adapter.log.classic.ha.handshake import HaIdentity
 from broker_adapter.log.classic.ha.options import HaClientOptions, Handshake, HaOptions
+from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.wire.message import MessageRecord, encode
 from dledger.rpc.cluster_secret import ClusterSecret
 from tests.broker_adapter.ha.memory_log import FILE_SIZE, MemoryLog, blank
@@ -279,7 +281,7 @@ async def test_a_slave_goes_on_when_the_damage_is_repaired() -> None:
 
 async def test_a_log_that_cannot_be_written_is_told() -> None:
     class FullLog(MemoryLog):
-        def append_bytes(self, offset: int, data: bytes) -> None:
+        def append_bytes(self, offset: int, data: memoryview, units: Sequence[UnitRun]) -> None:
             raise OSError(28, "No space left on device")
 
     log = MemoryLog()

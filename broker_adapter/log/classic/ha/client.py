@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -262,7 +262,7 @@ class HaClient:
         while True:
             pieces = await link.read(self.options.housekeeping_s)
             self._last_data_s = asyncio.get_running_loop().time()
-            data = b"".join(piece.data for piece in pieces)
+            data = [piece.data for piece in pieces if piece.data]
             heartbeats += sum(not piece.data for piece in pieces)
             if known and records is None and heartbeats >= _HEARTBEATS_FOR_NOTHING:
                 self._lacks_start = self._master
@@ -273,8 +273,10 @@ class HaClient:
                 continue
             if records is None:
                 begin = next(piece.offset for piece in pieces if piece.data) if begin is None else begin
-                records, data = self._records(begin), known + data
-            self._received += len(data)
+                records = self._records(begin)
+                if known:
+                    data.insert(0, memoryview(known))
+            self._received += sum(map(len, data))
             await self._change_log(self._store, records, data)
             stored = self._log.flushed_offset if self.options.report_durable else self._log.end_offset
             if stored > link.reported:
@@ -298,15 +300,15 @@ class HaClient:
                     await asyncio.wait([work])
             self._on_grown()
 
-    def _store(self, records: WholeRecords, data: bytes) -> None:
+    def _store(self, records: WholeRecords, data: Sequence[memoryview]) -> None:
         """Store the complete records, even if they are followed by damaged data."""
         try:
-            records.feed(data)
+            records.feed(*data)
         finally:
-            offset, complete = records.take_complete()
+            offset, complete, units = records.take_complete()
             if complete:
                 log = self._log
-                log.append_bytes(offset, complete)
+                log.append_bytes(offset, complete, units)
                 # The master waits for whole appends only, so a sync that completes none is needless.
                 if self.options.report_durable and log.complete_end_offset > log.flushed_offset:
                     log.flush()

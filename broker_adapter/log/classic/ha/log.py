@@ -6,9 +6,11 @@ Calls may block. Properties and `read` may be used on any thread.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Protocol
 
 from broker_adapter.log.classic.ha.handshake import LogRange, tail_begin
+from broker_adapter.log.classic.shipped_units import UnitRun
 
 _PIECE = 1 << 20
 
@@ -46,8 +48,11 @@ class CopiedLog(ShippedLog, Protocol):
     def last_record_offset(self) -> int:
         """Offset of the last record; -1 if unknown."""
 
-    def append_bytes(self, offset: int, data: bytes) -> None:
-        """Append at `end_offset`. An empty log accepts the start of any file. Raises BrokerError."""
+    def append_bytes(self, offset: int, data: memoryview, units: Sequence[UnitRun]) -> None:
+        """Append checked units at `end_offset`. An empty log accepts the start of any file.
+
+        Raises BrokerError.
+        """
 
     def cut_incomplete(self) -> int:
         """Remove the received part of an incomplete append. Raises BrokerError."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.log.classic.alike_records import count_alike, count_intact
 from broker_adapter.log.classic.commit_log import MAX_BODY_BYTES, StoredMessage
 from broker_adapter.log.classic.record_check import check_record
+from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.wire.message import BLANK_MAGIC, MIN_RECORD_SIZE, Version, decode, max_record_size
 
 _SIZE_AND_MAGIC = struct.Struct(">II")
@@ -29,7 +31,7 @@ class RecordReader:
         self._buffer = bytearray()
         self._blank = 0  # bytes up to the next file
 
-    def feed(self, data: bytes) -> Iterator[StoredMessage]:
+    def feed(self, data: bytes | memoryview) -> Iterator[StoredMessage]:
         """Consume `data` and yield the complete records.
 
         Raises StoredDataDamaged if a record is invalid or states another offset.
@@ -70,6 +72,14 @@ class RecordReader:
         return StoredMessage(record, message)
 
 
+class WholeUnits(NamedTuple):
+    """Checked, complete records and blanks at a physical offset."""
+
+    offset: int
+    data: memoryview
+    units: list[UnitRun]
+
+
 class WholeRecords:
     """Collects checked, complete records and blanks for a slave to store, without changing their bytes.
 
@@ -82,34 +92,31 @@ class WholeRecords:
         self.position = position
         self._file_size = file_size
         self._most = max_record_size(max_body_bytes)
-        self._buffer = bytearray()
+        self._buffer = b""
         self._complete = 0  # bytes of the buffer
+        self._units: list[UnitRun] = []
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, *pieces: bytes | memoryview) -> None:
         """Add data. Raises StoredDataDamaged if a record is invalid; the data before it remains available."""
-        self._buffer += data
-        while (size := self._complete_size()) != 0:
-            self.position += size
-            self._complete += size
+        self._buffer = b"".join((self._buffer, *pieces))
+        while (unit := self._next_unit()) is not None:
+            self._units.append(unit)
+            self.position += unit.total_bytes
+            self._complete += unit.total_bytes
 
-    def take_complete(self) -> tuple[int, bytes]:
-        """Remove the complete data. Return its physical offset and its bytes."""
-        if not self._complete:
-            return self.position, b""
-        taken = bytes(memoryview(self._buffer)[: self._complete])
-        # Replace the buffer: an error's traceback may export the old one, which then cannot be resized.
-        self._buffer = self._buffer[self._complete :]
-        self._complete = 0
-        return self.position - len(taken), taken
+    def take_complete(self) -> WholeUnits:
+        """Remove the complete data and return it."""
+        data = memoryview(self._buffer)[: self._complete]
+        taken = WholeUnits(self.position - len(data), data, self._units)
+        self._buffer, self._complete, self._units = self._buffer[self._complete :], 0, []
+        return taken
 
     @property
     def incomplete_bytes(self) -> int:
         return len(self._buffer) - self._complete
 
-    def _complete_size(self) -> int:
-        """Return the size of a complete blank, or of a run of records of which at least the first is
-        complete. 0: the next record or blank is incomplete.
-        """
+    def _next_unit(self) -> UnitRun | None:
+        """Return the next unit, or None if the next record or blank is incomplete."""
         at = self._complete
         size = unit_size_at(self._buffer, at, self.position, self._most)
         left = self._file_size - self.position % self._file_size
@@ -117,21 +124,21 @@ class WholeRecords:
             size = -size
             if size != left or size > self._most + _SIZE_AND_MAGIC.size:
                 raise self._does_not_fit("blank", size, left)
-            return size if size <= len(self._buffer) - at else 0
+            return UnitRun(size, 0) if size <= len(self._buffer) - at else None
         if size > left:
             raise self._does_not_fit("record", size, left)
         if not size or size > len(self._buffer) - at:
-            return 0
+            return None
         check_record(self._buffer, at, self.position, left)
         count = count_alike(self._buffer, at, size, self.position, left)
-        return size * count_intact(self._buffer, at, size, count)
+        return UnitRun(size, count_intact(self._buffer, at, size, count))
 
     def _does_not_fit(self, what: str, size: int, left: int) -> StoredDataDamaged:
         text = f"a {what} of {size} bytes at {self.position}, but the file has {left} bytes left"
         return _damaged(Status.RECORD_LENGTHS, text)
 
 
-def unit_size_at(data: bytearray, at: int, position: int, most: int) -> int:
+def unit_size_at(data: bytes | bytearray, at: int, position: int, most: int) -> int:
     """Return the size of the record at `at`, the negative size of a blank, or 0 if size and magic are
     incomplete.
 

@@ -38,7 +38,7 @@ class Transfer(NamedTuple):
     """
 
     offset: int
-    data: bytes
+    data: memoryview
 
 
 def encode_report(offset: int) -> bytes:
@@ -98,10 +98,10 @@ class TransferReader:
         Raises HaRefused (HA_TRANSFER_REFUSED) if a frame does not continue the previous one. Afterwards the
         stream is unreadable.
         """
-        at = 0
+        at, view = 0, memoryview(data)
         while at < len(data):
             if self._missing:
-                piece = data[at : at + self._missing]
+                piece = view[at : at + self._missing]
                 yield Transfer(self.position, piece)
                 at += len(piece)
                 self.position += len(piece)
@@ -113,7 +113,7 @@ class TransferReader:
             if len(self._header) == _HEADER.size:
                 self._begin_frame()
                 if not self._missing:
-                    yield Transfer(self.position, b"")
+                    yield Transfer(self.position, view[:0])
 
     def _begin_frame(self) -> None:
         offset, size = _HEADER.unpack(self._header)

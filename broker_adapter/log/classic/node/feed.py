@@ -13,8 +13,9 @@ from broker_adapter.log.classic.node.records import (
     RecordRun,
     size_at,
     whole_appends,
-    whole_records,
+    whole_units,
 )
+from broker_adapter.log.classic.shipped_units import UnitRun
 from dledger import Applied, AppliedEntry, Code, ReadFailed
 
 _PIECE_BYTES = 1 << 20
@@ -189,18 +190,22 @@ class DispatchFeed:
         the checkpoint.
         """
         log = self._log
-        data = log.read(begin, min(_PIECE_BYTES, limit - begin))
-        whole = whole_records(data, begin, log.file_size)
+        data, units, whole = self._read_units(begin, min(_PIECE_BYTES, limit - begin))
         if not whole and data:
-            data = log.read(begin, size_at(log, begin))
-            whole = whole_records(data, begin, log.file_size)
+            data, units, whole = self._read_units(begin, size_at(log, begin))
         if begin + whole >= limit:
             return data[:whole]
-        complete, size = whole_appends(data, begin, log.file_size, whole)
+        complete, size = whole_appends(data, units)
         if complete or size <= len(data):
             return data[: complete or whole]
-        data = log.read(begin, min(size, limit - begin))
-        return data[: whole_records(data, begin, log.file_size)]
+        data, _, whole = self._read_units(begin, min(size, limit - begin))
+        return data[:whole]
+
+    def _read_units(self, begin: int, limit: int) -> tuple[bytes, list[UnitRun], int]:
+        """Read at most `limit` bytes. Return them, their whole units, and the total size of these."""
+        data = self._log.read(begin, limit)
+        units = whole_units(data, begin, self._log.file_size)
+        return data, units, sum(unit.total_bytes for unit in units)
 
     def _wake_waiters(self) -> None:
         for offset, done in self._waiting:

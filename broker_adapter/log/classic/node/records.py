@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Protocol, overload
 
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
+from broker_adapter.log.classic.alike_records import count_equal_sizes
 from broker_adapter.log.classic.append_heads import head_at
 from broker_adapter.log.classic.record_check import MAX_RECORD_BYTES
+from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.log.protocol import Piece
 from broker_adapter.wire.message import BLANK_MAGIC, MIN_RECORD_SIZE, MessageRecord
 from broker_adapter.wire.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED
@@ -118,13 +120,12 @@ class RawRecords:
 RECORDS = RawRecords()
 
 
-def whole_records(data: bytes, base: int, file_size: int) -> int:
-    """Return the total size of the whole records and blanks at the start of `data`, which is at offset
-    `base`.
+def whole_units(data: bytes, base: int, file_size: int) -> list[UnitRun]:
+    """Return the whole records and blanks at the start of `data`, which is at offset `base`.
 
     Raises StoredDataDamaged if the data is neither.
     """
-    at, end = 0, len(data)
+    at, end, units = 0, len(data), list[UnitRun]()
     while end - at >= _HEAD_BYTES:
         size, magic = _SIZE_AND_MAGIC.unpack_from(data, at)
         left = file_size - (base + at) % file_size
@@ -135,28 +136,31 @@ def whole_records(data: bytes, base: int, file_size: int) -> int:
             raise StoredDataDamaged(Status.STORE_DAMAGED, text)
         if size > end - at:
             break
-        at += size
-    return at
+        unit = UnitRun(size, 0)
+        if not is_blank:
+            # A record that would cross the file's end is reported in its place.
+            unit = UnitRun(size, min(count_equal_sizes(data, at, size), left // size))
+        units.append(unit)
+        at += unit.total_bytes
+    return units
 
 
-def whole_appends(data: bytes, base: int, file_size: int, whole: int) -> tuple[int, int]:
-    """Find the last end of an append in the first `whole` bytes of `data`, which consist of whole records and
-    blanks.
+def whole_appends(data: bytes, units: Sequence[UnitRun]) -> tuple[int, int]:
+    """Find the last end of an append in the first bytes of `data`, which consist of `units`.
 
     Returns the number of bytes up to that end, and the size of the next append according to its head, or 0 if
     there is no head.
     """
     at, begin, size, records = 0, -1, 0, 0
-    while at < whole:
-        unit, magic = _SIZE_AND_MAGIC.unpack_from(data, at)
-        if magic == BLANK_MAGIC:
+    for unit in units:
+        if not unit.records:
             records = 0
-        elif (head := head_at(data, at, unit)) is not None:
+        elif (head := head_at(data, at, unit.size)) is not None:
             begin, size, records = at, head.size, len(head.sums)
-        elif records:
-            records -= 1
-        at += unit
-    return (begin, size) if records else (whole, 0)
+        else:
+            records = max(0, records - unit.records)
+        at += unit.total_bytes
+    return (begin, size) if records else (at, 0)
 
 
 def size_at(log: ReadableFiles, offset: int) -> int:
