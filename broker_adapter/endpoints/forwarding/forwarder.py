@@ -17,7 +17,7 @@ from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.endpoints.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
-from broker_adapter.endpoints.lists.calls import ListedCall, ListResults
+from broker_adapter.endpoints.lists.calls import WITHOUT_EFFECT, ListedCall, ListResults, may_be_sent_again
 from broker_adapter.endpoints.rejected import Code, Rejected
 from broker_adapter.endpoints.v5.calls.handlers import Answering
 from broker_adapter.endpoints.v5.clients import ClientStreams
@@ -34,8 +34,6 @@ _AGAIN_S = 0.05
 #: Delay between two streams to the same node (seconds).
 _RECONNECT_S = 0.05
 _REFUSED_S = 1.0
-#: Errors after which a call had no effect and will have none.
-_SURELY_NOT = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED})
 
 Destination = Answering | MasterLink
 
@@ -251,15 +249,6 @@ class Forwarder:
         await wake_queue().turn("held")  # a change of the master wakes all waiting calls
 
 
-def may_be_sent_again(request: Request, error: BrokerError, unknown: int) -> bool:
-    """Return True if a call that failed may be sent to another master.
-
-    `unknown`: number of attempts with an unknown outcome.
-    """
-    is_unknown = error.status is Status.OUTCOME_UNKNOWN
-    return error.status in _SURELY_NOT or (is_unknown and unknown == 1 and request.is_repeatable)
-
-
 class _PendingCall:
     """A call that is still unanswered."""
 
@@ -335,7 +324,7 @@ class _PendingCall:
         error = self._error
         if error is None:
             return error_for(Status.NOT_MASTER, "there is no master yet, or it cannot be reached")
-        if self._unknown and error.status in _SURELY_NOT:
+        if self._unknown and error.status in WITHOUT_EFFECT:
             return PutIndeterminate(
                 Status.OUTCOME_UNKNOWN, f"an earlier attempt may have succeeded; then: {error.message}"
             )

@@ -7,7 +7,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from broker_adapter.endpoints.context import CallContext
 from broker_adapter.endpoints.v5.messages.request import Request
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Status
+
+#: Errors after which a call had no effect and will have none.
+WITHOUT_EFFECT = frozenset(
+    {Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED}
+)
 
 
 class ListedCall(NamedTuple):
@@ -49,3 +54,12 @@ class ListAnswering(Protocol):
 
     async def answer_list(self, calls: Sequence[ListedCall], outcomes: ListOutcomes) -> None:
         """Process calls together. Returns once all have outcomes."""
+
+
+def may_be_sent_again(request: Request, error: BrokerError, unknown: int) -> bool:
+    """Return True if a call that failed may be sent to another master.
+
+    `unknown`: number of attempts with an unknown outcome.
+    """
+    is_unknown = error.status is Status.OUTCOME_UNKNOWN
+    return error.status in WITHOUT_EFFECT or (is_unknown and unknown == 1 and request.is_repeatable)

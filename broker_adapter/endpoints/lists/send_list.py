@@ -13,13 +13,18 @@ from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
-from broker_adapter.endpoints.lists.calls import ForwardList, ListedCall, ListOutcomes
-from broker_adapter.endpoints.rejected import ELSEWHERE
+from broker_adapter.endpoints.lists.calls import (
+    WITHOUT_EFFECT,
+    ForwardList,
+    ListedCall,
+    ListOutcomes,
+    may_be_sent_again,
+)
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status
 
 #: Errors after which another master may store the send.
-_MAY_MOVE = ELSEWHERE | {Status.NOT_CONNECTED}
+_MAY_MOVE = WITHOUT_EFFECT | {Status.OUTCOME_UNKNOWN}
 #: Finds out the rest of a response. Raises the errors of `Answering`.
 LookUp: TypeAlias = Callable[[], Awaitable[bytes]]
 
@@ -214,6 +219,7 @@ def second_attempt(call: ListedCall, error: BrokerError, waited_s: float) -> Cal
     request, context = call
     left_s = None if context.timeout_s is None else context.timeout_s - waited_s
     is_unknown = error.status is Status.OUTCOME_UNKNOWN
-    if (left_s is not None and left_s <= WAY_BACK_S) or (is_unknown and not request.is_repeatable):
+    may_again = may_be_sent_again(request, error, int(context.is_repeated) + is_unknown)
+    if not may_again or (left_s is not None and left_s <= WAY_BACK_S):
         return None
     return context._replace(timeout_s=left_s, is_repeated=is_unknown)
