@@ -317,7 +317,7 @@ async def collect(measured: AsyncGenerator[Row], rows: list[Row]) -> None:
 def show(title: str, rows: Sequence[Row]) -> None:
     """Print the table to stdout."""
     table = Table(title=title, title_justify="left")
-    for heading in ("figure", "measured", "target", "", "detail"):
+    for heading in ("measurement", "result", "target", "", "detail"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         verdict = {None: "", True: "[green]ok[/green]", False: "[red]misses[/red]"}[row.ok]

@@ -1,9 +1,8 @@
 """`python -m benchmarks.soak`: run real processes for many minutes under load and faults, and detect leaks.
 
 The run includes appends, reads, continuous purging by retention, kills of the leader, and a lost directory
-that
-is rebuilt with `--rejoin`. It samples memory, open files and disk use of every node, and checks that every
-acknowledged entry can be read. It fails if an entry is missing or a resource grows without bound.
+that is rebuilt with `--rejoin`. It samples memory, open files and disk use of every node, and checks that
+every acknowledged entry can be read. It fails if an entry is missing or a resource grows without bound.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ SETTINGS: dict[str, Any] = {
     "scrub": {"pause": "1m"},
 }
 #: Maximum disk use: the data that retention keeps, a partly filled data file, two prepared files, and one
-#: that
-#: the newest image holds. Index files add a sixth.
+#: that the newest image holds. Index files add a sixth.
 MOST_DISK_BYTES = int((32 + 16 + 4 * 8) * (1 << 20) * 1.17)
 MOST_GROWTH_MIB = 20.0
 MOST_NEW_FILES = 20

@@ -3,9 +3,8 @@
     python -m benchmarks.broker.reput [messages]
 
 Dispatches batches of 1 KiB messages, as a node passes them, on a real disk: first with a tag only, then with
-a
-tag, a unique key and one key. The IndexFiles are written by a separate job queue, and the second measurement
-includes the wait for it.
+a tag, a unique key and one key. The IndexFiles are written by a separate job queue, and the second
+measurement includes the wait for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stores each message or batch once. A duplicate receives the result of the first send.
 
-`Sender.send` receives the list of sends that an endpoint has read together. It checks them and passes them to
-the committer, in order and in one step, so that they share an append. Each send is rejected, recognized as a
-duplicate, or stored with its own put status.
+`Sender.start` checks a send and passes it to the committer without waiting. An endpoint that calls it in one
+step for all sends that arrived together stores them in order, with as few appends as possible. Each send is
+rejected, recognized as a duplicate, or stored with its own put status.
 """
 
 from __future__ import annotations
