@@ -179,9 +179,11 @@ def test_a_loop_that_ends_before_it_takes_a_chunk_ends_the_reader(monkeypatch: p
 @pytest.mark.filterwarnings("error:coroutine:RuntimeWarning")
 def test_an_ended_loop_ends_the_reader_that_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
-    unraisable: list[Any] = []  # also what tests before this one have left
+    unraisable: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    gc.collect()  # what tests before this one have left
+    unraisable.clear()
     read_end, write_end = os.pipe()
 
     async def main(pipe: io.FileIO) -> threading.Thread:
