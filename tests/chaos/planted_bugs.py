@@ -332,10 +332,11 @@ CLASSIC_BUGS = (
     ),
     Bug(
         "change-what-a-slave-stores",
-        "broker_adapter/log/classic/ha/records.py",
-        "        taken = bytes(memoryview(self._buffer)[: self._complete])\n",
-        "        self._buffer[47] ^= 1  # of the time at which a message was born\n"
-        "        taken = bytes(memoryview(self._buffer)[: self._complete])\n",
+        "broker_adapter/log/classic/ha/client.py",
+        "            if complete:\n",
+        "            if complete:\n"
+        "                complete = bytearray(complete)\n"
+        "                complete[47] ^= 1  # of the time at which a message was born\n",
         _LOST,
         workload="broker",
         seconds=9,
