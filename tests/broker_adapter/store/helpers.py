@@ -74,13 +74,14 @@ class Log:
         keys: str = "",
         unique: str = "",
         other: str = "x",
+        delay: str = "",
         part: int = 0,
         host: Host | None = None,
         version: Version | None = None,
         body: bytes = b"body",
         offset: int | None = None,
     ) -> Entry:
-        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, "other": other}
+        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, "other": other, "DELAY": delay}
         self.now_ms += 400
         message = MessageRecord(
             topic,

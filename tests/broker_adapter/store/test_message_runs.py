@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from broker_adapter.log.replicated import EntryPiece
+from broker_adapter.store.consume_queues import Incarnation
 from broker_adapter.store.dispatcher import DispatchMetrics
 from broker_adapter.store.dispatching import BatchDispatch
 from broker_adapter.store.message_runs import RunFinder
@@ -218,3 +219,36 @@ def test_a_replay_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     again.dispatcher.replay(EntryRun([as_stored(entries)]))
     again.dispatcher.save()  # the replay is over
     assert look(again.dispatcher) == look(node.dispatcher)
+
+
+def test_delayed_messages_are_due_by_their_own_levels() -> None:
+    """The first message is stored without a valid level, so it has no due time."""
+    log = Log(gap_every=0)
+    for number in range(40):
+        log.message("SCHEDULE_TOPIC_XXXX", 2, delay=str(number % 4))
+    assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
+
+
+def test_a_run_of_a_deleted_topic_stays_hidden_up_to_the_first_message_of_its_successor() -> None:
+    log = Log(gap_every=0)
+    for number in range(80):
+        log.message("T", offset=number % 40)
+    results = []
+    for as_run in (False, True):
+        node = Node(SimDisk())
+        node.dispatcher.load(())
+        node.dispatcher.hide_earlier([Incarnation("T", 0, log.entries[40].pos + 48)])
+        node.dispatcher.apply(EntryRun([as_stored(log.entries)]) if as_run else log.entries)
+        results.append((look(node.dispatcher), node.dispatcher.figures()))
+    assert results[0] == results[1]
+    assert results[0][0]["T@0"][:2] == (0, 40)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("at", [0, 20, 39])
+def test_a_negative_queue_id_within_a_run_creates_no_queue(at: int) -> None:
+    entries = uniform_log(40).entries
+    body = bytearray(entries[at].body)
+    body[12] |= 0x80  # the sign of the queue id
+    entries[at] = entries[at]._replace(body=bytes(body))
+    assert outcome(entries, as_run=True) == outcome(entries, as_run=False)
+    assert not [place for place in outcome(entries, as_run=True)[0] if "@-" in place]
