@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -111,3 +112,26 @@ async def test_who_waits_for_a_slave_when_the_broker_stops_is_left_in_doubt() ->
         with pytest.raises(Indeterminate):
             await copied(outcome)
         assert commit.pending_bytes == 0
+
+
+async def test_an_append_that_the_disk_delays_past_its_deadline_does_not_wait_for_a_slave() -> None:
+    """Its size is subtracted once, although it becomes durable later."""
+    asked, may_flush = list[int](), threading.Event()
+
+    def acknowledged(offset: int, timeout_ms: int) -> asyncio.Future[Status | None]:
+        asked.append(offset)
+        return asyncio.get_running_loop().create_future()
+
+    async with committing() as (commit, disk):
+        commit.acknowledged = acknowledged
+        flush = disk.flush
+        disk.flush = lambda: (may_flush.wait(), flush())[1]  # type: ignore[method-assign]
+        try:
+            late, patient = append(commit, disk, 1), append(commit, disk)
+            outcome = await late
+            assert isinstance(outcome, ClassicOutcome)
+            assert outcome.put_status is Status.FLUSH_DISK_TIMEOUT and outcome.copied is None
+        finally:
+            may_flush.set()
+        await patient
+        assert asked == [200] and commit.pending_bytes == 100

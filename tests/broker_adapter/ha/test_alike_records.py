@@ -155,3 +155,14 @@ def test_a_corrupt_record_within_a_run_is_named_and_the_records_before_it_are_st
     if number:
         log.append_bytes(*records.take_complete())
     assert log.end_offset == records.position == number * SIZE
+
+
+@pytest.mark.parametrize("received", [0, 1, 40])
+def test_after_a_cut_the_newest_record_is_the_last_one_of_the_append_before(received: int) -> None:
+    """Both appends arrive in one transfer."""
+    log = opened(SimDisk(), file_size=1 << 20)
+    complete, data = len(appends(40)), appends(40, 60)
+    incomplete = head_size(60, HOST) + received * SIZE
+    log.append_bytes(0, data[: complete + incomplete])
+    assert log.cut_incomplete() == incomplete
+    assert log.end_offset == complete and log.last_record_offset == complete - SIZE
