@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,3 +102,35 @@ async def test_a_read_does_not_wait_for_the_pause_of_a_follower(node: Node) -> N
     await until(lambda: node.applier.applied_index == 1)
     node.commit(2)
     await waiting
+
+
+async def test_a_read_of_an_entry_within_a_piece_is_served_when_the_piece_is_applied(node: Node) -> None:
+    node.is_leader = True
+    waits = [asyncio.create_task(node.applier.wait(index, 60_000)) for index in range(3)]
+    await asyncio.sleep(0)
+    node.commit(2)
+    await asyncio.gather(*waits)
+    assert node.feeder.applied == [(0, 2)]
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+async def test_entries_that_are_committed_while_a_piece_is_applied_are_applied_next(
+    node: Node, is_leader: bool
+) -> None:
+    node.is_leader = is_leader
+    started, may_go, apply = threading.Event(), threading.Event(), node.feeder.apply
+
+    def slow(piece: ApplyStep, batches: object) -> int:
+        started.set()
+        may_go.wait()
+        return apply(piece, batches)
+
+    node.feeder.apply = slow  # type: ignore[method-assign]
+    try:
+        node.commit(0)
+        await until(started.is_set)
+        node.commit(1)
+    finally:
+        may_go.set()
+    await until(lambda: node.applier.applied_index == 1)
+    assert node.feeder.applied == [(0, 0), (1, 1)]

@@ -14,7 +14,7 @@ import pytest
 
 from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
 from broker_adapter.endpoints.lists.calls import ListedCall
-from broker_adapter.endpoints.lists.send_list import NodeSends, SendList, StartedCall
+from broker_adapter.endpoints.lists.send_list import NodeSends, SendList, StartedCall, second_attempt
 from broker_adapter.endpoints.v4.calls import Forwarding
 from broker_adapter.endpoints.v4.client_outcomes import ClientOutcomes
 from broker_adapter.endpoints.v4.request import REMOTING, SEND, RemotingRequest
@@ -306,3 +306,23 @@ async def test_a_send_that_moves_keeps_its_account_and_a_one_way_send_gets_no_re
         assert again is not None and await again(connection, command) is None
     assert elsewhere.forwarded == [("first", "one", CLIENT, False), ("second", "two", CLIENT, True)]
     assert written == [b"answer"]
+
+
+@pytest.mark.parametrize(("left_s", "is_made"), [(2 * WAY_BACK_S, True), (WAY_BACK_S / 2, False), (0, False)])
+def test_a_second_attempt_has_only_the_rest_of_the_time(left_s: float, is_made: bool) -> None:
+    send = ListedCall(
+        RemotingRequest(RemotingCommand(RequestCode.SEND_MESSAGE_V2, {"b": "t"}), SEND), CONTEXT
+    )
+    again = second_attempt(send, NotMaster("elsewhere"), 30.0 - left_s)
+    expected = CONTEXT._replace(timeout_s=pytest.approx(left_s))
+    assert again == (expected if is_made else None)
+    unlimited = ListedCall(send.request, CONTEXT._replace(timeout_s=None))
+    assert second_attempt(unlimited, NotMaster("elsewhere"), 3600.0) == unlimited.context
+
+
+def test_a_send_whose_outcome_is_unknown_twice_is_not_tried_again() -> None:
+    fields = {"b": "t", "i": "UNIQ_KEY\x01u"}
+    request = RemotingRequest(RemotingCommand(RequestCode.SEND_MESSAGE_V2, fields), SEND)
+    again = second_attempt(ListedCall(request, CONTEXT), UNKNOWN, 0.0)
+    assert again == CONTEXT._replace(is_repeated=True)
+    assert second_attempt(ListedCall(request, again), UNKNOWN, 0.0) is None

@@ -245,3 +245,24 @@ def test_only_sends_are_listed() -> None:
         False,
         False,
     ]
+
+
+async def test_a_second_attempt_of_a_call_is_a_repetition_within_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with gathered(monkeypatch) as g:
+        seen = list[CallContext]()
+
+        async def answer(request: Request, context: CallContext) -> bytes:
+            seen.append(context)
+            return b"again"
+
+        monkeypatch.setattr(g.w.service, "_answer", answer)
+        g.outcomes = {"unknown": None}
+        (call,) = g.arrive(message(message_id="unknown"))
+        await until(lambda: "unknown" in g.pending)
+        g.pending["unknown"].fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, "?"))
+        assert await call == b"again"
+        (context,) = seen
+        assert context == CONTEXT._replace(timeout_s=context.timeout_s, is_repeated=True)
+        assert context.timeout_s is not None and 0 < context.timeout_s < 30.0

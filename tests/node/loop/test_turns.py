@@ -177,3 +177,17 @@ async def test_large_pieces_of_one_client_do_not_come_before_those_of_another() 
 
     await asyncio.gather(*[work(client) for client in "aaaab"])
     assert done == ["a", "a", "b", "a", "a"]
+
+
+async def test_a_caller_that_is_cancelled_before_it_uses_its_turn_delays_no_later_wake_up() -> None:
+    queue, woken = WakeQueue(limit=1), list[int]()
+    callers = [asyncio.create_task(queue.turn("t")) for _ in range(2)]
+    await asyncio.sleep(0)
+    # The next turn of the loop gives the second caller its turn, and then cancels it.
+    asyncio.get_running_loop().call_soon(callers[1].cancel)
+    await asyncio.wait(callers)
+    assert [one.cancelled() for one in callers] == [False, True]
+    while queue._is_armed:
+        await asyncio.sleep(0)
+    queue.add("t", lambda: woken.append(1))
+    assert woken == [1] and not queue._resuming
