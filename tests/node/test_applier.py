@@ -134,3 +134,23 @@ async def test_entries_that_are_committed_while_a_piece_is_applied_are_applied_n
         may_go.set()
     await until(lambda: node.applier.applied_index == 1)
     assert node.feeder.applied == [(0, 0), (1, 1)]
+
+
+async def test_the_rest_of_a_piece_is_applied_without_another_commit(node: Node) -> None:
+    def one(piece: ApplyStep, batches: object) -> int:
+        node.feeder.applied.append((piece.first, piece.first))
+        return piece.first
+
+    node.feeder.apply = one  # type: ignore[method-assign]
+    node.commit(3)
+    await until(lambda: node.applier.applied_index == 3)
+    assert node.feeder.applied == [(index, index) for index in range(4)]
+
+
+async def test_a_follower_applies_entries_after_each_of_its_pauses(node: Node) -> None:
+    for index in range(3):
+        node.commit(index)
+        await until(lambda index=index: node.applier.applied_index == index)
+    await until(lambda: node.applier._timer is None)
+    node.commit(3)
+    await until(lambda: node.applier.applied_index == 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from broker_adapter.endpoints.context import LATE_S, WAY_BACK_S, CallContext
-from broker_adapter.endpoints.lists.calls import ListedCall
+from broker_adapter.endpoints.lists.calls import ListedCall, ListResults
 from broker_adapter.endpoints.lists.send_list import NodeSends, SendList, StartedCall, second_attempt
 from broker_adapter.endpoints.v4.calls import Forwarding
 from broker_adapter.endpoints.v4.client_outcomes import ClientOutcomes
@@ -279,6 +279,30 @@ class _Elsewhere:
         topic = request.command.fields["b"]
         self.forwarded.append((topic, context.account, context.remote, context.is_repeated))
         return b"answer"
+
+
+async def test_a_forwarded_send_is_answered_at_its_own_deadline_if_the_master_is_silent() -> None:
+    listed, responds = Listed("abc"), asyncio.Event()
+    limits = {"a": LATE_S + 0.2, "b": LATE_S + 0.1, "c": 600.0}
+    commands = listed.requests
+    sends = [
+        ListedCall(RemotingRequest(one, SEND), CONTEXT._replace(timeout_s=limits[one.fields["b"]]))
+        for one in commands
+    ]
+
+    async def forward(calls: Sequence[ListedCall]) -> AsyncGenerator[ListResults, None]:
+        await responds.wait()
+        yield [(number, encode(command.answer(STORED))) for number, command in enumerate(commands)]
+
+    found = SendList(sends, ClientOutcomes(listed, sends, _Elsewhere().unary), 30.0)
+    forwarding = asyncio.create_task(found.forward(forward))
+    await until(lambda: len(listed.answered) == 2)
+    assert {topic: one.code for topic, one in listed.answered.items()} == dict.fromkeys(
+        "ab", UNKNOWN.response_code
+    )
+    responds.set()  # the responses to the others are too late
+    await forwarding
+    assert [listed.answered[topic].code for topic in "abc"] == [UNKNOWN.response_code] * 2 + [STORED]
 
 
 async def test_a_send_that_moves_keeps_its_account_and_a_one_way_send_gets_no_response() -> None:

@@ -266,3 +266,21 @@ async def test_a_second_attempt_of_a_call_is_a_repetition_within_its_deadline(
         (context,) = seen
         assert context == CONTEXT._replace(timeout_s=context.timeout_s, is_repeated=True)
         assert context.timeout_s is not None and 0 < context.timeout_s < 30.0
+
+
+async def test_a_drain_waits_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gathered(monkeypatch) as g:
+        g.outcomes = {"late": None}
+        (stored,) = g.arrive(message(message_id="stored"))
+        assert answer_of(await stored).status.code == Code.OK
+        (late,) = g.arrive(message(message_id="late"))
+        await until(lambda: "late" in g.pending)
+        alone = g.arrive(delayed(b"later", 1_000, "delayed"))[0]
+        draining = asyncio.create_task(g.w.service.drain(600.0))
+        assert answer_of(await alone).status.code == Code.OK
+        for _ in range(100):  # turns of the loop, in which the drain would end
+            await asyncio.sleep(0)
+        assert not draining.done()
+        g.pending["late"].settle(RequestOutcome([0], []))
+        await draining
+        assert answer_of(await late).status.code == Code.OK
