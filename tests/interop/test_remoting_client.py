@@ -119,7 +119,7 @@ async def test_a_message_is_stored_as_it_was_sent(admin: Admin, rocketmq: Genuin
         result = await producer.send(message)
     assert result.status is SendStatus.SEND_OK
     found = await admin.view_message(result.offset_message_ids[0])
-    assert (found.body, found.tags, found.keys) == (message.body, "a", ["k", "l"])
+    assert (found.body, found.tags, found.keys) == (message.body, "a", ("k", "l"))
     assert found.properties["mine"] == "é" and found.message_id == result.message_id
     assert (found.queue.queue_id, found.queue_offset) == (result.queue.queue_id, result.queue_offset)
 
