@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from broker_adapter.client import Admin, Message, MessageQueue, Producer
+from broker_adapter.errors import GroupRefused
 from dledger.cli.local.local_cluster import LocalCluster
 
 from . import genuine, ours
@@ -51,7 +52,10 @@ async def until_committed(servers: str, topic: str, group: str, end: int = COUNT
     async with Admin(servers) as admin:
 
         async def is_committed() -> bool:
-            offsets = await admin.group_offsets(group)
+            try:
+                offsets = await admin.group_offsets(group)
+            except GroupRefused:  # no member has connected to the master
+                return False
             return [at for queue, at in offsets.items() if queue.topic == topic] == [end] * QUEUES
 
         await genuine.eventually(is_committed, FOLLOWED_WITHIN_S)
