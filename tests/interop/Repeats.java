@@ -21,6 +21,10 @@ public final class Repeats {
     private static String servers;
 
     public static void main(String[] arguments) throws Exception {
+        Thread.currentThread().setUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            System.exit(1); // threads of producers would go on
+        });
         servers = arguments[1];
         String topic = arguments[2];
         switch (arguments[0]) {

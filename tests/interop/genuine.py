@@ -228,10 +228,12 @@ class Client:
                 env={**self._environment, "ROCKETMQ_ACCOUNT": account},
             ) as process,
         ):
+            client = ClientProcess(process, self._folder)
             try:
-                yield ClientProcess(process, self._folder)
+                yield client
             finally:
                 process.kill()
+                client.end_reading()
 
 
 def java_program(folder: Path, program: str, lib: Path = LIB) -> list[str]:
@@ -273,6 +275,7 @@ class ClientProcess:
         self._timer.daemon = True
         self._timer.start()
         self.lines: list[str] = []
+        self._reader: threading.Thread | None = None
 
     def wait_for(self, begin: str) -> None:
         """Until a line begins so. AssertionError if none does."""
@@ -280,12 +283,19 @@ class ClientProcess:
 
     def read_beside(self) -> None:
         """Read `lines` on a thread from now on, until it ends: who writes them never waits."""
-        threading.Thread(target=lambda: list(self._read()), daemon=True).start()
+        self._reader = threading.Thread(target=lambda: list(self._read()), daemon=True)
+        self._reader.start()
+
+    def end_reading(self) -> None:
+        """Wait for the end of the output that is read beside. It must not be closed before."""
+        if self._reader is not None:
+            self._reader.join()
 
     def finish(self) -> list[str]:
         """All lines, when it has ended. AssertionError if it failed, or took too long."""
-        for _ in self._read():
-            pass
+        if self._reader is None:
+            self.read_beside()
+        self.end_reading()
         self._timer.cancel()
         assert self._process.wait() == 0, (self.lines[-20:], self._why())
         return self.lines
