@@ -270,7 +270,7 @@ WINDOW w AS (PARTITION BY k.run, k.log ORDER BY k.pos)
 _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
   {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
-  d.filter, d.tag, d.key, d.src, d.inc, d.seq, d.mono
+  d.filter, d.tag, d.key, d.src, d.inc, d.seq, coalesce(d.since, d.mono) AS mono
 FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
 WHERE d.ev = 'dlv'
 """

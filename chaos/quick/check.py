@@ -387,7 +387,8 @@ def check_acks(readers: Sequence[Path], turn: Container[int], report: QuickRepor
         for event in events_of(path, ("op", "dlv")):
             if event["ev"] == "dlv":
                 since = acked.get((event.get("group", ""), event["mid"]))
-                if since is not None and since < begun.get(event["op"], 0):
+                started = min(begun.get(event["op"], 0), event.get("since", event["mono"]))
+                if since is not None and since < started:
                     where = f"message {event['mid']} of {log_of(event)}, which group {event['group']}"
                     report.note(
                         "returned", f"{where} had acknowledged, was redelivered to {event['consumer']}"

@@ -246,8 +246,10 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # operation that ended with info, because a session continues to retry it.
     (Ev.ATTEMPT, ""): _event("op retry_no", "mid"),
     # From a queue: topic, q, qoff (and lidx, ledger if known). From a ledger: ledger, lidx.
+    # since: the time (ns, as `mono`) when the client had the message. A push consumer may have it before the
+    # operation that reports it.
     (Ev.DLV, ""): _event(
-        "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm"
+        "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm since"
     ),
     # code: ok (processed), retry (to be redelivered), dlq (sent to the dead letter queue).
     (Ev.DONE, ""): _event("mid code group consumer", "op epoch topic q qoff ledger lidx attempt"),

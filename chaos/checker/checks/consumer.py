@@ -151,17 +151,20 @@ JOIN runs r ON r.run = d.run WHERE d.code = 'dlq'
 
 #: Deliveries, with the first time that their group had received the answer to its acknowledgment.
 _AFTER_ACK = """
-SELECT d.run, d.grp, d.consumer, d.mid, d.log, d.src, d.inc, d.seq, r.inv, a.acked, a.op, b.bound FROM dlv d
+SELECT d.run, d.grp, d.consumer, d.mid, d.log, d.src, d.inc, d.seq,
+  least(r.inv, d.mono) AS inv, a.acked, a.op, b.bound FROM dlv d
 JOIN ops r ON r.run = d.run AND r.op = d.op AND r.f = 'receive' JOIN runs b ON b.run = d.run
 JOIN (SELECT run, grp, mid, min(ret) AS acked, min_by(op, ret) AS op FROM ops
   WHERE f = 'ack' AND outcome = 'ok' GROUP BY run, grp, mid) a
   ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid
 """
 
-#: Redeliveries, with possible reasons. `held`: time since the receive of the previous delivery, in ns.
+#: Redeliveries, with possible reasons. `held`: time since the receive of the previous delivery, in ns. A push
+#: consumer may have received a message before the operation that reports it.
 _REDELIVERIES = """
 SELECT d.run, d.grp, d.consumer, d.consumer_before, d.mid, d.log, d.attempt, d.src, d.inc, d.seq,
-  r.delay_ms, d.mono + b.bound - r.inv AS held, t.mono AS failed, g.mono AS gone, a.inv AS doubted, d.mono
+  r.delay_ms, d.mono + b.bound - least(r.inv, d.before) AS held, t.mono AS failed, g.mono AS gone,
+  a.inv AS doubted, d.mono
 FROM (
   SELECT run, grp, consumer, mid, log, attempt, mono, src, inc, seq, lag(mono) OVER w AS before,
     lag(consumer) OVER w AS consumer_before, lag(op) OVER w AS op_before
@@ -209,7 +212,7 @@ SELECT * FROM (
   FROM (
     SELECT d.run, d.grp, d.log, d.op, min(d.consumer) AS consumer, min(d.pos) AS pos, min(d.mono) AS first,
       min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq,
-      max(least(r.inv + {least_ns("r.delay_ms")}, coalesce(e.inv, 9223372036854775807),
+      max(least(least(r.inv, d.mono) + {least_ns("r.delay_ms")}, coalesce(e.inv, 9223372036854775807),
         coalesce(t.mono, 9223372036854775807), coalesce(g.mono, 9223372036854775807)) - b.bound) AS until
     FROM dlv d
     JOIN runs b ON b.run = d.run

@@ -146,7 +146,8 @@ async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldMessage:
-    """A message that a client holds. `attempt`: 0 for the first delivery."""
+    """A message that a client holds. `attempt`: 0 for the first delivery. `received_ns`: the monotonic time
+    when the client had it."""
 
     handle: int
     mid: int
@@ -156,13 +157,14 @@ class HeldMessage:
     attempt: int
     tag: str
     key: str
+    received_ns: int
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> HeldMessage:
         """Parse a message as the driver reports it."""
         body = b64decode(fields["body"])
         where = {"topic": fields["topic"], "q": fields["q"]}
-        about = (fields["qoff"], fields["attempt"] - 1, fields["tag"], fields["keys"])
+        about = (fields["qoff"], fields["attempt"] - 1, fields["tag"], fields["keys"], fields["received_ns"])
         return cls(fields["handle"], number_of(body), digest(body), where, *about)
 
 
@@ -260,6 +262,7 @@ class ReleasedMember:
         received = [HeldMessage.of(fields) for fields in answer["messages"]]
         for i, one in enumerate(received):
             about = {**self._who, **one.where, "attempt": one.attempt, "tag": one.tag, "key": one.key}
+            about["since"] = one.received_ns  # a push consumer also receives while its member is busy
             self._receiving.delivered(i, one.mid, one.digest, qoff=one.offset, **about)
         self._receiving.ok(count=len(received))
         return received

@@ -11,12 +11,13 @@ const {
 
 const MAX_TEXT = 500;
 const silent = { debug() {}, info() {}, warn() {}, error() {}, close() {} };
-const places = new Map(); // receipt handle -> queue id and offset, which the client parses and discards
+const places = new Map(); // receipt handle -> queue id and offset, which the client discards, and the time
+const nowNs = () => Number(process.hrtime.bigint());
 const plainHandle = SystemProperties.prototype.getReceiptHandle;
 
 SystemProperties.prototype.getReceiptHandle = function getReceiptHandle() {
   const handle = plainHandle.call(this);
-  places.set(handle, [ this.getQueueId(), this.getQueueOffset() ]);
+  places.set(handle, [ this.getQueueId(), this.getQueueOffset(), nowNs() ]);
   return handle;
 };
 
@@ -123,6 +124,7 @@ class Driver {
     const handover = new Handover();
     const consume = async message => {
       const [ done, ack ] = [ outcome(), outcome() ];
+      if (message.place) message.place[2] = nowNs(); // in a FIFO group the client retries by itself
       acked.set(message.receiptHandle, ack);
       handover.put({ message, done, ack });
       return await done.over ? ConsumeResult.SUCCESS : ConsumeResult.FAILURE;
@@ -245,7 +247,7 @@ class Driver {
   told(message, held = message) {
     message.place ??= places.get(message.receiptHandle);
     places.delete(message.receiptHandle);
-    const [ q, qoff ] = message.place;
+    const [ q, qoff, receivedNs ] = message.place;
     return {
       handle: this.hold(held),
       topic: message.topic,
@@ -255,6 +257,7 @@ class Driver {
       tag: message.tag ?? '',
       keys: [ ...message.keys ].sort().join(' '),
       body: message.body.toString('base64'),
+      received_ns: receivedNs,
     };
   }
 }

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,12 +46,13 @@ Fields = dict[str, Any]
 
 def keep_places() -> None:
     """Patch received messages so that they keep their queue id and offset, which the client parses and
-    discards."""
+    discards, and the time."""
     plain = Message.fromProtobuf
 
     def with_place(self: Message, message: Any) -> Message:
         system = message.system_properties
         self.place = (system.queue_id, system.queue_offset)
+        self.received_ns = time.monotonic_ns()
         return plain(self, message)
 
     Message.fromProtobuf = with_place
@@ -65,6 +67,8 @@ class MessageHandover(MessageListener):  # type: ignore[misc]
     def consume(self, message: Message) -> ConsumeResult:
         # In a FIFO group the client retries by itself and does not count the attempts.
         message.tries = getattr(message, "tries", 0) + 1
+        if message.tries > 1:
+            message.received_ns = time.monotonic_ns()
         message.is_done, message.acked = Future(), Future()
         self.messages.put(message)
         return ConsumeResult.SUCCESS if message.is_done.result() else ConsumeResult.FAILURE
@@ -287,6 +291,7 @@ class Driver:
             "tag": message.tag or "",
             "keys": " ".join(sorted(message.keys)),
             "body": text_of(message),
+            "received_ns": message.received_ns,
         }
 
 

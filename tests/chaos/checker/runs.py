@@ -65,6 +65,8 @@ def write_mutations(folder: Path) -> list[Path]:
         found.append(folder / trace.run)
     for name, change in (
         ("clean_receives", receive_mutations.receive_well),
+        ("clean_late", receive_mutations.hand_over_late),
+        ("clean_late_fifo", partial(receive_mutations.hand_over_late, mode="fifo")),
         ("clean_reset", group_mutations.reset_well),
         ("clean_again", receive_mutations.receive_again_with_reason),
         ("clean_kinds", kind_mutations.all_kinds_well),

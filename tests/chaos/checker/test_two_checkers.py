@@ -63,6 +63,8 @@ ONLY_QUICK = {
         "members_of_a_group_consume_in_several_ways",
         "routes_name_an_old_master_on_a_busy_machine",
         "clean_again",
+        "clean_late",
+        "clean_late_fifo",
         "clean_receives",
         "the_rest_of_a_queue_is_given_with_reason",
     ),

@@ -31,6 +31,10 @@ class World:
             how = {"topic": "t", "mode": mode, "filter": "*", "from_start": True}
             writer.write(Ev.MEMBER, {"e": "join", **_who(name), **how})
 
+    @property
+    def now(self) -> int:
+        return self._now
+
     def receive(self, name: str, *mids: int, attempt: int = 0) -> None:
         self.begin_receive(name)(*mids, attempt=attempt)
 
@@ -39,9 +43,9 @@ class World:
         process = Process(self._members[name], self._numbers[name])
         process.invoke("receive", **_who(name))
 
-        def end(*mids: int, attempt: int = 0) -> None:
+        def end(*mids: int, attempt: int = 0, **more: int) -> None:
             for i, mid in enumerate(mids):
-                about = {**_who(name), **WHERE, "qoff": mid - 1, "attempt": attempt}
+                about = {**_who(name), **WHERE, "qoff": mid - 1, "attempt": attempt, **more}
                 process.delivered(i, mid, f"{mid:016x}", **about)
             process.ok(count=len(mids))
 
@@ -127,6 +131,15 @@ def test_what_was_on_its_way_when_it_was_acknowledged_may_come(tmp_path: Path) -
     end = world.begin_receive("g-1")
     world.ack("g-0", 1, 2, 3, 4, 5)
     end(3, attempt=1)
+    assert world.check().is_good
+
+
+def test_what_a_push_consumer_had_before_it_was_acknowledged_may_be_handed_over(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    had = world.now
+    world.receive("g-0", 1, 2, 3, 4, 5, attempt=1)
+    world.ack("g-0", 1, 2, 3, 4, 5)
+    world.begin_receive("g-1")(3, since=had)
     assert world.check().is_good
 
 

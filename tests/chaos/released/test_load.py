@@ -35,6 +35,7 @@ class MadeUpClient:
         self.sent: list[dict[str, Any]] = []
         self.held: set[int] = set()
         self.is_killed = False
+        self.received_ns = 0
         self.none_left = asyncio.Event()
 
     async def start(self) -> None:
@@ -77,6 +78,7 @@ class MadeUpClient:
                 "tag": "a",
                 "keys": "k",
                 "body": b64encode(b"%d x" % handle).decode(),
+                "received_ns": self.received_ns,
             }
             for handle in handles
         ]
@@ -225,6 +227,20 @@ async def test_a_member_that_cannot_join_leaves_and_its_process_is_not_used_agai
     one = member(world, client, asyncio.Event())
     assert not await one.join()
     assert [line["e"] for line in world.lines() if line["ev"] == "member"] == ["join", "join", "leave"]
+
+
+async def test_the_time_when_a_push_consumer_had_a_message_is_written(world: World) -> None:
+    client, over = MadeUpClient(3), asyncio.Event()
+    client.received_ns = 5
+    one = member(world, client, asyncio.Event(), PushMember)
+    consuming = asyncio.create_task(one.consume(over))
+    await client.none_left.wait()
+    client.messages, client.received_ns = 3, 7
+    while client.messages:
+        await asyncio.sleep(0)
+    over.set()
+    await consuming
+    assert [line.get("since") for line in world.lines() if line["ev"] == "dlv"] == [5, 5, 5, 7, 7, 7]
 
 
 async def test_a_push_consumer_acknowledges_by_itself_and_goes_when_it_is_through(world: World) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -118,11 +119,14 @@ async def speak_of_transactions_and_delays(client: ClientProcess) -> None:
 
 async def be_pushed_to(client: ClientProcess) -> None:
     """The first message fails once, and of the second the ack."""
+    begun_ns = time.monotonic_ns()
     await client.request("push", group="g", topics=["t"], filter="*")
-    attempts = []
+    attempts, received = [], [begun_ns]
     for is_done in (False, True):
         [one] = (await client.request("take", most=5, wait_s=60))["messages"]
         assert (one["topic"], one["q"], one["qoff"]) == ("t", 3, 70) and b64decode(one["body"]) == b"5 \xff"
+        assert received[-1] < one["received_ns"] <= time.monotonic_ns()
+        received.append(one["received_ns"])
         attempts.append(one["attempt"])
         assert await client.request("settle", handle=one["handle"], is_done=is_done) == {}
     assert attempts == [2, 3], "tries of the client count as well"

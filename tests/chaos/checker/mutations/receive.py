@@ -34,12 +34,17 @@ class Receiver:
             self._emit(name, ev="meta", e="writer_begin", boot_id="b")
             self._emit(name, ev="member", e="join", **_who(name), topic="t", mode=mode)
 
-    def receive(self, name: str, *which: tuple[int, int], held_ms: int = 0) -> None:
-        """(message by its place in the queue, attempt) of each. `held_ms`: so long nobody else gets them."""
+    @property
+    def now(self) -> int:
+        return self._now
+
+    def receive(self, name: str, *which: tuple[int, int], held_ms: int = 0, since: int = 0) -> None:
+        """(message by its place in the queue, attempt) of each. `held_ms`: so long nobody else gets them.
+        `since`: when the client had them."""
         op = self._invoke(name, "receive", **_who(name), **({"delay_ms": held_ms} if held_ms else {}))
         for i, (place, attempt) in enumerate(which):
             self._attempts[name, place] = attempt
-            about = {"i": i, "attempt": attempt, **_who(name)}
+            about = {"i": i, "attempt": attempt, **_who(name), **({"since": since} if since else {})}
             self._emit(name, ev="dlv", op=op, **_message(self.messages[place], "digest", "qoff"), **about)
         self._complete(name, op, "receive", "ok")
 
@@ -121,6 +126,23 @@ def receive_again_with_reason(trace: Trace) -> None:
     group.end()
 
 
+def hand_over_late(trace: Trace, mode: str = "shared") -> None:
+    """A push consumer has messages, but hands them over when another member has acknowledged one of them."""
+    group = Receiver(trace, mode)
+    received = group.now
+    group.wait(2 * HELD_MS)
+    group.receive("s0", (0, 1), (1, 1), held_ms=HELD_MS, since=group.now)
+    group.ack("s0", 0)
+    group.receive("s1", (0, 0), (1, 0), held_ms=HELD_MS, since=received)
+    group.ack("s0", 1)
+    group.ack("s1", 0)
+    group.ack("s1", 1)
+    group.receive("s1", (2, 0), (3, 0), held_ms=HELD_MS, since=group.now)
+    for place in (2, 3):
+        group.ack("s1", place)
+    group.end()
+
+
 @mutation("C12")
 def a_message_is_given_to_two_at_a_time(trace: Trace) -> None:
     group = Receiver(trace, "shared")
@@ -172,6 +194,18 @@ def what_a_group_acknowledged_comes_again(trace: Trace) -> None:
     group.receive("s0", (0, 0), (1, 0))
     group.ack("s0", 0)
     group.receive("s1", (0, 1), (2, 0))
+    group.end()
+
+
+@mutation("C11")
+def a_push_consumer_gets_what_its_group_had_acknowledged(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0), since=group.now)
+    group.ack("s0", 0)
+    group.wait(HELD_MS)
+    received = group.now
+    group.wait(HELD_MS)
+    group.receive("s1", (0, 1), (2, 0), since=received)
     group.end()
 
 
