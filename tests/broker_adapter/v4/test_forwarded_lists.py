@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -11,6 +11,7 @@ import pytest
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.endpoints.context import CallContext
+from broker_adapter.endpoints.forwarding import service
 from broker_adapter.endpoints.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.endpoints.forwarding.link import MasterLink
 from broker_adapter.endpoints.forwarding.members import Members
@@ -23,7 +24,7 @@ from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, NotMaster, ResponseCode, Status, error_for
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand, decode, encode
-from dledger.infra.loops.turns import MAX_TOGETHER, MAX_WOKEN
+from dledger.infra.loops.turns import MAX_TOGETHER, MAX_WOKEN, WakeQueue
 from tests.broker_adapter.v4.test_send_lists import ALONE, CONTEXT, UNKNOWN, FakeProcessor, Listed, NotStarted
 from tests.broker_adapter.v5.forwarding.test_forwarder import Pair, Scripted, config
 from tests.node.local import until
@@ -108,6 +109,19 @@ async def pair(
         await p.forwarder.stop()
         p.service.stop()
         await p.server.stop(None)
+
+
+class BusyLoop(WakeQueue):
+    """Gives nobody a turn until `is_over`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+        self.is_over = asyncio.Event()
+
+    async def turn(self, key: Hashable) -> None:
+        self.waiting += 1
+        await self.is_over.wait()
 
 
 def codes(listed: Listed) -> dict[str, int]:
@@ -238,6 +252,24 @@ async def test_after_a_change_of_the_master_each_send_with_an_id_is_tried_again(
             {} if uniq else dict.fromkeys(lost, UNKNOWN.response_code)
         )
         assert not any(done.cancelled() for done in p.processor.started.values())
+
+
+async def test_a_list_that_waits_for_its_turn_is_stored_even_if_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = BusyLoop()
+    monkeypatch.setattr(service, "wake_queue", lambda: busy)
+    async with pair({"a": STORED, "b": STORED}) as p:
+        listed = Listed(["a", "b"])
+        forwarding = p.forward(listed)
+        (node,) = p.service._nodes
+        await until(lambda: busy.waiting == 1)
+        await p.restart()
+        await forwarding
+        assert listed.repeated == {"a": True, "b": True} and not p.processor.started
+        busy.is_over.set()
+        await until(lambda: node.listed == 0)
+        assert list(p.processor.started) == ["a", "b"]
 
 
 async def test_sends_that_were_not_written_are_tried_again_even_without_an_id(

@@ -13,6 +13,7 @@ from broker_adapter.endpoints.context import LATE_S, CallContext
 from broker_adapter.endpoints.lists.calls import ListedCall, ListOutcomes
 from broker_adapter.endpoints.lists.send_list import NodeSends
 from broker_adapter.endpoints.v4.request import REMOTING, SEND, RemotingRequest
+from broker_adapter.endpoints.v5 import gathered as gathered_sends
 from broker_adapter.endpoints.v5.messages.methods import SEND_MESSAGE
 from broker_adapter.endpoints.v5.messages.request import Request
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status
@@ -25,7 +26,7 @@ from broker_adapter.v2 import definition_pb2 as pb
 from broker_adapter.v2 import service_pb2 as calls
 from broker_adapter.wire.message import decode as decode_record
 from dledger.infra.loops.turns import MAX_TOGETHER
-from tests.broker_adapter.v4.test_forwarded_lists import STORED, pair
+from tests.broker_adapter.v4.test_forwarded_lists import STORED, BusyLoop, pair
 from tests.broker_adapter.v5.test_producer_calls import delayed
 from tests.broker_adapter.v5.world import MAX_BODY, World, message, world
 from tests.node.local import until
@@ -174,6 +175,21 @@ async def test_a_call_whose_client_has_gone_ends_with_its_append(monkeypatch: py
         g.pending["stays"].settle(RequestOutcome([0], []))
         g.pending["gone"].settle(RequestOutcome([1], []))
         assert answer_of(await stays).status.code == Code.OK
+
+
+async def test_a_client_that_disconnects_before_the_turn_of_its_list_ends_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with gathered(monkeypatch) as g:
+        busy = BusyLoop()
+        monkeypatch.setattr(gathered_sends, "wake_queue", lambda: busy)
+        first, gone, last = g.arrive(*(message(one, message_id=one.decode()) for one in (b"1", b"2", b"3")))
+        await until(lambda: busy.waiting == 1)
+        gone.cancel()
+        await asyncio.sleep(0)
+        busy.is_over.set()
+        assert answer_of(await first).status.code == answer_of(await last).status.code == Code.OK
+        assert g.sizes == [3] and bodies(g.w) == [b"1", b"2", b"3"]
 
 
 async def test_a_call_that_moves_is_tried_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
