@@ -270,7 +270,8 @@ WINDOW w AS (PARTITION BY k.run, k.log ORDER BY k.pos)
 _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
   {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
-  d.filter, d.tag, d.key, d.src, d.inc, d.seq, coalesce(d.since, d.mono) AS mono
+  d.filter, d.tag, d.key, d.src, d.inc, d.seq, coalesce(d.since, d.mono) AS mono,
+  d.mono AS told
 FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
 WHERE d.ev = 'dlv'
 """
@@ -464,7 +465,7 @@ FROM sends s LEFT JOIN runs r ON r.run = s.run GROUP BY s.run, s.log, s.ledger
 _DLV_RANKED = """
 SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid,
   d.digest,
-  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, k.gone_before,
+  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, d.told, k.rank, k.gone_before,
   coalesce(d.filter, g.filter) AS filtered,
   coalesce(g.mode IN ('shared', 'fifo'), false) AS received
 FROM dlv_lines d LEFT JOIN known k ON k.pos = d.pos AND k.log = d.log AND k.run = d.run

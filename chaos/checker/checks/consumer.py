@@ -204,21 +204,22 @@ FROM (
 #: Messages of a queue that one receive returned to a FIFO group while other members still held earlier ones.
 #: A member holds a message until it is acknowledged, processing fails or the message is returned, the member
 #: leaves, or the invisibility expires. A receive whose answer arrived only after that time is no evidence.
+#: A push consumer reports messages that it received together one by one, so the times of the lines count.
 _CONCURRENT_HOLDERS = f"""
 SELECT * FROM (
   SELECT run, grp, consumer, log, op, pos, first, src, inc, seq,
     max(until) OVER (PARTITION BY run, grp, log ORDER BY first, op
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_before
   FROM (
-    SELECT d.run, d.grp, d.log, d.op, min(d.consumer) AS consumer, min(d.pos) AS pos, min(d.mono) AS first,
+    SELECT d.run, d.grp, d.log, d.op, min(d.consumer) AS consumer, min(d.pos) AS pos, min(d.told) AS first,
       min(d.src) AS src, min(d.inc) AS inc, min(d.seq) AS seq,
-      max(least(least(r.inv, d.mono) + {least_ns("r.delay_ms")}, coalesce(e.inv, 9223372036854775807),
+      max(least(r.inv + {least_ns("r.delay_ms")}, coalesce(e.inv, 9223372036854775807),
         coalesce(t.mono, 9223372036854775807), coalesce(g.mono, 9223372036854775807)) - b.bound) AS until
     FROM dlv d
     JOIN runs b ON b.run = d.run
     JOIN ({_GROUPS}) m ON m.run = d.run AND m.grp = d.grp AND m.topic = d.topic AND m.mode = 'fifo'
     JOIN ops r ON r.run = d.run AND r.op = d.op AND r.outcome = 'ok' AND r.delay_ms > 0
-      AND d.mono - r.inv + b.bound < {least_ns("r.delay_ms")}
+      AND d.told - r.inv + b.bound < {least_ns("r.delay_ms")}
     LEFT JOIN (SELECT run, grp, mid, min(inv) AS inv FROM ops WHERE f IN ('ack', 'change_invisible')
       GROUP BY run, grp, mid) e ON e.run = d.run AND e.grp = d.grp AND e.mid = d.mid
     LEFT JOIN (SELECT run, grp, mid, min(mono) AS mono FROM done WHERE code <> 'ok'

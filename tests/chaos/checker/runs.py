@@ -66,7 +66,7 @@ def write_mutations(folder: Path) -> list[Path]:
     for name, change in (
         ("clean_receives", receive_mutations.receive_well),
         ("clean_late", receive_mutations.hand_over_late),
-        ("clean_late_fifo", partial(receive_mutations.hand_over_late, mode="fifo")),
+        ("clean_one_by_one", receive_mutations.hand_over_one_by_one),
         ("clean_reset", group_mutations.reset_well),
         ("clean_again", receive_mutations.receive_again_with_reason),
         ("clean_kinds", kind_mutations.all_kinds_well),

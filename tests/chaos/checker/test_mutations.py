@@ -87,7 +87,7 @@ def test_what_is_received_again_for_a_reason_is_no_fault(judged: dict[str, RunJu
     assert (again.verdict, again.reasons, fired(again)) == (CheckVerdict.VALID, [], set())
     [c12] = [finding for finding in again.findings if finding.check.id == "C12"]
     assert c12.population == 1
-    for name in ("clean_late", "clean_late_fifo"):
+    for name in ("clean_late", "clean_one_by_one"):
         late = judged[name]
         assert (late.verdict, late.reasons, fired(late)) == (CheckVerdict.VALID, [], set())
 

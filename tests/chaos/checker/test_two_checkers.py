@@ -64,7 +64,7 @@ ONLY_QUICK = {
         "routes_name_an_old_master_on_a_busy_machine",
         "clean_again",
         "clean_late",
-        "clean_late_fifo",
+        "clean_one_by_one",
         "clean_receives",
         "the_rest_of_a_queue_is_given_with_reason",
     ),

@@ -126,9 +126,9 @@ def receive_again_with_reason(trace: Trace) -> None:
     group.end()
 
 
-def hand_over_late(trace: Trace, mode: str = "shared") -> None:
+def hand_over_late(trace: Trace) -> None:
     """A push consumer has messages, but hands them over when another member has acknowledged one of them."""
-    group = Receiver(trace, mode)
+    group = Receiver(trace, "shared")
     received = group.now
     group.wait(2 * HELD_MS)
     group.receive("s0", (0, 1), (1, 1), held_ms=HELD_MS, since=group.now)
@@ -140,6 +140,16 @@ def hand_over_late(trace: Trace, mode: str = "shared") -> None:
     group.receive("s1", (2, 0), (3, 0), held_ms=HELD_MS, since=group.now)
     for place in (2, 3):
         group.ack("s1", place)
+    group.end()
+
+
+def hand_over_one_by_one(trace: Trace) -> None:
+    """A push consumer received the messages of a queue together."""
+    group = Receiver(trace, "fifo")
+    received = group.now
+    for place in range(4):
+        group.receive("s0", (place, 0), held_ms=HELD_MS, since=received)
+        group.ack("s0", place)
     group.end()
 
 
