@@ -113,6 +113,28 @@ async def test_a_read_of_an_entry_within_a_piece_is_served_when_the_piece_is_app
     assert node.feeder.applied == [(0, 2)]
 
 
+async def test_a_read_is_not_served_before_its_entry_is_applied_although_it_is_committed(node: Node) -> None:
+    may_go = threading.Event()
+
+    def one(piece: ApplyStep, batches: object) -> int:
+        if piece.first > 0:
+            may_go.wait()
+        return piece.first
+
+    node.feeder.apply = one  # type: ignore[method-assign]
+    early, late = (asyncio.create_task(node.applier.wait(index, 60_000)) for index in (0, 1))
+    await asyncio.sleep(0)
+    try:
+        node.commit(1)
+        await early
+        await asyncio.sleep(0)
+        assert not late.done()
+    finally:
+        may_go.set()
+    await late
+    assert node.applier.applied_index == 1
+
+
 @pytest.mark.parametrize("is_leader", [False, True])
 async def test_entries_that_are_committed_while_a_piece_is_applied_are_applied_next(
     node: Node, is_leader: bool
