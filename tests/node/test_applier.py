@@ -113,6 +113,17 @@ async def test_a_read_of_an_entry_within_a_piece_is_served_when_the_piece_is_app
     assert node.feeder.applied == [(0, 2)]
 
 
+async def test_a_read_of_the_next_entry_waits_for_it(node: Node) -> None:
+    node.commit(0)
+    await until(lambda: node.applier.applied_index == 0)
+    waiting = asyncio.create_task(node.applier.wait(1, 60_000))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    node.commit(1)
+    await waiting
+    assert node.applier.applied_index == 1
+
+
 async def test_a_read_is_not_served_before_its_entry_is_applied_although_it_is_committed(node: Node) -> None:
     may_go = threading.Event()
 
