@@ -211,6 +211,7 @@ async def test_outcomes_at_the_master_stay_per_send() -> None:
         assert listed.answered["alone"].fields == {"alone": "true"}
         assert listed.repeated == {"moved": False, "not started": False, "unknown": True}
         assert p.forwarder.figures.outcomes["Remoting", "sent again"] == 3
+        assert (len(p.link), p.link.sent_bytes, p.link.waiting_bytes) == (0, 0, 0), "also of refused sends"
 
 
 async def test_a_defect_of_the_list_itself_fails_its_sends_and_not_the_stream(
