@@ -559,7 +559,6 @@ class CommitLogFiles:
 
     def _cut(self, offset: int) -> None:
         """Durably overwrite the bytes starting at `offset` with zeros, and remove later files."""
-        self._first_stamps.pop(offset, None)
         for begin in [begin for begin in reversed(self._begins[1:]) if begin >= offset]:
             self._remove(begin)  # last first, so that a crash leaves no hole in the log
         self._disk.sync_directory(self._paths.commit_log)

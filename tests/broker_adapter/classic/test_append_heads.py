@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import chain
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from broker_adapter.errors import BrokerError, Status
 from broker_adapter.log.classic.append_heads import APPEND_TOPIC, decode_head, encode_head, head_size
 from broker_adapter.log.classic.commit_log import LogScan, log_files
 from broker_adapter.log.classic.commit_log_files import CommitLogFiles
@@ -170,6 +172,37 @@ def test_a_slave_cuts_the_append_whose_master_is_gone(count: int) -> None:
     assert log.checkpoint.physic_ms <= BEGIN_MS + 5
     put(log, b"next")
     assert bodies_of(log)[-2:] == [b"z", b"next"] and log.cut_incomplete() == 0
+
+
+def test_a_record_that_did_not_fit_is_not_counted_twice() -> None:
+    """Its second attempt would not match the head, and the incomplete append would be given to readers."""
+    disk = SimDisk()
+    log, begin, records = slave(disk)
+    log.append_bytes(begin, b"".join(records[:2]))
+    disk.fail("pwritev", errno.ENOSPC)
+    with pytest.raises(BrokerError) as full:
+        log.append_bytes(log.end_offset, records[2])
+    assert full.value.status is Status.DISK_FULL
+    log.append_bytes(log.end_offset, records[2])
+    assert log.complete_end_offset == begin
+    log.append_bytes(log.end_offset, records[3])
+    assert log.complete_end_offset == log.end_offset
+
+
+def test_records_of_a_master_behind_an_incomplete_append_are_given() -> None:
+    log, begin, records = slave(SimDisk())
+    log.append_bytes(begin, b"".join(records[:2]))
+    put(log, b"of the master")
+    assert log.complete_end_offset == log.end_offset
+
+
+def test_a_truncation_before_an_incomplete_append_leaves_nothing_to_cut() -> None:
+    log, begin, records = slave(SimDisk())
+    log.append_bytes(begin, b"".join(records[:2]))
+    log.truncate(0)
+    assert log.cut_incomplete() == 0
+    put(log, b"first")
+    assert bodies_of(log) == [b"first"] and log.complete_end_offset == log.end_offset
 
 
 def test_an_incomplete_append_that_a_slave_made_durable_is_no_damage() -> None:

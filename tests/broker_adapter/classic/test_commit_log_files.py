@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from threading import Event, Lock, current_thread, main_thread
 
 import pytest
 
@@ -250,6 +252,23 @@ def test_no_room_within_a_file_leaves_nothing_behind(short: int) -> None:
     assert bodies_of(log) == [b"first", b"third"]
 
 
+@pytest.mark.parametrize("written", ["only the blank", "the blank and a part"])
+def test_no_room_in_the_next_file_leaves_nothing_in_either(written: str) -> None:
+    """The blank of the full file was written first, and another append might be placed there."""
+    disk = SimDisk()
+    log = opened(disk)
+    put(log, bytes(700))
+    assert log.prepare()
+    before = on_disk(disk)
+    records = [record(b"second" * 60, *log.place([92 + 360]))]
+    assert not int.from_bytes(records[0][28:36], "big") % FILE_SIZE
+    if written != "only the blank":
+        disk.shorten_write(100, nth=2)
+    disk.fail("pwritev", errno.ENOSPC, nth=2 if written == "only the blank" else 3)
+    refused(Status.DISK_FULL, log.append, records)
+    assert on_disk(disk) == before and log.failure is None
+
+
 def test_a_failed_write_is_the_end() -> None:
     disk = SimDisk()
     log = opened(disk)
@@ -378,6 +397,42 @@ def test_after_a_truncation_there_are_zeros(count: int) -> None:
     assert not again.recovery.cut_bytes
 
 
+@pytest.mark.parametrize("kind", CrashKind)
+def test_nothing_that_was_cut_is_read_or_comes_back(kind: CrashKind) -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    for number in range(12):
+        put(log, b"%x" % number * 250)
+    cut = log.end_offset
+    assert cut % FILE_SIZE, "a part of a file is cut, too"
+    for number in range(12, 18):
+        put(log, b"%x" % number * 125)
+    log.flush()
+    log.truncate(cut)
+    assert log.complete_end_offset == cut, "readers of records end there, too"
+    for seed in range(8):
+        crashed = disk.copy()
+        crashed.crash(kind, Random(seed))
+        assert len(bodies_of(opened(crashed))) == 12
+
+
+@pytest.mark.parametrize("cut", [0, FILE_SIZE])
+def test_files_that_replace_those_of_a_cut_have_their_own_bytes_and_times(cut: int) -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    for number in range(4):
+        put(log, b"old" * 233, stamp=BEGIN_MS + number)
+    log.old_files()
+    log.truncate(cut)
+    for number in range(4):
+        put(log, b"new" * 233, stamp=2 * BEGIN_MS + number)
+    kept = cut // FILE_SIZE
+    newest = [2 * BEGIN_MS + number for number in range(1, 4)]
+    assert [one.newest_ms for one in log.old_files()] == [2 * BEGIN_MS, *newest][1 - kept :]
+    log.close()
+    assert bodies_of(opened(disk)) == [b"old" * 233] * kept + [b"new" * 233] * 4
+
+
 def test_a_truncation_beyond_the_ends_is_refused() -> None:
     log = opened(SimDisk())
     put(log, *[bytes(700)] * 3)
@@ -482,3 +537,41 @@ def test_no_timestamp_is_durable_before_its_record(is_writing: bool) -> None:
         log.flush()
     assert log.race is None
     assert log.flushed_offset == log.end_offset and log.checkpoint.physic_ms == BEGIN_MS
+
+
+class NotedLock:
+    """A lock. `wanted` is set when another thread than the test's wants it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.wanted = Event()
+
+    def __enter__(self) -> None:
+        if current_thread() is not main_thread():
+            self.wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_flush_is_not_over_before_the_name_of_a_new_file_is_durable() -> None:
+    """Another thread prepares a file, and syncs the directory meanwhile."""
+
+    class BusyDisk(SimDisk):
+        def sync_directory(self, path: Path) -> None:
+            if is_preparing and not flushes:
+                flushes.append(thread.submit(log.flush))
+                flushes[0].add_done_callback(lambda _: names.wanted.set())
+                names.wanted.wait()
+                assert not flushes[0].done(), "it reported durability without the name of its file"
+            super().sync_directory(path)
+
+    is_preparing, flushes, names = False, list[Future[int]](), NotedLock()
+    log = opened(BusyDisk())
+    log._names_lock = names  # type: ignore[assignment]
+    put(log, b"x")
+    with ThreadPoolExecutor(1) as thread:
+        is_preparing = True
+        assert log.prepare()
+        assert flushes[0].result() == log.end_offset

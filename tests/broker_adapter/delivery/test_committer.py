@@ -436,3 +436,18 @@ async def test_each_request_of_a_round_gets_its_own_outcomes() -> None:
     world.committer.on_outcomes(command.request_id, [True, False, True, False])
     outcomes = await asyncio.gather(*done)
     assert [one.outcomes for one in outcomes] == [[True], [], [False, True], [False]]
+
+
+async def test_positions_of_a_request_for_several_queues_are_not_taken_for_those_of_the_next_one() -> None:
+    world = World()
+    first, second = (SendIdentity(name.ljust(16), b"c" * 16, 7) for name in (b"first", b"second"))
+    requests = [
+        PutRequest(queued=[*send(b"").queued, *send(b"").queued], identity=first),
+        PutRequest(queued=send(b"").queued, identity=second),
+    ]
+    done = [world.committer.submit(request) for request in requests]
+    append = await world.writer.appends.get()
+    [ids] = [one for command in append.commands for one in command.elements if isinstance(one, StoredIds)]
+    assert [one.queue_offset for one in ids.ids] == [0, 2]
+    append.commit()
+    assert [one.offsets for one in await asyncio.gather(*done)] == [[0, 1], [2]]

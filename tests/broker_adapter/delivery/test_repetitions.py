@@ -15,7 +15,7 @@ from broker_adapter.delivery_state.duplicate_filter import DEFERRED, DuplicateFi
 from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import Busy, IllegalMessage, PutIndeterminate, Status, TopicRefused
 from broker_adapter.put.committer import Committer, PutRequest, RequestOutcome
-from broker_adapter.put.message_writer import MessageWriter, QueuedRecords
+from broker_adapter.put.message_writer import MessageWriter, QueuedRecords, StoredAt
 from broker_adapter.put.record_writer import RecordBatch
 from broker_adapter.put.sender import PutResult, Send, Sender
 from dledger.testing.virtual.clock import VirtualClock
@@ -323,6 +323,20 @@ async def test_a_send_that_replaces_an_earlier_attempt_uses_the_queue_of_its_ans
     assert desk.requests[1].queued[0].queue_id == ANY_QUEUES
     desk.requests[1].settle(RequestOutcome([7], []))
     assert await again == PutResult(ANY_QUEUES, 7)
+
+
+async def test_a_duplicate_that_names_another_queue_gets_the_position_of_the_first_one() -> None:
+    """Also its put status, which the sender of the duplicate has not been told."""
+    desk = Desk()
+    first = desk.send()
+    await steps()
+    message = OutgoingMessage(b"x", born_timestamp=BORN_MS)
+    again = asyncio.create_task(desk.sender.send_one(Send(desk.topic, [message], "id", 1)))
+    await steps()
+    status = Status.FLUSH_SLAVE_TIMEOUT
+    desk.requests[0].settle(RequestOutcome([7], [], [StoredAt(7, 700, 70, 3, [700])], status))
+    stored = PutResult(2, 7, False, 700, 70, 3, status, [700])
+    assert await asyncio.gather(first, again) == [stored, stored._replace(is_repeated=True)]
 
 
 async def test_a_duplicate_reports_the_put_status_that_the_log_has_now() -> None:

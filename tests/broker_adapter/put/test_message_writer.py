@@ -118,6 +118,17 @@ async def test_batches_of_one_append_get_offsets_of_their_own() -> None:
     assert w.table.next_offset("t", 0) == 3 and w.table.next_offset("t", 1) == 2
 
 
+async def test_each_batch_of_one_append_is_told_the_entry_of_its_own_first_message() -> None:
+    log = FakeLog()
+    one = put(writer(log), (0, [b"a", b"b"]), (1, [b"c"]), (0, [b"d"]))
+    await asyncio.sleep(0)
+    log.commit()
+    places = (await one).places
+    assert [(place.log_index, place.term) for place in places] == [(0, 3), (2, 3), (3, 3)]
+    firsts = [decode(log.batches[0][at]).physical_offset for at in (0, 2, 3)]
+    assert [place.physical_offset for place in places] == firsts
+
+
 async def test_an_append_that_the_log_refuses_takes_no_offsets() -> None:
     log = FakeLog()
     log.room = 1

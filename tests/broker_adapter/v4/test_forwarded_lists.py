@@ -214,6 +214,20 @@ async def test_outcomes_at_the_master_stay_per_send() -> None:
         assert (len(p.link), p.link.sent_bytes, p.link.waiting_bytes) == (0, 0, 0), "also of refused sends"
 
 
+async def test_a_send_that_ends_before_an_earlier_one_gets_its_own_outcome() -> None:
+    async with pair(dict.fromkeys("abc")) as p:
+        listed, started = Listed("abc"), p.processor.started
+        forwarding = p.forward(listed)
+        await until(lambda: len(started) == 3)
+        started["c"].set_result(ResponseCode.FLUSH_SLAVE_TIMEOUT)
+        started["a"].set_result(STORED)
+        await until(lambda: len(listed.answered) == 2)
+        assert codes(listed) == {"a": STORED, "c": ResponseCode.FLUSH_SLAVE_TIMEOUT}
+        started["b"].set_result(ResponseCode.FLUSH_DISK_TIMEOUT)
+        await forwarding
+        assert codes(listed)["b"] == ResponseCode.FLUSH_DISK_TIMEOUT
+
+
 async def test_a_defect_of_the_list_itself_fails_its_sends_and_not_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
