@@ -171,7 +171,7 @@ class Dispatch:
         self._under_way = 0
         self._is_closed = False
         # The newest list of a connection, which grows until its step or until another request.
-        self._lists: dict[RemotingConnection, list[_Admitted]] = {}
+        self._lists: dict[RemotingConnection, _AdmittedList] = {}
         # Tasks to cancel when the connection closes.
         self._of_connection: dict[RemotingConnection, set[asyncio.Task[None]]] = {}
         # requests that wait for their own step of the event loop
@@ -254,12 +254,13 @@ class Dispatch:
             self._lists.pop(connection, None)
             self._start(self._run(admitted), admitted)
             return
-        others = self._lists.get(connection)
-        if others is not None and len(others) < MAX_TOGETHER:
-            others.append(admitted)
-        else:
-            self._lists[connection] = listed = [admitted]
-            self._start_task(self._run_list(listed, entry.together))
+        listed = self._lists.get(connection)
+        if listed is None or len(listed) >= MAX_TOGETHER:
+            self._lists[connection] = listed = _AdmittedList(self, connection, executor)
+            task = self._start_task(self._run_list(listed, entry.together))
+            # A callback, because a task that is canceled before its start executes nothing.
+            task.add_done_callback(partial(self._list_ended, listed))
+        listed.add(admitted)
 
     def gone(self, connection: RemotingConnection) -> None:
         """Cancel the requests that end when this connection closes."""
@@ -343,33 +344,34 @@ class Dispatch:
             slots.release(address)
         self._send(connection, admitted.request, answer)
 
-    async def _run_list(self, waiting: list[_Admitted], together: ListProcessor) -> None:
+    async def _run_list(self, listed: _AdmittedList, together: ListProcessor) -> None:
         """Process the requests that arrive until the turn of the list. All have the executor of the first
         one."""
-        connection, address = waiting[0].connection, waiting[0].address
-        try:
-            await self._turn(connection, address, is_large=False)
-        except asyncio.CancelledError:
-            _AdmittedList(self, waiting).end()
-            raise
-        finally:
-            if self._lists.get(connection) is waiting:
-                del self._lists[connection]
-        found = _AdmittedList(self, waiting)
-        slots, count = found.executor.slots, len(found)
+        connection, slots = listed.connection, listed.executor.slots
+        address = client_address(connection.host)
+        await self._turn(connection, address, is_large=False)
+        self._close_list(listed)
+        count = len(listed)
         try:
             await slots.acquire(address, count)
             try:
                 if not connection.is_closed:
-                    found.refuse_invalid()
-                    await together(connection, found)
+                    listed.refuse_invalid()
+                    await together(connection, listed)
             finally:
                 slots.release(address, count)
         except Exception:
-            _log.exception("requests failed", count=len(found), peer=connection.peer)
-            found.answer([(request, encode(_defect(request))) for request in found.requests])
-        finally:
-            found.end()
+            _log.exception("requests failed", count=len(listed), peer=connection.peer)
+            listed.answer([(request, encode(_defect(request))) for request in listed.requests])
+
+    def _close_list(self, listed: _AdmittedList) -> None:
+        """Add no more requests to a list."""
+        if self._lists.get(listed.connection) is listed:
+            del self._lists[listed.connection]
+
+    def _list_ended(self, listed: _AdmittedList, _: object) -> None:
+        self._close_list(listed)
+        listed.end()
 
     def _refusal_before(self, admitted: _Admitted) -> RemotingCommand | None:
         """Return the response to a request that must not be processed, or None."""
@@ -453,13 +455,17 @@ class Dispatch:
 class _AdmittedList:
     """Implements RequestList."""
 
-    def __init__(self, dispatch: Dispatch, admitted: Sequence[_Admitted]) -> None:
+    def __init__(self, dispatch: Dispatch, connection: RemotingConnection, executor: Executor) -> None:
+        self.connection = connection
+        self.executor = executor
         self._dispatch = dispatch
-        self._connection, self.executor = admitted[0].connection, admitted[0].entry.executor
-        self._left = {id(one.request): one for one in admitted}
+        self._left: dict[int, _Admitted] = {}
 
     def __len__(self) -> int:
         return len(self._left)
+
+    def add(self, admitted: _Admitted) -> None:
+        self._left[id(admitted.request)] = admitted
 
     @property
     def requests(self) -> Sequence[RemotingCommand]:
@@ -474,7 +480,7 @@ class _AdmittedList:
             if not request.is_oneway:
                 data.append(encoded)
         if data:
-            self._connection.send_encoded(b"".join(data))
+            self.connection.send_encoded(b"".join(data))
         for one in ended:
             self._dispatch._end(one)
 
@@ -487,7 +493,7 @@ class _AdmittedList:
         for one in list(self._left.values()):
             if (refusal := self._dispatch._refusal_before(one)) is not None:
                 del self._left[id(one.request)]
-                self._dispatch._send(self._connection, one.request, refusal)
+                self._dispatch._send(self.connection, one.request, refusal)
                 self._dispatch._end(one)
 
     def end(self) -> None:

@@ -16,6 +16,7 @@ from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.log.classic.node.group_commit import AsyncRule, ClassicOutcome, GroupCommit, async_rule
 from dledger import AppendOutcome, Indeterminate
 from dledger.metrics import NodeMetrics
+from tests.node.local import until
 
 
 class SlowLog:
@@ -117,6 +118,38 @@ async def test_a_disk_that_hangs_ends_waiting_and_the_message_may_be_stored_late
         assert put_status(await patient) is None
         await is_flushed.wait()
         assert world.log.flushed_offset >= 10
+
+
+async def test_a_slave_has_the_rest_of_the_time_and_bytes_are_pending_until_it_answers() -> None:
+    copies: dict[int, asyncio.Future[Status | None]] = {}
+    rests_ms: dict[int, int] = {}
+
+    def acknowledged(offset: int, rest_ms: int) -> asyncio.Future[Status | None]:
+        rests_ms[offset] = rest_ms
+        copies[offset] = asyncio.get_running_loop().create_future()
+        return copies[offset]
+
+    is_flushed = asyncio.Event()
+    async with commits(on_flushed=is_flushed.set) as (world, commit):
+        commit.acknowledged = acknowledged
+        late, short, patient = (
+            world.append(commit, 10 * at, timeout_ms)
+            for at, timeout_ms in ((1, 1), (2, 600_000), (4, 6_000_000))
+        )
+        assert put_status(await late) is Status.FLUSH_DISK_TIMEOUT
+        assert commit.pending_bytes == 30
+        world.log.may_go.release(3)
+        outcomes = await asyncio.gather(short, patient)
+        await until(lambda: len(copies) == 2)
+        assert list(copies) == [20, 40], "the first append has its put status"
+        assert 300_000 < rests_ms[20] <= 600_000 < 3_000_000 < rests_ms[40] <= 6_000_000
+        found = [one.copied for one in outcomes if isinstance(one, ClassicOutcome)]
+        assert found == [copies[20], copies[40]] and commit.pending_bytes == 30
+        copies[40].set_result(Status.FLUSH_SLAVE_TIMEOUT)
+        await until(lambda: commit.pending_bytes == 10)
+        assert not copies[20].done()
+        copies[20].set_result(None)
+        await until(lambda: commit.pending_bytes == 0)
 
 
 @pytest.mark.parametrize(

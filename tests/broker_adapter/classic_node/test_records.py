@@ -87,6 +87,8 @@ def test_a_piece_is_cut_behind_whole_records_and_has_them_one_by_one(tmp_path: P
     assert [entry.index for entry in run] == [entry.pos for entry in run]
     pieces = RECORDS.pieces(run)
     assert pieces is not None and pieces[0].physical_offset(places[1][0]) == places[1][0]
+    later = RecordPiece(places[1][0], data[places[1][0] :])
+    assert later.physical_offset(0) == later.begin(0)[2] == later.begin(0)[4] == places[1][0]
     log.close()
 
 

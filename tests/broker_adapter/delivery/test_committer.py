@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,6 +51,7 @@ class Append:
             for command in decoded
         ]
         self.done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self.put_status: asyncio.Future[Status | None] | None = None
 
     def commit(self) -> None:
         self.done.set_result(self.firsts)
@@ -70,7 +72,8 @@ class Writer:
     ) -> AppendedBatch:
         append = Append(queued, commands)
         self.appends.put_nowait(append)
-        return AppendedBatch([StoredAt(first, 100 * first) for first in await append.done])
+        places = [StoredAt(first, 100 * first) for first in await append.done]
+        return AppendedBatch(places, append.put_status)
 
 
 class World:
@@ -451,3 +454,73 @@ async def test_positions_of_a_request_for_several_queues_are_not_taken_for_those
     assert [one.queue_offset for one in ids.ids] == [0, 2]
     append.commit()
     assert [one.offsets for one in await asyncio.gather(*done)] == [[0, 1], [2]]
+
+
+async def test_an_id_is_kept_until_the_state_knows_it() -> None:
+    """A second attempt between the commit and the application would be stored, too."""
+    world, released = World(), list[str]()
+    done = world.committer.submit(send(b"id".ljust(16), lambda: released.append("id")))
+    append = await world.writer.appends.get()
+    append.commit()
+    assert (await done).offsets == [0]
+    await turns()
+    assert not released
+    world.apply(append)
+    await turns()
+    assert released == ["id"]
+
+
+async def test_requests_that_do_not_fit_into_an_append_are_the_first_ones_of_the_next() -> None:
+    world, order = World(), list[int]()
+    requests = [ack(number) for number in range(7)]
+    for request, size in zip(requests, (900, 1200, 500, 1900, 300, 1800, 100), strict=True):
+        request.size = size
+    done = [world.committer.submit(request) for request in requests]
+    while not all(one.done() for one in done):
+        append = await world.writer.appends.get()
+        order += [one.offset for command in append.commands for one in command.elements]
+        append.commit()
+        world.apply(append)
+        await turns()
+    assert order == [*range(7)] and world.committer.rounds > 3
+
+
+async def test_requests_that_a_slave_refuses_use_no_bytes_of_their_client() -> None:
+    world, check_master = World(), Mock(side_effect=NotMaster("no"))
+    request = ack(0)
+    request.client, request.size = "10.0.0.1", 512 << 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.writer, "check_master", check_master)
+        for _ in range(3):
+            with pytest.raises(NotMaster):
+                world.committer.submit(request)
+    world.committer.submit(request)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_all_messages_of_an_append_and_no_others_have_its_put_status(is_stopped: bool) -> None:
+    """A later append ends while slaves still have time for the first one."""
+    world = World()
+    batch = [send(b""), ack(0), send(b"id".ljust(16)), send(b"")]
+    asked = [world.committer.submit(request) for request in batch]
+    append = await world.writer.appends.get()
+    append.put_status = asyncio.get_running_loop().create_future()
+    append.commit()
+    world.apply(append)
+    assert (await asked.pop(1)).outcomes == [True]
+    later = world.committer.submit(send(b""))
+    (await world.writer.appends.get()).commit()
+    assert (await later).put_status is None
+    await turns()
+    assert not any(one.done() for one in asked)
+    if is_stopped:
+        append.put_status.set_exception(NotMaster("stopped"))
+        for one in asked:
+            with pytest.raises(PutIndeterminate):
+                await one
+    else:
+        append.put_status.set_result(Status.FLUSH_SLAVE_TIMEOUT)
+        outcomes = await asyncio.gather(*asked)
+        assert [(one.offsets, one.put_status) for one in outcomes] == [
+            ([offset], Status.FLUSH_SLAVE_TIMEOUT) for offset in range(3)
+        ]

@@ -141,6 +141,25 @@ async def test_another_content_or_a_later_birth_is_another_message() -> None:
     assert len(desk.requests) == 2 and not desk.sender.duplicates
 
 
+@pytest.mark.parametrize("is_over", ["the first send", "the leadership"])
+async def test_sends_of_one_id_and_content_that_are_on_their_way_are_forgotten_one_by_one(
+    is_over: str,
+) -> None:
+    desk, births = Desk(), (BORN_MS, BORN_MS + SPAN_MS + 1)
+    for born_ms in births:
+        desk.send(born_ms=born_ms)
+    await steps()
+    if is_over == "the leadership":
+        desk.sender.clear()
+    else:
+        desk.requests[0].release()
+    for born_ms in births:
+        desk.send(born_ms=born_ms)
+    await steps()
+    again = [request.identity.born_ms for request in desk.requests[2:] if request.identity]
+    assert again == ([*births] if is_over == "the leadership" else [BORN_MS])
+
+
 async def test_a_message_that_says_no_birth_was_born_when_it_came() -> None:
     desk = Desk()
     first = desk.send(born_ms=0)

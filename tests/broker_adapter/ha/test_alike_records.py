@@ -14,11 +14,12 @@ from broker_adapter.log.classic.alike_records import count_alike, count_intact
 from broker_adapter.log.classic.append_heads import encode_head, head_size
 from broker_adapter.log.classic.ha import records as ha_records
 from broker_adapter.log.classic.ha.records import WholeRecords
+from broker_adapter.log.classic.layout import blank_head
 from broker_adapter.log.classic.node.records import whole_appends, whole_units
 from broker_adapter.log.classic.shipped_units import UnitRun
 from broker_adapter.wire.host import Host
 from broker_adapter.wire.message import MessageRecord, encode, patch_offsets
-from broker_adapter.wire.sys_flag import TRANSACTION_PREPARED
+from broker_adapter.wire.sys_flag import BORN_HOST_V6, TRANSACTION_PREPARED
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.classic.log_helpers import opened
 
@@ -63,6 +64,39 @@ def test_a_run_is_found_whole() -> None:
 
 def test_heads_of_appends_are_in_no_run() -> None:
     assert count_alike(run_of(100, sys_flag=TRANSACTION_PREPARED), 0, SIZE, BEGIN, LEFT) == 1
+
+
+@pytest.mark.parametrize("flag", [TRANSACTION_PREPARED, BORN_HOST_V6])
+def test_a_record_with_other_flags_ends_a_run(flag: int) -> None:
+    """It may be the head of an append, or its fields may be at other places."""
+    data = bytearray(run_of(100))
+    data[50 * SIZE + 39] |= flag  # the last byte of sys_flag
+    assert count_alike(data, 0, SIZE, BEGIN, LEFT) == 50
+    if flag == TRANSACTION_PREPARED:
+        expected = [UnitRun(SIZE, 50), UnitRun(SIZE, 1), UnitRun(SIZE, 49)]
+        assert whole_units(bytes(data), BEGIN, LEFT) == expected
+
+
+def test_lengths_of_the_properties_of_each_record_are_checked() -> None:
+    properties_at = SIZE - len("UNIQ_KEY\x01000000\x02") - 2
+    for at in (properties_at, properties_at + 1):
+        data = bytearray(run_of(100))
+        data[50 * SIZE + at] ^= 1
+        assert outcome(bytes(data), BEGIN)[0] is Status.RECORD_LENGTHS
+        assert len(outcome(bytes(data), BEGIN)[2]) == 50 * SIZE
+
+
+def test_a_record_that_would_cross_the_end_of_its_file_is_in_no_run() -> None:
+    file_size = BEGIN + 4 * SIZE + 9
+    with pytest.raises(StoredDataDamaged, match=f"at {BEGIN + 4 * SIZE}$"):
+        whole_units(run_of(10), BEGIN, file_size)
+
+
+def test_a_blank_ends_an_append_that_another_broker_did_not_complete() -> None:
+    data = appends(2, 5)[:-SIZE]
+    assert whole_appends(data, whole_units(data, 0, LEFT))[0] < len(data)
+    data += blank_head(64).ljust(64, b"\0")
+    assert whole_appends(data, whole_units(data, 0, LEFT)) == (len(data), 0)
 
 
 @given(st.integers(0, 99), st.integers(0, SIZE - 1), st.integers(1, 255))

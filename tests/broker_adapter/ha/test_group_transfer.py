@@ -57,6 +57,18 @@ async def test_the_time_of_a_wait_is_over() -> None:
     assert not transfer.waiting
 
 
+async def test_a_wait_whose_time_is_over_ends_no_other_wait() -> None:
+    transfer = GroupTransfer(GAP)
+    transfer.acknowledged("a", 0)
+    before, behind = waiting(transfer, 10), waiting(transfer, 30)
+    await turns()
+    assert await transfer.wait(20, 1) is SlaveAck.FLUSH_SLAVE_TIMEOUT
+    assert not before.done() and not behind.done()
+    transfer.acknowledged("a", 30)
+    assert [await before, await behind] == [SlaveAck.PUT_OK] * 2
+    assert transfer.counts == {"PUT_OK": 2, "FLUSH_SLAVE_TIMEOUT": 1} and not transfer.waiting
+
+
 async def test_more_than_one_slave() -> None:
     transfer = GroupTransfer(GAP)
     transfer.acknowledged("a", 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.endpoints.v4.node import make_executors
 from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.namesrv.name_server import NameServer, NameServerLimits
+from broker_adapter.remoting import executors
 from broker_adapter.remoting.command import RemotingCommand, encode
 from broker_adapter.remoting.connection import ConnectionLimits, FrameReader, RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor, RequestList
@@ -484,6 +486,24 @@ async def test_lists_that_are_not_processed_release_what_they_hold() -> None:
     await until(lambda: dispatch.under_way == 10)
     await dispatch.stop()
     assert dispatch.under_way == executor.under_way == executor.slots.used == 0 and not waiting.written
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+async def test_a_list_that_is_canceled_before_its_turn_releases_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, is_started: bool
+) -> None:
+    """A task that is canceled before its start executes nothing."""
+    executor, connection = Executor("sends", running=100, waiting=0), _Answered(FLOOD)
+    dispatch, turn = Dispatch(max_request_bytes=1 << 20), asyncio.get_running_loop().create_future()
+    dispatch.register([ECHO], _echo, executor, together=_Together())
+    monkeypatch.setattr(executors, "wake_queue", lambda: SimpleNamespace(turn=lambda _: turn))
+    for number in range(3):
+        dispatch.answer(connection, RemotingCommand(ECHO, opaque=number))
+    if is_started:
+        await asyncio.sleep(0)
+    assert dispatch.under_way == 3 and not connection.is_idle
+    await dispatch.stop()
+    assert dispatch.under_way == executor.under_way == dispatch._listed.used == 0 and connection.is_idle
 
 
 async def test_a_defect_answers_the_rest_of_its_list() -> None:

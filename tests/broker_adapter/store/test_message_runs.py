@@ -12,6 +12,7 @@ from broker_adapter.store.consume_queues import Incarnation
 from broker_adapter.store.dispatcher import DispatchMetrics
 from broker_adapter.store.dispatching import BatchDispatch
 from broker_adapter.store.message_runs import RunFinder
+from broker_adapter.wire.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from dledger import EntryRun
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
@@ -157,6 +158,15 @@ def test_keys_of_a_run_are_those_of_its_messages(keys: str) -> None:
     assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
 
 
+def test_equal_keys_that_are_not_ascii_are_in_the_index() -> None:
+    """Such messages have equal tails, but the places of their keys are not known."""
+    log = Log(gap_every=0)
+    for _ in range(40):
+        log.message("T", keys="é")
+    assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
+    assert outcome(log.entries, as_run=True)[1].index_items == 40
+
+
 def test_a_gap_within_a_run_is_filled() -> None:
     log = uniform_log(20)
     log.message("T", 0, tag="A", body=b"1234", offset=21)
@@ -221,11 +231,12 @@ def test_a_replay_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(again.dispatcher) == look(node.dispatcher)
 
 
-def test_delayed_messages_are_due_by_their_own_levels() -> None:
-    """The first message is stored without a valid level, so it has no due time."""
+@pytest.mark.parametrize("levels", [4, 1])
+def test_delayed_messages_are_due_by_their_own_levels(levels: int) -> None:
+    """The first of several levels is not valid, so its messages have no due time."""
     log = Log(gap_every=0)
     for number in range(40):
-        log.message("SCHEDULE_TOPIC_XXXX", 2, delay=str(number % 4))
+        log.message("SCHEDULE_TOPIC_XXXX", 2, delay=str(number % levels if levels > 1 else 3))
     assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
 
 
@@ -252,3 +263,16 @@ def test_a_negative_queue_id_within_a_run_creates_no_queue(at: int) -> None:
     entries[at] = entries[at]._replace(body=bytes(body))
     assert outcome(entries, as_run=True) == outcome(entries, as_run=False)
     assert not [place for place in outcome(entries, as_run=True)[0] if "@-" in place]
+
+
+@pytest.mark.parametrize("at", [0, 20, 39])
+@pytest.mark.parametrize("part", [TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK])
+def test_a_message_of_a_transaction_within_a_run_is_dispatched_as_alone(at: int, part: int) -> None:
+    """It differs from its neighbors in its flags alone."""
+    entries = uniform_log(40).entries
+    body = bytearray(entries[at].body)
+    body[39] |= part  # the last byte of sys_flag
+    entries[at] = entries[at]._replace(body=bytes(body))
+    assert outcome(entries, as_run=True) == outcome(entries, as_run=False)
+    is_readable = part == TRANSACTION_COMMIT
+    assert outcome(entries, as_run=True)[1].set_aside.number == (not is_readable and at < 39)
