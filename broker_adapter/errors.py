@@ -268,6 +268,10 @@ class Status(IntEnum):
         "Stop the members first, or delete with `--force` (Python: `is_forced`).",
         "stop its members first, or pass --force")
     # -- the message or the request
+    SEND_ENDED = (729, R.MESSAGE_ILLEGAL, IllegalMessage,
+        "An earlier attempt of this send stored the message, which was then recalled or rolled back.",
+        "An attempt that was delayed on its way. Usually, nobody waits for the response any more.",
+        "None is needed. To send the message again, use a new message object.")
     TOPIC_NAME_INVALID = (730, R.MESSAGE_ILLEGAL, IllegalMessage,
         "The topic name is empty or contains invalid characters.",
         "A name outside of letters, digits, `_`, `-`, `%` and `|`.", "Choose another name.")

@@ -155,8 +155,19 @@ class StoredIds(NamedTuple):
     steps_ms: int = 0  # total of the steps of cluster time so far, during which ids and pops do not age
 
 
-class ForgetHalfId(NamedTuple):
-    """Permit the id of a half message in the classic store again, after a rollback or the last check."""
+class RecordAttempt(NamedTuple):
+    """Record an attempt that repeated a deferred message, or a half message of the classic store.
+
+    The outcome is False if the message has ended meanwhile without being stored in a queue.
+    """
+
+    identity: SendIdentity
+    queue_id: int
+    queue_offset: int
+
+
+class EndHalfId(NamedTuple):
+    """Mark the send of a half message in the classic store as ended, after a rollback or the last check."""
 
     id_digest: bytes  # 16 bytes, of topic and id
     born_ms: int
@@ -285,7 +296,8 @@ Element = (
     | ChangeVisibility
     | SentIds
     | StoredIds
-    | ForgetHalfId
+    | RecordAttempt
+    | EndHalfId
     | Defer
     | Carry
     | EndDeferred
@@ -321,6 +333,6 @@ class DeferOutcome(NamedTuple):
     deferred_id: int
 
 
-# bool: success of an Ack, Drop, EndDeferred, Carry, RecordCheck or SystemOffset. int: number of messages that
-# a Fold returned. None: failure, or an element without a result.
+# bool: success of an Ack, Drop, EndDeferred, Carry, RecordCheck, RecordAttempt or SystemOffset. int: number
+# of messages that a Fold returned. None: failure, or an element without a result.
 Outcome = PopOutcome | ChangeOutcome | DeferOutcome | bool | int | None

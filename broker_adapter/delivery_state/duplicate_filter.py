@@ -10,6 +10,11 @@ change:
 - properties of tracing hooks, which add a new span per attempt (Java),
 - the born timestamp (Java's synchronous sends, Go), which is compared within a span instead,
 - the queue and the broker.
+
+If the message of a send is recalled or rolled back, its entry stays. An attempt that was delayed on its way
+may still arrive, and must not store the message again. Clients set the born timestamp per attempt or per
+send, so an attempt of the ended send was born no later than the latest attempt that was answered. A program
+that sends the message again on purpose does so later.
 """
 
 from __future__ import annotations
@@ -149,6 +154,10 @@ FIRST_MAX_AGE_MS: Final = 600_000
 DEFERRED: Final = -1
 HALF: Final = -2
 DELAYED: Final = -3
+# ENDED: in no queue, because the message was rolled back or recalled; the offset is the born timestamp of
+# the latest attempt. LATEST: only in images; adds the same offset to the entry of a deferred message.
+ENDED: Final = -4
+LATEST: Final = -5
 
 _ID = struct.Struct(">16s16sqiqq")  # id, content, born, queue id, queue offset, stamp
 _FIRST_ID = struct.Struct(">16siqq")  # id, queue id, queue offset, stamp
@@ -159,6 +168,8 @@ _KEY_SIZE = _DIGEST_SIZE + CONTENT_DIGEST_SIZE
 _NO_CONTENT = bytes(CONTENT_DIGEST_SIZE)
 _NEVER_BORN = -1
 _BORN = _STAMP = struct.Struct(">q")
+_QUEUE_ID = struct.Struct(">i")
+_SEND_SIZE = _KEY_SIZE + _BORN.size  # id, content, born
 
 
 class Position(NamedTuple):
@@ -183,7 +194,7 @@ class DuplicateFilter:
         if len(image) % _ID.size:
             raise ValueError(f"the image of ids is {len(image)} bytes long, not a multiple of {_ID.size}")
         self.steps_ms = steps_ms  # total steps of cluster time
-        # Replaced and forgotten entries stay here until they are evicted.
+        # Replaced and removed entries stay here until they are evicted.
         self._order: deque[bytes] = deque()
         # By id and content: an entry, or several in the order of born timestamps.
         self._by_key: dict[bytes, bytes | list[bytes]] = {}
@@ -191,9 +202,16 @@ class DuplicateFilter:
         self._deferred: dict[int, bytes] = {}  # by number
         #: By id and born timestamp: an entry, or several that differ in content.
         self._halves: dict[bytes, bytes | tuple[bytes, ...]] = {}
+        # Born timestamp of the latest attempt that repeated a deferred message, by id, content and born.
+        self._latest: dict[bytes, int] = {}
         self._of_topic = Counter[bytes]()
         for at in range(0, len(image), _ID.size):
-            self._add(image[at : at + _ID.size])
+            packed = image[at : at + _ID.size]
+            (queue_id,) = _QUEUE_ID.unpack_from(packed, _SEND_SIZE)
+            if queue_id == LATEST:
+                self._latest[packed[:_SEND_SIZE]] = _ID.unpack(packed)[4]
+            else:
+                self._add(packed)
 
     @classmethod
     def of_first_version(cls, image: bytes) -> DuplicateFilter:
@@ -210,22 +228,28 @@ class DuplicateFilter:
 
     def find(self, identity: SendIdentity, now_ms: int, span_ms: int, steps_ms: int = 0) -> Position | None:
         """Return the position of the message that this send repeats, or None. If there are several, return
-        the one with the nearest born timestamp.
+        the one with the nearest born timestamp. The queue id ENDED means that this is a late attempt of a
+        send whose message was rolled back or recalled.
 
         `now_ms` is cluster time, and `steps_ms` the total of its steps. `span_ms`: maximum difference between
         the born timestamps of two attempts of one send.
         """
         oldest_ms = now_ms - max(steps_ms, self.steps_ms) - MAX_AGE_MS
         wanted_ms, nearest, nearest_ms = identity.born_ms, None, span_ms + 1
+        ended: Position | None = None
         entries = self._under(identity.key)
         for at in range(bisect_left(entries, wanted_ms - span_ms, key=_born_ms), len(entries)):
             _, _, born_ms, queue_id, queue_offset, stamp_ms = _ID.unpack(entries[at])
             if born_ms > wanted_ms + span_ms:
                 break
-            if stamp_ms >= oldest_ms and abs(born_ms - wanted_ms) < nearest_ms:
+            if stamp_ms < oldest_ms:
+                continue
+            if queue_id == ENDED:
+                ended = Position(queue_id, queue_offset) if wanted_ms <= queue_offset else ended
+            elif abs(born_ms - wanted_ms) < nearest_ms:
                 nearest, nearest_ms = Position(queue_id, queue_offset), abs(born_ms - wanted_ms)
-        if nearest is not None:
-            return nearest
+        if nearest is not None or ended is not None:
+            return nearest or ended
         for packed in self._under(identity.id_digest + _NO_CONTENT):
             *_, queue_id, queue_offset, stamp_ms = _ID.unpack(packed)
             if stamp_ms >= oldest_ms:
@@ -252,18 +276,36 @@ class DuplicateFilter:
         """
         return [_ID.unpack(packed)[4] for packed in self._halves_under(id_digest + _BORN.pack(born_ms))]
 
-    def forget_half(self, id_digest: bytes, born_ms: int, queue_offset: int) -> None:
-        """Drop the entry of a half message in the classic store after a rollback or the last check."""
+    def latest_attempt(self, key: bytes, position: Position) -> int | None:
+        """Return the born timestamp of the latest recorded attempt of a send, or None if it has no entry at
+        this position. `key`: see `SendIdentity`.
+        """
+        packed = self._at(key, position)
+        return None if packed is None else self._latest_ms(packed)
+
+    def record_attempt(self, identity: SendIdentity, position: Position) -> bool:
+        """Record that an attempt repeated the message at this position, so that it is not a new message after
+        that one has ended. Return False if there is no such entry.
+        """
+        packed = self._at(identity.key, position)
+        if packed is None:
+            return False
+        if identity.born_ms > self._latest_ms(packed):
+            self._latest[packed[:_SEND_SIZE]] = identity.born_ms
+        return True
+
+    def end_half(self, id_digest: bytes, born_ms: int, queue_offset: int, stamp_ms: int) -> None:
+        """Mark a half message in the classic store as ended after a rollback or the last check."""
         for packed in self._halves_under(id_digest + _BORN.pack(born_ms)):
             if _ID.unpack(packed)[4] == queue_offset:
-                self._remove(packed)
+                self._end(packed, stamp_ms)
         for packed in self._under(id_digest + _NO_CONTENT):
             self._remove(packed)
 
-    def forget_deferred(self, number: int) -> None:
-        """Drop the entry of a deferred message that ended without being stored in a queue."""
+    def end_deferred(self, number: int, stamp_ms: int) -> None:
+        """Mark a deferred message as ended without being stored in a queue."""
         if (packed := self._deferred.get(number)) is not None:
-            self._remove(packed)
+            self._end(packed, stamp_ms)
 
     def time_stepped(self, steps_ms: int) -> None:
         """Update the total of the steps of cluster time. Ids do not age during these steps."""
@@ -273,13 +315,19 @@ class DuplicateFilter:
         """Return a filter without the entries of a topic."""
         if topic_digest not in self._of_topic:
             return self
-        kept = [packed for packed in self._live() if not packed.startswith(topic_digest)]
+        kept = [packed for packed in self._records() if not packed.startswith(topic_digest)]
         return DuplicateFilter(b"".join(kept), self.steps_ms)
 
     def save(self) -> bytes:
-        return b"".join(self._live())
+        return b"".join(self._records())
 
     # -- internal ----------------------------------------------------------------------------------------
+
+    def _records(self) -> Iterator[bytes]:
+        """Iterate over the records of an image."""
+        yield from self._live()
+        for send, born_ms in self._latest.items():
+            yield send + _QUEUE_ID.pack(LATEST) + _BORN.pack(born_ms) + _STAMP.pack(0)
 
     def _live(self) -> Iterator[bytes]:
         if len(self._order) == self._count:
@@ -293,6 +341,23 @@ class DuplicateFilter:
         """Return the entries with this id and content. The caller must not change the list."""
         found = self._by_key.get(key, [])
         return found if isinstance(found, list) else [found]
+
+    def _at(self, key: bytes, position: Position) -> bytes | None:
+        """Return the entry with this id, content and position."""
+        return next((packed for packed in self._under(key) if _ID.unpack(packed)[3:5] == position), None)
+
+    def _latest_ms(self, packed: bytes) -> int:
+        return self._latest.get(packed[:_SEND_SIZE], _born_ms(packed))
+
+    def _end(self, packed: bytes, stamp_ms: int) -> None:
+        latest_ms = self._latest_ms(packed)
+        self._remove(packed)
+        self._add(
+            packed[:_SEND_SIZE]
+            + _QUEUE_ID.pack(ENDED)
+            + _BORN.pack(latest_ms)
+            + _STAMP.pack(stamp_ms - self.steps_ms)
+        )
 
     def _halves_under(self, half: bytes) -> tuple[bytes, ...]:
         found = self._halves.get(half, ())
@@ -357,6 +422,7 @@ class DuplicateFilter:
             del entries[bisect_left(entries, _born_ms(packed), key=_born_ms)]
             if len(entries) == 1:
                 self._by_key[key] = entries[0]
+        self._latest.pop(packed[:_SEND_SIZE], None)
         self._count -= 1
         self._of_topic[topic] -= 1
         if not self._of_topic[topic]:
@@ -389,7 +455,7 @@ class DuplicateFilter:
 
 
 def _half_key(packed: bytes) -> bytes:
-    return packed[:_DIGEST_SIZE] + packed[_KEY_SIZE : _KEY_SIZE + _BORN.size]
+    return packed[:_DIGEST_SIZE] + packed[_KEY_SIZE:_SEND_SIZE]
 
 
 def _born_ms(packed: bytes) -> int:

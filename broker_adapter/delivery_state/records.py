@@ -29,7 +29,8 @@ Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
     15 SystemQueueEnd  topic 2, queue id 4, end 8
     16 StoredIds  steps of cluster time, ms in all 8; up to the end: digest of topic and id 16, of the
                content 16, born 8, queue id 4, queue offset 8
-    17 ForgetHalfId  digest of topic and id 16, born 8, queue offset 8
+    17 EndHalfId  digest of topic and id 16, born 8, queue offset 8
+    18 RecordAttempt  as an id of StoredIds
 
 (big endian; signed except lengths, counts and indexes) A node skips unknown versions and kinds, which newer
 nodes write. Other deviations from this layout are damage, and a damaged command changes nothing.
@@ -55,12 +56,13 @@ from broker_adapter.delivery_state.commands import (
     Drop,
     Element,
     EndDeferred,
+    EndHalfId,
     Ending,
     Fold,
-    ForgetHalfId,
     Pop,
     PurgeBelow,
     QueueKey,
+    RecordAttempt,
     RecordCheck,
     SentId,
     SentIds,
@@ -70,7 +72,7 @@ from broker_adapter.delivery_state.commands import (
     SystemQueueEnd,
     UnknownElement,
 )
-from broker_adapter.delivery_state.duplicate_filter import SendIdentity
+from broker_adapter.delivery_state.duplicate_filter import DELAYED, SendIdentity
 from broker_adapter.errors import Status, StoredDataDamaged
 
 MAGIC = b"DD"
@@ -87,7 +89,7 @@ _HELD = struct.Struct(">HHiqq")
 _CHANGE = struct.Struct(">HHiqqqB")
 _SENT = struct.Struct(">16siq")
 _STORED_ID = struct.Struct(">16s16sqiq")
-_FORGET_HALF_ID = struct.Struct(">16sqq")
+_END_HALF_ID = struct.Struct(">16sqq")
 _DEFER = struct.Struct(">BHiqHHiiq")
 _END = struct.Struct(">qB")
 _CHECKED = struct.Struct(">qq")
@@ -105,7 +107,8 @@ _MOST_MS = 1 << 62
 
 _POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _DEFER_KIND, _END_KIND = range(1, 8)
 _CHECKED_KIND, _BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND, _CARRIED_KIND = range(8, 14)
-_SYSTEM_OFFSET_KIND, _SYSTEM_QUEUE_END_KIND, _STORED_IDS_KIND, _FORGET_HALF_ID_KIND = 14, 15, 16, 17
+_SYSTEM_OFFSET_KIND, _SYSTEM_QUEUE_END_KIND, _STORED_IDS_KIND, _END_HALF_ID_KIND = 14, 15, 16, 17
+_RECORD_ATTEMPT_KIND = 18
 
 # Bytes that `StoredIds` adds to a command, and bytes per id.
 STORED_IDS_OVERHEAD, STORED_ID_SIZE = _ELEMENT.size + _NUMBER.size, _STORED_ID.size
@@ -194,8 +197,10 @@ def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
             return _framed(_SENT_KIND, b"".join([_SENT.pack(*one) for one in ids]))
         case StoredIds():
             return encode_stored_ids(element)
-        case ForgetHalfId():
-            return _framed(_FORGET_HALF_ID_KIND, _FORGET_HALF_ID.pack(*element))
+        case EndHalfId():
+            return _framed(_END_HALF_ID_KIND, _END_HALF_ID.pack(*element))
+        case RecordAttempt(identity, queue_id, offset):
+            return _framed(_RECORD_ATTEMPT_KIND, _STORED_ID.pack(*identity, queue_id, offset))
         case Defer():
             return _framed(_DEFER_KIND, _encode_defer(element, texts))
         case Carry(deferred_id, defer):
@@ -312,10 +317,15 @@ def _decode_newer(kind: int, data: bytes, texts: Sequence[str]) -> Element:
     if kind == _STORED_IDS_KIND:
         (steps_ms,) = _NUMBER.unpack_from(data)
         _check_ms(steps_ms)
-        found = _STORED_ID.iter_unpack(data[_NUMBER.size :])
+        found = list(_STORED_ID.iter_unpack(data[_NUMBER.size :]))
+        if min((one[3] for one in found), default=0) < DELAYED:
+            raise ValueError(f"an id is stored in a queue below {DELAYED}")
         return StoredIds(tuple([StoredId(SendIdentity(*one[:3]), *one[3:]) for one in found]), steps_ms)
-    if kind == _FORGET_HALF_ID_KIND:
-        return ForgetHalfId(*_FORGET_HALF_ID.unpack(data))
+    if kind == _END_HALF_ID_KIND:
+        return EndHalfId(*_END_HALF_ID.unpack(data))
+    if kind == _RECORD_ATTEMPT_KIND:
+        *identity, queue_id, offset = _STORED_ID.unpack(data)
+        return RecordAttempt(SendIdentity(*identity), queue_id, offset)
     return UnknownElement(kind)
 
 

@@ -36,13 +36,14 @@ from broker_adapter.delivery_state.commands import (
     Drop,
     Element,
     EndDeferred,
+    EndHalfId,
     Fold,
-    ForgetHalfId,
     Outcome,
     Pop,
     PopOutcome,
     PurgeBelow,
     QueueKey,
+    RecordAttempt,
     RecordCheck,
     SentIds,
     StoredIds,
@@ -60,7 +61,7 @@ from broker_adapter.delivery_state.deferred_messages import (
     LogPosition,
 )
 from broker_adapter.delivery_state.delay_index import DelayIndex
-from broker_adapter.delivery_state.duplicate_filter import DEFERRED, DuplicateFilter
+from broker_adapter.delivery_state.duplicate_filter import DEFERRED, DuplicateFilter, Position
 from broker_adapter.delivery_state.handles import topic_digest
 from broker_adapter.delivery_state.queue_state import PoppedMessage, QueueDelivery
 from broker_adapter.delivery_state.records import NO_REQUEST, decode, request_id_of
@@ -440,8 +441,10 @@ class DeliveryState:
                     self.ids.put_first(digest, queue_id, queue_offset, stamp_ms)
             case StoredIds():
                 self._store_ids(element, number, stamp_ms)
-            case ForgetHalfId():
-                self.ids.forget_half(*element)
+            case EndHalfId():
+                self.ids.end_half(*element, stamp_ms)
+            case RecordAttempt(identity, queue_id, offset):
+                return self.ids.record_attempt(identity, Position(queue_id, offset))
             case Defer():
                 self._defer(element, number, stamp_ms, place)
                 return DeferOutcome(number)
@@ -450,7 +453,7 @@ class DeliveryState:
             case EndDeferred(deferred_id, ending):
                 is_done = self.deferred.end_message(deferred_id, ending, stamp_ms)
                 if is_done and ending in UNSTORED:
-                    self.ids.forget_deferred(deferred_id)
+                    self.ids.end_deferred(deferred_id, stamp_ms)
                 return is_done
             case RecordCheck(deferred_id, next_ms):
                 return self.deferred.checked(deferred_id, next_ms)

@@ -13,10 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.delivery_state.commands import Element
-from broker_adapter.delivery_state.duplicate_filter import DEFERRED, Position, SendIdentity, send_identity
+from broker_adapter.delivery_state.commands import Element, RecordAttempt
+from broker_adapter.delivery_state.duplicate_filter import (
+    DEFERRED,
+    ENDED,
+    Position,
+    SendIdentity,
+    send_identity,
+)
 from broker_adapter.delivery_state.state import DeliveryState
-from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status, error_for
 from broker_adapter.put.committer import Committer, PutRequest, RequestOutcome
 from broker_adapter.put.message_writer import MessageWriter, QueuedRecords
 from broker_adapter.put.record_writer import NO_FIELDS, BrokerFields, is_sent_back, retry_fields
@@ -127,7 +133,8 @@ class SendApi(Protocol):
         `delivery.retry_span_ms` of it. It receives the result of the first send once that is committed.
 
         After NotMaster, TopicRefused, Busy or IllegalMessage, nothing was stored. After PutIndeterminate, the
-        messages may be stored.
+        messages may be stored. After IllegalMessage (SEND_ENDED), an earlier attempt stored the message, but
+        it was recalled or rolled back and will be in no queue.
         """
 
 
@@ -248,7 +255,8 @@ class Sender:
         While the outcome is indeterminate, waits until the message is applied or this broker is no longer
         master.
 
-        Raises PutIndeterminate after `timeout_ms`, and the error of the earlier attempt.
+        Raises PutIndeterminate after `timeout_ms`, IllegalMessage (SEND_ENDED), and the error of the earlier
+        attempt.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_ms / 1000
@@ -266,13 +274,43 @@ class Sender:
                 return EarlierSend(request.recorded_queue_id if request.queued else DEFERRED, done)
         return self._stored(identity)
 
+    async def record_attempt(
+        self, identity: SendIdentity, earlier: EarlierSend | Position, place: Position, timeout_ms: int
+    ) -> bool:
+        """Record that an attempt repeats the message at `place`, which may still be recalled or rolled back.
+
+        Suppose that a client's second attempt is lost in the network, and the response to the third lets it
+        recall the message. The second attempt, which may arrive after that, is recognized because it was born
+        before the third. Call this before the response. Returns False if the message has ended meanwhile: the
+        caller must call `outcome` again. Raises PutIndeterminate.
+        """
+        with self._state.lock:
+            latest_ms = self._state.ids.latest_attempt(identity.key, place)
+        # Ids of 0.1.0 have no born timestamp to compare.
+        is_comparable = latest_ms is not None or isinstance(earlier, EarlierSend)
+        if not is_comparable or (latest_ms is not None and identity.born_ms <= latest_ms):
+            return True
+        request = PutRequest(elements=[RecordAttempt(identity, *place)])
+        try:
+            self._committer.submit(request)
+            done = await wait_for_result(timeout_ms, request.done)
+        except BrokerError as error:  # a refusal would mean that the message is not stored
+            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, str(error)) from error
+        return done.outcomes[0] is True
+
     def _stored(self, identity: SendIdentity) -> Position | None:
-        """Return the position of an earlier send of the same message, if the state has recorded one."""
+        """Return the position of an earlier send of the same message, if the state has recorded one.
+
+        Raises IllegalMessage (SEND_ENDED) if the message of that send was recalled or rolled back.
+        """
         with self._state.lock:
             found = self._state.ids.find(identity, self._now_ms(), self._retry_span_ms, self._writer.steps_ms)
             if found is not None and found.queue_id == DEFERRED:
                 # Ids recorded by 0.1.0 remain in the state even if their message was recalled or rolled back.
                 return None if self._state.deferred.has_ended_unstored(found.queue_offset) else found
+        if found is not None and found.queue_id == ENDED:
+            text = "the message of this send was stored earlier, and then recalled or rolled back"
+            raise IllegalMessage(Status.SEND_ENDED, text)
         return found
 
     def _in_flight(self, identity: SendIdentity) -> PutRequest | None:

@@ -26,7 +26,7 @@ from broker_adapter.delivery_state.commands import (
     Ending,
     RecordCheck,
 )
-from broker_adapter.delivery_state.deferred_messages import UNSTORED, DeferredMessage, LogPosition, Numbered
+from broker_adapter.delivery_state.deferred_messages import DeferredMessage, LogPosition, Numbered
 from broker_adapter.delivery_state.delay_index import FIRST_DUE, DelayedRow, DuePosition
 from broker_adapter.delivery_state.duplicate_filter import DEFERRED, Position, SendIdentity
 from broker_adapter.delivery_state.handles import deferred_handle, parse_deferred, parse_recall, recall_handle
@@ -233,17 +233,16 @@ class DeferredDelivery:
         return _Deferral(_number_of(done), False, done.put_status)
 
     async def _earlier(self, identity: SendIdentity, timeout_ms: int) -> EarlierSend | Position | None:
-        """Return `Sender.outcome` once no rollback or recall of the earlier message is in progress.
-
-        Clients may send a message again before they know that its transaction has ended.
-        """
+        """Record the attempt, and return `Sender.outcome` once no rollback or recall is in progress."""
+        # Clients may send a message again before they know that its transaction has ended.
         while (earlier := await self._sender.outcome(identity, timeout_ms)) is not None:
-            request = self._ending.get(_number_of_earlier(earlier))
-            if request is None or not any(
-                isinstance(one, EndDeferred) and one.ending in UNSTORED for one in request.elements
-            ):
+            number = _number_of_earlier(earlier)
+            if (request := self._ending.get(number)) is not None and not request.queued:
+                await wait_with_timeout(timeout_ms, asyncio.shield(request.done))
+                continue
+            place = Position(DEFERRED, number)
+            if number < 0 or await self._sender.record_attempt(identity, earlier, place, timeout_ms):
                 break
-            await wait_with_timeout(timeout_ms, asyncio.shield(request.done))
         return earlier
 
     def _check_room(self, kind: DeferredKind, message: DeferredMessage) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.delivery_state.commands import Element, ForgetHalfId, SystemOffset
+from broker_adapter.delivery_state.commands import Element, EndHalfId, SystemOffset
 from broker_adapter.delivery_state.duplicate_filter import HALF, Position, SendIdentity, id_digest
 from broker_adapter.delivery_state.handles import half_handle, parse_half
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status
@@ -156,17 +156,20 @@ class TransactionQueues:
         return StoredHalf(handle, False, place.queue_offset, place.physical_offset, done.put_status)
 
     async def _earlier(self, identity: SendIdentity, timeout_ms: int) -> EarlierSend | Position | None:
-        """Return the result of `Sender.outcome` once no rollback of the earlier half message is in progress.
+        """Return `Sender.outcome` once no rollback of the earlier half message is in progress, and this
+        attempt is recorded.
 
         Clients end transactions with one-way requests. They may therefore send the message again before the
         end of the transaction is applied.
         """
         while (earlier := await self._parts.sender.outcome(identity, timeout_ms)) is not None:
-            queue_id, offset = queue_place(earlier)
-            rolling_back = self._rolling_back.get(offset)
-            if queue_id != HALF or rolling_back is None:
+            place = Position(*queue_place(earlier))
+            if place.queue_id != HALF:
                 break
-            await wait_with_timeout(timeout_ms, asyncio.shield(rolling_back))
+            if (rolling_back := self._rolling_back.get(place.queue_offset)) is not None:
+                await wait_with_timeout(timeout_ms, asyncio.shield(rolling_back))
+            elif await self._parts.sender.record_attempt(identity, earlier, place, timeout_ms):
+                break
         return earlier
 
     async def _repeated(
@@ -225,7 +228,7 @@ class TransactionQueues:
         if half is not None:
             end.check_group(half.properties)
         is_rollback = half is not None and resolution is Resolution.ROLLBACK
-        forgotten = [await self._forget_id(half)] if half is not None and is_rollback else []
+        ended_ids = [await self._id_ended(half)] if half is not None and is_rollback else []
         place = await self._free_place(place, timeout_ms)
         # A check may move the half message during the search, and later moves may then evict this move from
         # memory.
@@ -242,7 +245,7 @@ class TransactionQueues:
             raise end.unknown("is unknown")
         elif resolution is not Resolution.UNKNOWN:
             await wait_with_timeout(
-                timeout_ms, asyncio.shield(self._submit_end(place, half, resolution, forgotten).done)
+                timeout_ms, asyncio.shield(self._submit_end(place, half, resolution, ended_ids).done)
             )
 
     async def _free_place(self, place: HalfPosition, timeout_ms: int) -> HalfPosition:
@@ -311,9 +314,9 @@ class TransactionQueues:
         while len(self._moved) > _REMEMBERED:
             self._moved.popitem(last=False)
 
-    async def _forget_id(self, half: PendingMessage) -> ForgetHalfId:
-        """Return a command that permits sending the message again under its id, because it was never stored
-        in its queue.
+    async def _id_ended(self, half: PendingMessage) -> EndHalfId:
+        """Return a command that marks the send of a half message as ended, because it was never stored in its
+        queue.
 
         A program may reuse one message object several times in a millisecond. The half messages then have the
         same id and born timestamp, and only the offsets of their first copies distinguish them.
@@ -328,14 +331,14 @@ class TransactionQueues:
                 found = await self._read(first, 1)
                 if found and found[0] is not None and found[0].is_equal(half):
                     offset = first
-        return ForgetHalfId(key, born_ms, offset)
+        return EndHalfId(key, born_ms, offset)
 
     def _submit_end(
         self,
         place: HalfPosition,
         half: PendingMessage,
         resolution: Resolution,
-        forgotten: Sequence[ForgetHalfId],
+        ended_ids: Sequence[EndHalfId],
     ) -> PutRequest:
         parts, writer = self._parts, self._parts.writer
         queued = []
@@ -351,7 +354,7 @@ class TransactionQueues:
         op = OutgoingMessage(b"%d," % place.offset, {TAGS: _REMOVE})
         queued.append(writer.records(OP_TOPIC, 0, [op], born_host=writer.store_host))
         # This element changes nothing. Its outcome shows that the append was applied.
-        elements: list[Element] = [SystemOffset(HALF_TOPIC, 0, self._progress), *forgotten]
+        elements: list[Element] = [SystemOffset(HALF_TOPIC, 0, self._progress), *ended_ids]
         request = PutRequest(
             queued=queued,
             elements=elements,
@@ -433,9 +436,9 @@ class TransactionQueues:
                 await self._parts.make_topic(CHECK_MAX_TOPIC)
             queued = [self._put_back(half, found) for half, found in judged]
             given_up = [half for half, found in judged if found.step is CheckAction.GIVE_UP]
-            forgotten = [await self._forget_id(half) for half in given_up]
+            ended_ids = [await self._id_ended(half) for half in given_up]
             elements: list[Element] = [SystemOffset(HALF_TOPIC, 0, offset), *self._done_ops(offset)]
-            elements += forgotten
+            elements += ended_ids
             done = await self._parts.committer.submit(PutRequest(queued=queued, elements=elements))
             for (half, found), place in zip(judged, done.places, strict=True):
                 if found.step is not CheckAction.GIVE_UP:

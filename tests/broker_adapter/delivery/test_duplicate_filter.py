@@ -8,10 +8,12 @@ from broker_adapter.api import OutgoingMessage
 from broker_adapter.delivery_state import duplicate_filter
 from broker_adapter.delivery_state.duplicate_filter import (
     DEFERRED,
+    ENDED,
     HALF,
     MAX_AGE_MS,
     MAX_ALIKE,
     DuplicateFilter,
+    Position,
     SendIdentity,
     content_digest,
     send_identity,
@@ -111,12 +113,12 @@ def test_a_rolled_back_half_leaves_the_other_births_under_its_id() -> None:
     ids = DuplicateFilter()
     for offset, born_ms in enumerate(BIRTHS_MS):
         ids.put(identity(born_ms=born_ms), HALF, offset, NOW_MS)
-    ids.forget_half(identity().id_digest, 50, 1)
+    ids.end_half(identity().id_digest, 50, 1, NOW_MS)
     restored = DuplicateFilter(ids.save())
     for one in (ids, restored):
         assert [one.find(identity(born_ms=born_ms), NOW_MS, 0) for born_ms in BIRTHS_MS] == [
             (HALF, 0),
-            None,
+            (ENDED, 50),
             (HALF, 2),
             (HALF, 3),
         ]
@@ -159,30 +161,30 @@ def test_of_too_many_halves_of_one_id_and_birth_the_oldest_leaves_early() -> Non
     assert ids.find(identity(body=b"\0"), NOW_MS, SPAN_MS) is None
 
 
-def test_an_id_that_was_forgotten_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither here nor in an image, so that nodes that began with one forget the same."""
+def test_an_ended_send_takes_the_room_of_one_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here and in an image, so that nodes that began with one forget the same."""
     monkeypatch.setattr(duplicate_filter, "MAX_IDS", 2)
     ids = DuplicateFilter()
     ids.put(identity("a"), DEFERRED, 5, NOW_MS)
     ids.put(identity("b"), 0, 1, NOW_MS)
-    ids.forget_deferred(5)
-    ids.forget_deferred(6)
+    ids.end_deferred(5, NOW_MS)
+    ids.end_deferred(6, NOW_MS)
     restored = DuplicateFilter(ids.save())
     for one in (ids, restored):
         one.put(identity("c"), 0, 2, NOW_MS)
         found = [one.find(identity(name), NOW_MS, SPAN_MS) for name in "abc"]
-        assert found == [None, (0, 1), (0, 2)]
+        assert found == [(ENDED, 50), None, (0, 2)]
     assert ids.save() == restored.save()
 
 
-def test_a_rolled_back_half_is_forgotten_by_its_id_and_birth() -> None:
+def test_a_rolled_back_half_is_found_by_its_id_and_birth() -> None:
     ids = DuplicateFilter()
     ids.put(identity(body=b"first"), HALF, 5, NOW_MS)
     ids.put(identity(body=b"second", born_ms=60), HALF, 6, NOW_MS)
     ids.put(identity(body=b"stored", born_ms=70), 0, 1, NOW_MS)
     for born_ms, offset in ((50, 5), (50, 6), (60, -1), (70, 1)):
-        ids.forget_half(identity().id_digest, born_ms, offset)
-    assert ids.find(identity(body=b"first"), NOW_MS, SPAN_MS) is None
+        ids.end_half(identity().id_digest, born_ms, offset, NOW_MS)
+    assert ids.find(identity(body=b"first"), NOW_MS, SPAN_MS) == (ENDED, 50)
     assert ids.find(identity(body=b"second"), NOW_MS, SPAN_MS) == (HALF, 6)
     assert ids.find(identity(body=b"stored"), NOW_MS, SPAN_MS) == (0, 1)
 
@@ -195,12 +197,62 @@ def test_a_rolled_back_half_leaves_those_that_share_its_id_and_birth() -> None:
     restored = DuplicateFilter(ids.save())
     for one in (ids, restored):
         assert one.half_offsets(identity().id_digest, 50) == [5, 6]
-        one.forget_half(identity().id_digest, 50, 5)
-        assert one.find(identity(body=b"first"), NOW_MS, SPAN_MS) is None
+        one.end_half(identity().id_digest, 50, 5, NOW_MS)
+        assert one.find(identity(body=b"first"), NOW_MS, SPAN_MS) == (ENDED, 50)
         assert one.find(identity(body=b"second"), NOW_MS, SPAN_MS) == (HALF, 6)
         assert one.half_offsets(identity().id_digest, 50) == [6]
-        one.forget_half(identity().id_digest, 50, 6)
-        assert one.half_offsets(identity().id_digest, 50) == [] and len(one) == 0
+        one.end_half(identity().id_digest, 50, 6, NOW_MS)
+        assert one.half_offsets(identity().id_digest, 50) == [] and len(one) == 2
+
+
+def test_a_late_attempt_is_one_born_up_to_the_latest_recorded_one() -> None:
+    ids = DuplicateFilter()
+    ids.put(identity(), DEFERRED, 5, NOW_MS)
+    assert not ids.record_attempt(identity(born_ms=90), Position(DEFERRED, 6))
+    assert not ids.record_attempt(identity(body=b"other", born_ms=90), Position(DEFERRED, 5))
+    for born_ms in (70, 60):
+        assert ids.record_attempt(identity(born_ms=born_ms), Position(DEFERRED, 5))
+    assert ids.latest_attempt(identity().key, Position(DEFERRED, 5)) == 70
+    assert ids.find(identity(born_ms=71), NOW_MS, 10) is None, (
+        "the birth that retries are near to is the first"
+    )
+    restored = DuplicateFilter(ids.save())
+    for one in (ids, restored):
+        one.end_deferred(5, NOW_MS)
+        found = [one.find(identity(born_ms=born_ms), NOW_MS, 20) for born_ms in (29, 30, 70, 71)]
+        assert found == [None, (ENDED, 70), (ENDED, 70), None]
+        assert not one.record_attempt(identity(born_ms=99), Position(DEFERRED, 5))
+    assert ids.save() == restored.save()
+
+
+def test_a_stored_message_is_found_rather_than_an_ended_one() -> None:
+    """It was sent again after a recall. Late attempts of both are answered with it."""
+    ids = DuplicateFilter()
+    ids.put(identity(), DEFERRED, 5, NOW_MS)
+    ids.end_deferred(5, NOW_MS)
+    ids.put(identity(born_ms=60), 0, 1, NOW_MS)
+    assert [ids.find(identity(born_ms=at), NOW_MS, SPAN_MS) for at in (50, 55, 99)] == [(0, 1)] * 3
+    assert ids.find(identity(), NOW_MS, 5) == (ENDED, 50)
+
+
+def test_what_is_known_of_attempts_goes_with_its_id() -> None:
+    for leave in (
+        lambda ids: ids.put(identity("late"), 0, 1, NOW_MS + MAX_AGE_MS + 1),
+        lambda ids: ids.put(identity(), 0, 1, NOW_MS),  # replaces it
+    ):
+        ids = DuplicateFilter()
+        ids.put(identity(), DEFERRED, 5, NOW_MS)
+        ids.record_attempt(identity(born_ms=70), Position(DEFERRED, 5))
+        size = len(ids.save())
+        leave(ids)
+        assert len(ids.save()) == size // 2
+    ids = DuplicateFilter()
+    for topic in "tu":
+        ids.put(identity(topic=topic), DEFERRED, ord(topic), NOW_MS)
+        ids.record_attempt(identity(topic=topic, born_ms=70), Position(DEFERRED, ord(topic)))
+    kept = ids.without(topic_digest("t"))
+    assert len(kept.save()) == len(ids.save()) // 2
+    assert kept.latest_attempt(identity(topic="u").key, Position(DEFERRED, ord("u"))) == 70
 
 
 def test_ids_of_a_topic_go_with_it() -> None:

@@ -124,6 +124,21 @@ async def test_what_0_1_0_rolled_back_is_sent_again() -> None:
     assert len(desk.requests) == 1
 
 
+async def test_a_late_attempt_of_an_ended_send_is_refused() -> None:
+    """A delayed message that was recalled. The attempt that arrives after its due time needs no delay."""
+    desk = Desk()
+    desk.ids.put(IDENTITY, DEFERRED, 7, 0)
+    desk.ids.end_deferred(7, 0)
+    for born_ms in (BORN_MS - 1, BORN_MS):
+        with pytest.raises(IllegalMessage) as refused:
+            await desk.send(born_ms=born_ms)
+        assert refused.value.status is Status.SEND_ENDED
+    assert not desk.requests
+    desk.send(born_ms=BORN_MS + 1)
+    await steps()
+    assert len(desk.requests) == 1
+
+
 async def test_another_content_or_a_later_birth_is_another_message() -> None:
     """Whether the state knows the first one, or it is still on its way."""
     desk = Desk()

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.config.settings import DeliverySettings
-from broker_adapter.delivery_state.commands import Element
+from broker_adapter.delivery_state.commands import Element, StoredId, StoredIds
 from broker_adapter.delivery_state.deferred_messages import LogPosition
 from broker_adapter.delivery_state.delay_index import DelayIndex
+from broker_adapter.delivery_state.duplicate_filter import DEFERRED
 from broker_adapter.delivery_state.records import encode
 from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import Busy, ReadFailed, Status
@@ -31,6 +32,7 @@ class World:
     """Deferred delivery: commands are applied in the next step, or refused, at a time that a test sets."""
 
     max_command_bytes = 1 << 20
+    steps_ms = 0
 
     def __init__(self, index: DelayIndex | None = None, **settings: int) -> None:
         self.now_ms = START
@@ -85,6 +87,9 @@ class World:
         await asyncio.sleep(0)
         return work()
 
+    async def put_status_of_all(self, timeout_ms: int) -> Status | None:
+        return None
+
     def queue_of(self, config: TopicConfig, queue_id: int) -> int:
         return max(0, queue_id)
 
@@ -111,8 +116,9 @@ class World:
         else:
             self.elements += request.elements
             self._outcomes.clear()
-            self.apply(request.elements)
-            request.applied = RequestOutcome([], list(self._outcomes))
+            ids = [StoredIds((StoredId(request.identity, DEFERRED, 0),))] if request.identity else []
+            self.apply([*request.elements, *ids])
+            request.applied = RequestOutcome([], self._outcomes[: len(request.elements)])
             request.settle(request.applied)
         request.release()
 

@@ -29,10 +29,11 @@ from broker_adapter.delivery_state.commands import (
     Pop,
     PurgeBelow,
     QueueKey,
+    RecordAttempt,
     RecordCheck,
     StoredIds,
 )
-from broker_adapter.delivery_state.duplicate_filter import SendIdentity
+from broker_adapter.delivery_state.duplicate_filter import ENDED, LATEST, SendIdentity
 from broker_adapter.delivery_state.handles import topic_digest
 from broker_adapter.delivery_state.state import DeliveryState
 from broker_adapter.errors import StoredDataDamaged
@@ -99,6 +100,7 @@ class DeliveryModel:
         self._pending: dict[tuple[QueueKey, int], PoppedMessage] = {}
         self._deferred: dict[int, tuple[Defer, int, int]] = {}
         self._ids: list[_KnownId] = []  # the oldest first
+        self._latest: dict[SendIdentity, int] = {}  # born timestamps of later attempts
         self._steps_ms = 0
         self._indexes = [-1]
         self._looks = [self.look()]
@@ -155,7 +157,12 @@ class DeliveryModel:
             tuple(sorted(self._cursors.items())),
             tuple(sorted((key, offset, popped) for (key, offset), popped in self._pending.items())),
             tuple(sorted((number, due, checks) for number, (_, due, checks) in self._deferred.items())),
-            tuple(sorted((*one.identity, *one.place) for one in self._ids)),
+            tuple(
+                sorted(
+                    [(*one.identity, *one.place) for one in self._ids]
+                    + [(*identity, LATEST, born_ms) for identity, born_ms in self._latest.items()]
+                )
+            ),
         )
 
     def least(self, key: QueueKey) -> int:
@@ -187,7 +194,12 @@ class DeliveryModel:
     def _forget_topic(self, name: str) -> None:
         self._deferred = {at: one for at, one in self._deferred.items() if one[0].topic != name}
         prefix = topic_digest(name)
-        self._ids = [one for one in self._ids if not one.identity.id_digest.startswith(prefix)]
+        self._keep_ids([one for one in self._ids if not one.identity.id_digest.startswith(prefix)])
+
+    def _keep_ids(self, ids: list[_KnownId]) -> None:
+        self._ids = ids
+        kept = {one.identity for one in ids}
+        self._latest = {identity: born_ms for identity, born_ms in self._latest.items() if identity in kept}
 
     def _take(self, element: Element, number: int, awake_ms: int) -> None:
         match element:
@@ -247,21 +259,35 @@ class DeliveryModel:
                 if self._deferred.pop(deferred_id, None) is None:
                     raise Violation("ended once", f"{element} of what is not deferred")
                 if ending in (Ending.ROLLED_BACK, Ending.RECALLED):
-                    self._ids = [one for one in self._ids if one.place != (-1, deferred_id)]
+                    self._end_id((-1, deferred_id), awake_ms)
             case RecordCheck(deferred_id, next_ms):
                 if deferred_id in self._deferred and self._deferred[deferred_id][0].kind is DeferredKind.HALF:
                     defer, _, checks = self._deferred[deferred_id]
                     self._deferred[deferred_id] = (defer, next_ms, checks + 1)
+            case RecordAttempt(identity, queue_id, queue_offset):
+                for one in [one for one in self._ids if one.place == (queue_id, queue_offset)]:
+                    before_ms = self._latest.get(one.identity, one.identity.born_ms)
+                    if one.identity.key == identity.key and identity.born_ms > before_ms:
+                        self._latest[one.identity] = identity.born_ms
             case StoredIds(ids):
                 for identity, queue_id, queue_offset in ids:
                     number_or_offset = queue_offset + (number >> 16 << 16 if queue_id == -1 else 0)
                     self._new_id(identity, (queue_id, number_or_offset), awake_ms)
 
+    def _end_id(self, place: tuple[int, int], stamp_ms: int) -> None:
+        """Late attempts of this send are refused from now on."""
+        for one in [one for one in self._ids if one.place == place]:
+            self._ids.remove(one)
+            latest_ms = self._latest.pop(one.identity, one.identity.born_ms)
+            self._ids.append(_KnownId(one.identity, (ENDED, latest_ms), stamp_ms))
+
     def _new_id(self, identity: SendIdentity, place: tuple[int, int], stamp_ms: int) -> None:
         """Ids live for a minute. Within it the same send is stored twice only if it was born too late."""
-        self._ids = [one for one in self._ids if one.stamp_ms >= stamp_ms - 60_000]
+        self._keep_ids([one for one in self._ids if one.stamp_ms >= stamp_ms - 60_000])
         for one in self._ids:
             is_near = abs(one.identity.born_ms - identity.born_ms) <= _RETRY_SPAN_MS
+            if one.place[0] == ENDED:
+                is_near &= identity.born_ms <= one.place[1]
             if is_near and one.identity.key == identity.key:
                 raise Violation("sent once", f"{identity} at {one.place} and {place}")
         self._ids.append(_KnownId(identity, place, stamp_ms))

@@ -60,7 +60,7 @@ def ids_not_looked_up(patch: pytest.MonkeyPatch) -> None:
 
 def ids_of_rolled_back_messages_stay(patch: pytest.MonkeyPatch) -> None:
     """A transaction that is begun again is answered with the one that was rolled back."""
-    patch.setattr(DuplicateFilter, "forget_deferred", lambda self, number: None)
+    patch.setattr(DuplicateFilter, "end_deferred", lambda self, number, stamp_ms: None)
 
 
 def acks_answered_at_once(patch: pytest.MonkeyPatch) -> None:

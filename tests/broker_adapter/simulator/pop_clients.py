@@ -102,7 +102,7 @@ class OnceProducer(Client):
                 if recalled != message_id:
                     raise Violation("recall", f"{recalled} came back for {message_id}")
                 if self.rng.random() < 0.5:
-                    await self._plain(message_id, message)  # under the same id: nothing has it
+                    await self._plain(message_id, self._born_later(message))  # under the same id
                 else:
                     truth.never(message_id)
                 return
@@ -129,9 +129,13 @@ class OnceProducer(Client):
             truth.stored(message_id)
         elif self.rng.random() < 0.5:
             self.sim.counts["transactions begun again"] += 1
-            await self._half(message_id, message)
+            await self._half(message_id, self._born_later(message))
         else:
             truth.never(message_id)
+
+    def _born_later(self, message: OutgoingMessage) -> OutgoingMessage:
+        """Sent again on purpose. Attempts of the first send were born before."""
+        return message._replace(born_timestamp=max(self._now_ms(), message.born_timestamp + 1))
 
     def _now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)

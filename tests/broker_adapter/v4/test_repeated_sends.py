@@ -26,6 +26,7 @@ Store = Literal["replicated", "classic"]
 #: As clients send it first, and as they send it again later.
 BORN_MS = 1_700_000_000_000
 _ROLLBACK, _COMMIT = 12, 8
+_HALF = {"TRAN_MSG": "true", "PGROUP": "p"}
 
 both_stores = pytest.mark.parametrize("store", ["replicated", "classic"])
 
@@ -63,8 +64,13 @@ async def send(asker: Asker, body: bytes, born_ms: int = BORN_MS, **properties: 
     return await asker.get(RequestCode.SEND_MESSAGE_V2, body, **fields)
 
 
-async def begin(asker: Asker, body: bytes = b"half") -> Mapping[str, str]:
-    return await send(asker, body, TRAN_MSG="true", PGROUP="p")
+async def refused_send(asker: Asker, body: bytes, born_ms: int, **properties: str) -> str:
+    fields = {**send_fields("t", 0, UNIQ_KEY="id", **properties), "g": born_ms}
+    return (await asker.ask(RequestCode.SEND_MESSAGE_V2, body, **fields)).remark or ""
+
+
+async def begin(asker: Asker, body: bytes = b"half", born_ms: int = BORN_MS) -> Mapping[str, str]:
+    return await send(asker, body, born_ms, **_HALF)
 
 
 async def end(asker: Asker, half: Mapping[str, str], how: int, *, is_oneway: bool = False) -> None:
@@ -184,7 +190,7 @@ async def test_a_transaction_that_is_begun_again_after_a_rollback_is_stored(
     async with broker(tmp_path, store) as program, asking(program.remoting.advertised) as asker:
         first = await begin(asker)
         await end(asker, first, _ROLLBACK)
-        second = await begin(asker)
+        second = await begin(asker, born_ms=BORN_MS + 1)
         assert "duplicate" not in second and second["transactionId"] != first["transactionId"]
         await end(asker, second, _COMMIT)
         assert await stored_bodies(program, 1) == [b"half"]
@@ -196,10 +202,10 @@ async def test_a_transaction_that_is_begun_again_behind_a_rollback_without_an_an
 ) -> None:
     """As the Java client does it: it ends transactions one-way, of itself after a FLUSH_SLAVE_TIMEOUT."""
     async with broker(tmp_path, store) as program, asking(program.remoting.advertised) as asker:
-        for _ in range(5):
-            half = await begin(asker)
+        for tried in range(5):
+            half = await begin(asker, born_ms=BORN_MS + tried)
             await end(asker, half, _ROLLBACK, is_oneway=True)
-        second = await begin(asker)
+        second = await begin(asker, born_ms=BORN_MS + 5)
         assert "duplicate" not in second
         await end(asker, second, _COMMIT)
         assert await stored_bodies(program, 1) == [b"half"]
@@ -215,7 +221,7 @@ async def test_a_transaction_that_is_begun_again_after_all_checks_is_stored(
         answers = [first]
         async with asyncio.timeout(30):
             while answers[-1]["transactionId"] == first["transactionId"]:
-                answers.append(await begin(asker))
+                answers.append(await begin(asker, born_ms=BORN_MS + len(answers)))
         assert "duplicate" not in answers[-1]
 
 
@@ -239,9 +245,46 @@ async def test_a_delayed_message_that_is_sent_again_after_its_recall_is_stored(
         numbers = {parse_recall("t", one["recallHandle"]) for one in (first, again)}
         assert again["duplicate"] == "true" and len(numbers) == 1, "both name the one message"
         await program.delivery.recall("t", first["recallHandle"])
-        second = await send(asker, b"late", TIMER_DELAY_MS="600000")
+        second = await send(asker, b"late", BORN_MS + 1, TIMER_DELAY_MS="600000")
         assert "duplicate" not in second and second["recallHandle"] != first["recallHandle"]
         assert await program.delivery.recall("t", second["recallHandle"]) == "id"
+
+
+@both_stores
+async def test_a_late_attempt_does_not_bring_a_half_back_after_its_rollback(
+    tmp_path: Path, store: Store
+) -> None:
+    """The first attempt and the one between those that were answered arrive last."""
+    async with broker(tmp_path, store) as program, asking(program.remoting.advertised) as asker:
+        await begin(asker, born_ms=BORN_MS + 10)
+        half = await begin(asker, born_ms=BORN_MS + 30)
+        assert half["duplicate"] == "true"
+        await end(asker, half, _ROLLBACK)
+        for born_ms in (BORN_MS, BORN_MS + 20, BORN_MS + 30):
+            assert "SEND_ENDED" in await refused_send(asker, b"half", born_ms, **_HALF)
+        again = await begin(asker, born_ms=BORN_MS + 31)
+        assert "duplicate" not in again
+        await end(asker, again, _COMMIT)
+        assert await stored_bodies(program, 1) == [b"half"]
+
+
+@both_stores
+async def test_a_late_attempt_does_not_bring_a_message_back_after_its_recall(
+    tmp_path: Path, store: Store
+) -> None:
+    """Not even after its due time, when it would need no delay."""
+    async with broker(tmp_path, store) as program, asking(program.remoting.advertised) as asker:
+        due = {"TIMER_DELIVER_MS": str(program.delivery.now_ms() + 2_000)}
+        first = await send(asker, b"late", BORN_MS + 10, **due)
+        again = await send(asker, b"late", BORN_MS + 30, **due)
+        assert again["duplicate"] == "true"
+        await program.delivery.recall("t", first["recallHandle"])
+        assert "SEND_ENDED" in await refused_send(asker, b"late", BORN_MS, **due)
+        await until(lambda: program.delivery.now_ms() > int(due["TIMER_DELIVER_MS"]))
+        for born_ms in (BORN_MS, BORN_MS + 20, BORN_MS + 30):
+            assert "SEND_ENDED" in await refused_send(asker, b"late", born_ms, **due)
+        assert "duplicate" not in await send(asker, b"late", BORN_MS + 31, **due)
+        assert await stored_bodies(program, 1) == [b"late"]
 
 
 @both_stores
