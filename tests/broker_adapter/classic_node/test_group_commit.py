@@ -13,6 +13,7 @@ import pytest
 
 from broker_adapter.config.classic import ClassicSettings
 from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.log.classic.node.appends import ClassicAppends
 from broker_adapter.log.classic.node.group_commit import AsyncRule, ClassicOutcome, GroupCommit, async_rule
 from dledger import AppendOutcome, Indeterminate
 from dledger.metrics import NodeMetrics
@@ -150,6 +151,14 @@ async def test_a_slave_has_the_rest_of_the_time_and_bytes_are_pending_until_it_a
         assert not copies[20].done()
         copies[20].set_result(None)
         await until(lambda: commit.pending_bytes == 0)
+
+
+async def test_the_put_status_of_an_append_is_that_of_its_disk_or_else_of_its_slave() -> None:
+    appends, copied = ClassicAppends.__new__(ClassicAppends), asyncio.get_running_loop().create_future()
+    late = appends.put_status(ClassicOutcome(0, 1, 1, 0, put_status=Status.FLUSH_DISK_TIMEOUT))
+    assert late is not None and await late is Status.FLUSH_DISK_TIMEOUT
+    assert appends.put_status(ClassicOutcome(0, 1, 1, 0, copied=copied)) is copied
+    assert appends.put_status(ClassicOutcome(0, 1, 1, 0)) is None
 
 
 @pytest.mark.parametrize(

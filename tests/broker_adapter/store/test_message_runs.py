@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.log.replicated import EntryPiece
 from broker_adapter.store.consume_queues import Incarnation
 from broker_adapter.store.dispatcher import DispatchMetrics
-from broker_adapter.store.dispatching import BatchDispatch
+from broker_adapter.store.dispatching import DELIVERY_TOPIC, METADATA_TOPIC, BatchDispatch
 from broker_adapter.store.message_runs import RunFinder
 from broker_adapter.wire.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from dledger import EntryRun
@@ -276,3 +276,24 @@ def test_a_message_of_a_transaction_within_a_run_is_dispatched_as_alone(at: int,
     assert outcome(entries, as_run=True) == outcome(entries, as_run=False)
     is_readable = part == TRANSACTION_COMMIT
     assert outcome(entries, as_run=True)[1].set_aside.number == (not is_readable and at < 39)
+
+
+@pytest.mark.parametrize("topic", [METADATA_TOPIC, DELIVERY_TOPIC])
+def test_commands_that_are_alike_are_no_run(topic: str) -> None:
+    log = Log(gap_every=0)
+    for _ in range(40):
+        log.message(topic, body=b"delete U", part=TRANSACTION_COMMIT)
+    assert outcome(log.entries, as_run=True) == outcome(log.entries, as_run=False)
+    assert not [place for place in outcome(log.entries, as_run=True)[0] if "@" in place]
+
+
+def test_a_separator_within_a_value_ends_a_run() -> None:
+    """Behind it is another property, here a tag."""
+    log = Log(gap_every=0)
+    for number in range(60):
+        log.message(other=f"{number:02d}-TAGS-B")
+    entries = log.entries
+    body = entries[40].body.replace(b"-TAGS-B", b"\x02TAGS\x01B")
+    assert body != entries[40].body
+    entries[40] = entries[40]._replace(body=body)
+    assert outcome(entries, as_run=True) == outcome(entries, as_run=False)
