@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Session,
         TlsFiles,
     )
+    from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
     from dledger.core.values import RULES_VERSION, FlushMode, Role
     from dledger.errors import (
         Code,
@@ -66,6 +67,7 @@ __all__ = [
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
+    "ChangeKind",
     "Client",
     "Code",
     "ConfigError",
@@ -82,6 +84,8 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "MemberAddress",
+    "MemberStep",
+    "MembershipChange",
     "NodeConfig",
     "NodeServer",
     "NodeStatus",
@@ -113,6 +117,7 @@ _HOMES = {
     "AsyncClient": "dledger.client",
     "BlockingAppender": "dledger.client",
     "BlockingSession": "dledger.client",
+    "ChangeKind": "dledger.core.membership_change",
     "Client": "dledger.client",
     "Code": "dledger.errors",
     "ConfigError": "dledger.errors",
@@ -129,6 +134,8 @@ _HOMES = {
     "InvalidRequest": "dledger.errors",
     "Limits": "dledger.client",
     "MemberAddress": "dledger.status.model",
+    "MemberStep": "dledger.core.membership_change",
+    "MembershipChange": "dledger.core.membership_change",
     "NodeConfig": "dledger.node.setup.config",
     "NodeServer": "dledger.node.server",
     "NodeStatus": "dledger.status.model",

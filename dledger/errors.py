@@ -365,6 +365,47 @@ class Code(IntEnum):
         "The leadership for which the append was meant has ended. Nothing was written.",
         "A failover after the last role change that the owner processed.",
         "The owner (a broker) waits for its next role change. No action is needed.")
+    # -- changes of the members
+    CHANGE_RUNNING = (660, Refused, "The members cannot be changed at the moment. Nothing was changed.",
+        "Another change or a transfer of leadership is under way, or the leader has just been elected.",
+        "Try again. `dledger member list` shows a change that is under way.")
+    CHANGE_REFUSED = (661, InvalidRequest, "The change of the members is not possible. Nothing was changed.",
+        "It would remove the last voter, or add a node id that is a member at another address.",
+        "List the members with `dledger member list`.", "list the members with `dledger member list`")
+    LEARNER_NOT_READY = (662, Refused, "The learner has not caught up, so it was not promoted.",
+        "It was added recently, is not running, or is slower than the appends.",
+        "Wait until `dledger member list` shows it as ready. `--force` promotes it nevertheless; appends may "
+        "then wait for it.")
+    NO_LIVE_MAJORITY = (663, Refused,
+        "After the change, no majority of the voters would be in contact with the leader. Nothing was "
+        "changed.",
+        "Too many of the remaining members are down.",
+        "Start them, or replace them one by one. `--force` makes the change nevertheless.")
+    CHANGE_UNKNOWN = (664, Indeterminate,
+        "The leader changed before the change of the members was committed. It is in doubt.",
+        "A failover during the change.",
+        "List the members with `dledger member list`, and repeat the change if it is missing. A change "
+        "that is in force already succeeds.")
+    MEMBER_REPLACED = (665, StorageError,
+        "This machine was replaced, or removed and added again: the group has another member with its node "
+        "id. The process ends with code 74.",
+        "The old machine of a replaced member was started again.",
+        "Leave it off. To use the machine again, remove its directory, start it with `--join`, and add it "
+        "with `dledger member add`.")
+    MEMBER_OUTDATED = (666, Refused,
+        "A member may run a release that cannot change members. Nothing was changed.",
+        "The upgrade is not complete, or the member is down since before the leader started.",
+        "Upgrade all members. If the named ones are gone for good and ran no older release, repeat the "
+        "command with `--force`.")
+    RECOVERY_REFUSED = (667, Refused, "The log was not recovered as a new cluster. Nothing was changed.",
+        "Another member answers, so the group may still have a majority; or the node needs no recovery.",
+        "Start the members that are left. If too few are left, stop them all, and recover the one with the "
+        "longest log. See [recovery](../recovery.md).")
+    RECOVERY_UNFINISHED = (668, StorageError,
+        "The recovery of the directory as a new cluster was interrupted. The node does not start.",
+        "The command `dledger recover` was killed, or the disk was full.",
+        "Run `dledger recover --force-new-cluster` again: it continues.",
+        "run `dledger recover --force-new-cluster` again: it continues")
     # fmt: on
 
 

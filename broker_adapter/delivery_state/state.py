@@ -77,9 +77,14 @@ from broker_adapter.metadata.commands import (
 )
 from broker_adapter.metadata.values import GroupDelivery
 
-# The number of a pop or deferred message consists of the index of its command and its position in the
-# command.
+# The number of a pop or deferred message consists of an era of the log, the index of its command and its
+# position in the command. A forced recovery advances the term by more than one era (`dledger recover`):
+# handles of commands that only the lost nodes had must not fit those that a new cluster writes at the same
+# indexes. Elections alone do not get that far.
 _PLACE_BITS = 16
+_INDEX_BITS = 44
+_ERA_BITS = 3
+_TERMS_PER_ERA = 1 << 24
 _MAX_PLACE = (1 << _PLACE_BITS) - 1
 # Maximum stamp of a command. Times computed from it fit their fields.
 MAX_STAMP_MS = 1 << 62
@@ -91,7 +96,13 @@ _SLICE, _GIVE_WAY_S = 2_000, 0.0005
 
 def index_of(number: int) -> int:
     """Return the index of the command that created a pop or a deferred message."""
-    return number >> _PLACE_BITS
+    return number >> _PLACE_BITS & ((1 << _INDEX_BITS) - 1)
+
+
+def first_number(index: int, term: int) -> int:
+    """Return the number of the first element of the command at `index`."""
+    era = max(term, 0) // _TERMS_PER_ERA % (1 << _ERA_BITS)
+    return (era << _INDEX_BITS | index) << _PLACE_BITS
 
 
 # Returns the first offset of a group in a queue at the current log position; None: no such group or topic.
@@ -275,10 +286,13 @@ class DeliveryState:
 
     # -- the state machine, on one thread ----------------------------------------------------------------
 
-    def apply(self, index: int, stamp_ms: int, body: bytes, place: LogPosition = NOWHERE) -> None:
+    def apply(
+        self, index: int, stamp_ms: int, body: bytes, place: LogPosition = NOWHERE, term: int = 0
+    ) -> None:
         """Apply a command, unless it has already been applied.
 
-        `place`: its log position, from which delayed messages are read when they are due.
+        `place`: its log position, from which delayed messages are read when they are due. `term`: of its
+        entry.
         """
         if index <= self.applied_index:
             return
@@ -300,7 +314,8 @@ class DeliveryState:
                 self.applied_index = index
                 if command is not None:
                     self._count_steps(command.elements)
-                    numbers = range(index << _PLACE_BITS, (index + 1) << _PLACE_BITS)
+                    first = first_number(index, term)
+                    numbers = range(first, first + (1 << _PLACE_BITS))
                     for number, element in zip(numbers, command.elements, strict=False):
                         outcomes.append(self._execute(element, number, stamp_ms, place))
         finally:  # the proposer waits for the outcomes even after an error

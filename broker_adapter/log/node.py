@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dledger import NodeConfig, NodeStatus, RoleEvent
 from dledger.infra.transport.host import GrpcService
 from dledger.metrics import NodeMetrics
+from dledger.node.setup.member_book import MemberBook
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -20,6 +21,10 @@ class BrokerNode(Protocol):
 
     @property
     def config(self) -> NodeConfig: ...
+
+    @property
+    def members(self) -> MemberBook:
+        """Addresses of the members in force, by node id."""
 
     @property
     def metrics(self) -> NodeMetrics: ...

@@ -48,7 +48,7 @@ class BrokerRoleAdapter:
         dispatch: DispatchPort,
         services: Sequence[MasterService],
         *,
-        slave_id: int,
+        slave_id: Callable[[], int],
         on_change: Callable[[], None],
         on_writable: Callable[[], None] = lambda: None,
     ) -> None:
@@ -91,7 +91,7 @@ class BrokerRoleAdapter:
     async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
         self._writer.close()
         self.leader_id = leader_id
-        self._set_role(BrokerRole.SLAVE, self._slave_id, term, role_epoch)
+        self._set_role(BrokerRole.SLAVE, self._slave_id(), term, role_epoch)
         await self._stop_services()
 
     async def wait_dispatched(self, index: int) -> None:

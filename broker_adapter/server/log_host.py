@@ -23,6 +23,7 @@ from broker_adapter.scheduled.deferring import MakeDeferredStore, in_commands
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher
 from broker_adapter.wire.broker_ids import MASTER_ID
 from dledger import AppendOutcome, NodeConfig, NodeServer
+from dledger.core.values import UNKNOWN_UID
 from dledger.node.setup.trace import NodeTrace
 
 
@@ -171,7 +172,12 @@ class ReplicatedHost:
         self._config = config
         directory = config.directory
         self.root = settings.directory or directory.with_name(f"{directory.name}-broker")
-        self.slave_id = 1 + sorted(config.members).index(config.node_id)
+
+    @property
+    def slave_id(self) -> int:
+        """The same for as long as the node is a member, and no other member has it."""
+        uid, first = self._node.uid, self._node.first_members
+        return uid if uid > 0 else 1 + sorted(first).index(self._config.node_id)
 
     def make_node(
         self,
@@ -192,7 +198,7 @@ class ReplicatedHost:
         return BrokerRole.SYNC_MASTER if is_sync else BrokerRole.ASYNC_MASTER
 
     def may_register(self, *, is_master: bool) -> bool:
-        return True
+        return self._node.uid != UNKNOWN_UID  # before that, it is no member
 
     def background_services(self, parts: BrokerParts) -> Sequence[BackgroundService]:
         return ()

@@ -206,6 +206,7 @@ class BrokerProgram:
             auto_create_per_client=settings.auto_create_per_client,
             used=self.group_use.touch,
         )
+        node.members.on_change(self._role_changed)
         node.keep_log_from(needed_from(self.dispatcher, self.delivery_state))
         reader = QueueReader(files, self.host.records)
         self.broker = Broker(
@@ -252,7 +253,7 @@ class BrokerProgram:
                 self.group_expiry,
                 self.locks,
             ],
-            slave_id=self.host.slave_id,
+            slave_id=lambda: self.host.slave_id,
             on_change=self._role_changed,
             on_writable=self._log_unlogged,
         )
@@ -383,7 +384,7 @@ class BrokerProgram:
     def master_address(self) -> str | None:
         """Return the address of the master that this node knows. It may be outdated."""
         leader = self.node.leader_id
-        return None if leader is None else self.config.members.get(leader)
+        return None if leader is None else self.node.members.get(leader)
 
     @property
     def is_master(self) -> bool:
@@ -401,7 +402,7 @@ class BrokerProgram:
         self.ports = ClientPorts(
             clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
         )
-        members, is_open = Members(self.config), self.writer.is_open
+        members, is_open = Members(self.config, self.node.members), self.writer.is_open
         self.forwarding = ForwardService(
             self.answering, members, clients.connected, settings, is_open, request_of, self._sends
         )
@@ -431,12 +432,12 @@ class BrokerProgram:
         settings = self.settings
         self.directory = ReplicatedDirectory(self.metadata, self.topic_creation)
         if settings.rocketmq_v2.access_control is not None:
-            now_s = signature_time(self.config.members, self.node.cluster_time_ms)
+            now_s = signature_time(self.node.members, self.node.cluster_time_ms)
             self._guard = Guard(settings.rocketmq_v2.access_control, now_s)
             self._access = RemotingAccess(self._guard)
         return client_service(
             settings.name,
-            self.config.members,
+            self.node.members,
             settings.rocketmq_v2,
             sends=self.sender,
             delivery=self.delivery,
@@ -478,7 +479,7 @@ class BrokerProgram:
         self.answering = serving.both_protocols(handlers, master)
         self.forwarder = Forwarder(
             node_id,
-            Members(self.config),
+            Members(self.config, self.node.members),
             self.answering,
             streams,
             settings,
@@ -526,7 +527,7 @@ class BrokerProgram:
         tls = self.config.tls
         if tls is None or tls.client_auth == "none":
             return None
-        return AdminNames(tls.admin_names, PeerNames(self.config.members, tls.peer_names)).check
+        return AdminNames(tls.admin_names, PeerNames(self.node.members, tls.peer_names)).check
 
     def _tls_files(self) -> TlsFiles | None:
         tls = self.config.tls
@@ -536,7 +537,7 @@ class BrokerProgram:
         return self._tls_files() if self.settings.remoting.client_tls else None
 
     def _role_changed(self) -> None:
-        """Handle a role change. The registration runs in separate tasks and does not delay it."""
+        """Handle a role change, or other members. The registration runs in tasks of its own."""
         self.broker.long_polls.wake_all()
         self.delivery.wake_all()
         self.directory.role_changed()
@@ -570,7 +571,7 @@ class BrokerProgram:
                 ha_address=self.host.ha_address,
                 send_address=self.remoting.send_advertised,
                 node_address=self.config.address,
-                members=tuple(self.config.members),
+                members=tuple(self.node.members),
             )
         )
 

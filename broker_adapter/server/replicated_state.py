@@ -38,8 +38,8 @@ class ReplicatedState:
     def apply(self, index: int, body: bytes) -> None:
         self._metadata.apply(index, body)
 
-    def apply_delivery(self, index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
-        self._delivery.apply(index, stamp_ms, body, LogPosition(pos, size))
+    def apply_delivery(self, index: int, stamp_ms: int, body: bytes, pos: int, size: int, term: int) -> None:
+        self._delivery.apply(index, stamp_ms, body, LogPosition(pos, size), term)
 
     def save(self) -> bytes:
         return self._join(image.save(self._delivery))

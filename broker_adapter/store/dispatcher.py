@@ -78,7 +78,7 @@ class Metadata(Protocol):
     def close(self) -> None: ...
 
 
-def _no_delivery(index: int, stamp_ms: int, body: bytes, pos: int, size: int) -> None:
+def _no_delivery(index: int, stamp_ms: int, body: bytes, pos: int, size: int, term: int) -> None:
     """Ignore delivery commands."""
 
 
@@ -126,9 +126,9 @@ class Dispatcher:
         `durable_index` returns the durable index of the local log, on any thread. `log` describes its record
         format. `on_arrival` is called once per `apply` that added messages, after they are readable, with
         (topic, queue id, max_offset). `delivery` is called with (index, store timestamp, body, position of
-        the entry, size of its body) for each delivery command; `metadata` saves its effects. `clock` returns
-        seconds. `on_incarnation` is called on the machine's thread with (topic, queue id) when a queue of a
-        classic log restarts at offset 0; `metadata` saves its effects.
+        the entry, size of its body, its term) for each delivery command; `metadata` saves its effects.
+        `clock` returns seconds. `on_incarnation` is called on the machine's thread with (topic, queue id)
+        when a queue of a classic log restarts at offset 0; `metadata` saves its effects.
         """
         self._on_incarnation = on_incarnation
         self._root = root

@@ -147,7 +147,7 @@ _physical_offset = Struct(">q").unpack_from
 _LOGGED_EACH = 10
 
 
-Delivery = Callable[[int, int, bytes, int, int], None]
+Delivery = Callable[[int, int, bytes, int, int, int], None]
 
 
 class SetAside(NamedTuple):
@@ -186,7 +186,8 @@ class BatchDispatch:
         """Create a dispatch.
 
         `command` receives (index, body) of records of the metadata topic. `delivery` receives (index, store
-        timestamp, body, position of the entry, size of the entry's body) of records of the delivery topic.
+        timestamp, body, position of the entry, size of the entry's body, term of the entry) of records of the
+        delivery topic.
         `on_incarnation` is called with topic and queue id before a queue restarts at offset 0; when it
         returns, no checkpoint may refer to the queue's files.
         """
@@ -402,7 +403,7 @@ class BatchDispatch:
                 self._flush()
                 self._command(entry.index, body)
             else:
-                self._delivery(entry.index, stamp, body, entry.pos, len(entry.body))
+                self._delivery(entry.index, stamp, body, entry.pos, len(entry.body), entry.term)
         except (OSError, MemoryError, StorageError):
             raise  # a problem of this node, not of the entry; a retry or a newer release may succeed
         except Exception as error:

@@ -14,6 +14,7 @@ import click
 from dledger.cli.client_options import MAX_INT64
 from dledger.cli.exits import Exit
 from dledger.cli.output import human_bytes, print_json, print_table
+from dledger.core.values import member_key
 from dledger.store.offline.inspect import (
     DirectoryReport,
     EntryReport,
@@ -85,7 +86,7 @@ def _print_report(report: DirectoryReport) -> None:
         vote = state.voted_for or "none"
         text = f"term {state.term}, voted for {vote}, incarnation {state.incarnation}"
         if identity is not None:
-            text += f", directory number {state.directory_of(identity.node_id)}"
+            text += f", directory number {state.directory_of(member_key(identity.node_id, state.uid))}"
         facts.append(("state", text))
     if checkpoint is not None:
         facts.append(("checkpoint", f"committed index {checkpoint.committed_index}"))

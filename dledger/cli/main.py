@@ -28,11 +28,13 @@ _COMMANDS = {
     "status": "dledger.cli.status_command:status",
     "health": "dledger.cli.health_command:health",
     "transfer": "dledger.cli.status_command:transfer",
+    "member": "dledger.cli.member_commands:member",
     "purge": "dledger.cli.upkeep_commands:purge",
     "scrub": "dledger.cli.upkeep_commands:scrub",
     "backup": "dledger.cli.upkeep_commands:backup",
     "restore": "dledger.cli.upkeep_commands:restore",
     "set-term": "dledger.cli.set_term_command:set_term",
+    "recover": "dledger.cli.recover_command:recover",
     "inspect": "dledger.cli.inspect_command:inspect",
 }
 

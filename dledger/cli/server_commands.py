@@ -101,7 +101,7 @@ def init(
     members = values.get("members")
     if members and node_id not in members:
         raise click.UsageError(f"node {node_id} is not one of the members {', '.join(members)} of {path}")
-    sizes = {} if data_file_size is None else {"data_file_size": data_file_size}
+    sizes: dict[str, Any] = {} if data_file_size is None else {"data_file_size": data_file_size}
     identity = Identity(
         cluster_id=cluster_id,
         group=group or values.get("group", "default"),
@@ -157,13 +157,18 @@ def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
     help="Recreate a lost directory, and fetch the log from the other nodes.",
 )
 @click.option(
+    "--join",
+    is_flag=True,
+    help="If the directory is empty, create that of a node which `dledger member add` adds to a group.",
+)
+@click.option(
     "--if-empty",
-    type=click.Choice(["refuse", "init", "rejoin"]),
+    type=click.Choice(["refuse", "init", "rejoin", "join"]),
     envvar="DLEDGER_IF_EMPTY",
     default="refuse",
     show_default=True,
     help="If the directory has no identity: fail, do `dledger init` (only at the first start of a cluster), "
-    "or --rejoin.  [env: DLEDGER_IF_EMPTY]",
+    "--rejoin, or --join.  [env: DLEDGER_IF_EMPTY]",
 )
 @click.option(
     "--state-machine",
@@ -184,6 +189,7 @@ def server(
     log_format: str | None,
     settings: Sequence[str],
     rejoin: bool,
+    join: bool,
     if_empty: str,
     machine: str | None,
 ) -> None:
@@ -212,7 +218,7 @@ def server(
       dledger init --config n1.toml && dledger server --config n1.toml
       dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
       dledger server --config n1.toml --rejoin
-      dledger server --config n1.toml --if-empty rejoin
+      dledger server --config n4.toml --join
       dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
 
     \b
@@ -238,17 +244,18 @@ def server(
         "http_listen": http_listen,
         "members": dict(_member(text) for text in members) or None,
     }
+    if rejoin and join:
+        raise click.UsageError("--rejoin is for a member that lost its directory, --join for a new one")
     log = {"level": log_level, "format": log_format}
     config = node_config(path, overrides_of(settings, options, log))
     if if_empty != "refuse" and not _is_initialized(config):
-        if if_empty == "rejoin":
-            rejoin = True
-        else:
+        rejoin, join = rejoin or if_empty == "rejoin", join or if_empty == "join"
+        if if_empty == "init":
             from dledger.node.setup.directory import init_directory
 
             init_directory(config)
     state_machine = None if machine is None else _state_machine(machine)
-    raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin))
+    raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin, join=join))
 
 
 def _is_initialized(config: NodeConfig) -> bool:

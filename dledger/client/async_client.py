@@ -17,6 +17,7 @@ from dledger.client.pipeline import Pipeline
 from dledger.client.reader import LogReadStream, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
+from dledger.core.membership_change import MembershipChange
 from dledger.errors import (
     Code,
     ConfigError,
@@ -306,6 +307,26 @@ class AsyncClient:
                 raise Indeterminate(failure.message, code=failure.code) from None
             finally:
                 self._directory.lost(leader.address)
+
+        return await self._on_leader(request, seconds, retry=(NotLeader,))
+
+    async def change_members(self, change: MembershipChange, *, timeout: float | None = None) -> int:
+        """Change the members of the group. Returns the index of the newest change once this one is committed.
+
+        The steps of a change take effect together. A change that is already in force succeeds without an
+        entry, so it can be repeated. Raises Refused (CHANGE_RUNNING, LEARNER_NOT_READY, NO_LIVE_MAJORITY) or
+        InvalidRequest (CHANGE_REFUSED) if nothing was changed, and Indeterminate if the result is unknown.
+        """
+        if not isinstance(change, MembershipChange):
+            raise TypeError(f"change must be a MembershipChange, not {type(change).__name__}")
+        seconds = self._timeout if timeout is None else timeout
+
+        async def request(leader: LogClient) -> int:
+            try:
+                return await leader.change_members(change, seconds)
+            except NetworkFailure as failure:
+                self._directory.lost(leader.address)
+                raise Indeterminate(failure.message, code=failure.code) from None
 
         return await self._on_leader(request, seconds, retry=(NotLeader,))
 

@@ -17,6 +17,7 @@ from dledger.client.batching import Limits, check, check_timeout
 from dledger.client.reader import ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
+from dledger.core.membership_change import MembershipChange
 from dledger.errors import DLedgerError, NotLeader
 from dledger.infra.loops.loop_thread import LoopThread
 from dledger.infra.transport.tls import TlsFiles
@@ -240,6 +241,10 @@ class Client(BlockingAppender):
     def transfer_leadership(self, to: str, *, timeout: float | None = None) -> tuple[int, str]:
         """Transfer leadership to node `to`. See `AsyncClient.transfer_leadership`."""
         return self._thread.run(self._client.transfer_leadership(to, timeout=timeout))
+
+    def change_members(self, change: MembershipChange, *, timeout: float | None = None) -> int:
+        """Change the members of the group. See `AsyncClient.change_members`."""
+        return self._thread.run(self._client.change_members(change, timeout=timeout))
 
     def purge(
         self, before_index: int | None = None, *, before_age_ms: int = 0, timeout: float | None = None

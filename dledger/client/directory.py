@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import tenacity
@@ -247,7 +247,8 @@ class _LeaderSearch:
 
     def __init__(self, directory: LeaderDirectory) -> None:
         self._directory = directory
-        self._terms: dict[str, int] = {}  # terms of the configured servers that have responded
+        self._terms: dict[str, int] = {}  # terms of the servers that have responded
+        self._newest: NodeStatus | None = None  # the answer with the newest change of the members
         self._probes: list[asyncio.Task[None]] = []
         self.best: tuple[int, str] | None = None
         self.found = asyncio.Event()
@@ -275,10 +276,8 @@ class _LeaderSearch:
             self._directory.note_failure(address, await self._directory.explained(address, failure))
             raise
         self._directory.note_failure(address, None)
-        if address in self._directory.addresses:
-            self._terms[address] = status.term
-        if status.leader_address and self._directory.learn(status.leader_address):
-            self.start(status.leader_address)
+        self._terms[address] = status.term
+        self._learn(status)
         if status.is_leader and (self.best is None or status.term > self.best[0]):
             self.best = (status.term, address)
         elif self.best is not None and self.best[1] == address and not status.is_leader:
@@ -286,6 +285,27 @@ class _LeaderSearch:
         if self._is_believable():
             self.found.set()
         return self.found.is_set()
+
+    def _learn(self, status: NodeStatus) -> None:
+        """Query the leader that the server names and, if the members have changed, all members.
+
+        Index 0 is no change: it is that of the first leader's first entry.
+        """
+        named = [status.leader_address]
+        if status.membership_index > (0 if self._newest is None else self._newest.membership_index):
+            self._newest = status
+            named += [member.address for member in status.members]
+        for address in named:
+            if address and self._directory.learn(address):
+                self.start(address)
+
+    @property
+    def _voters(self) -> Collection[str]:
+        """Addresses of the voters of the newest known configuration. The configured servers stand for the
+        first members."""
+        if self._newest is None:
+            return self._directory.addresses
+        return [member.address for member in self._newest.members if member.role == "voter"]
 
     def _is_believable(self) -> bool:
         """Return True if the best candidate can be trusted. A deposed leader may still claim to lead in an
@@ -298,6 +318,7 @@ class _LeaderSearch:
         if self.best is None:
             return False
         term, _ = self.best
-        majority = len(self._directory.addresses) // 2 + 1
-        knowing_no_later = sum(known <= term for known in self._terms.values())
+        voters = self._voters
+        majority = len(voters) // 2 + 1
+        knowing_no_later = sum(self._terms.get(voter, term + 1) <= term for voter in voters)
         return term > self._directory.term >= 0 or knowing_no_later >= majority

@@ -10,12 +10,22 @@ from collections.abc import Callable
 
 from dledger.core.commit_stall import CommitStallGuard
 from dledger.core.effects import CommitAdvanced, Effect, Fatal, SendMessage
-from dledger.core.election import Candidacy, Shortcut
+from dledger.core.election import Candidacy, Shortcut, SuccessorWait
 from dledger.core.leader_silence import LeaderSilence
 from dledger.core.log_view import LogView
 from dledger.core.member_clocks import MemberClocks
 from dledger.core.messages import Message
-from dledger.core.values import CoreConfig, HardState, OwnerFitness, Role
+from dledger.core.values import (
+    MAX_TERM,
+    UNKNOWN_UID,
+    CoreConfig,
+    HardState,
+    Membership,
+    MembershipAt,
+    OwnerFitness,
+    Role,
+    member_key,
+)
 from dledger.errors import Code
 
 ROLE_EPOCHS_PER_INCARNATION = 1 << 32
@@ -35,7 +45,6 @@ class CoreState(ABC):
         """Start from the checkpoint's committed_index, limited to the range of the log (rule 8)."""
         self.config = config
         self.node_id = config.node_id
-        self.membership = config.membership
         self.timing = config.timing
         self.random_ms = random_ms
         self.hard_state = hard_state
@@ -54,12 +63,14 @@ class CoreState(ABC):
         # The real candidacy of this term. Its votes count until the term ends, even if pre-votes follow.
         self.standing: Candidacy | None = None
         self.shortcut: Shortcut | None = None
+        self.successor_awaited: SuccessorWait | None = None
         self.stall_guard = CommitStallGuard(self.timing)
         self.silence = LeaderSilence(self.timing)
         self.may_lead = True  # False while damaged, out of disk space, or waiting for a state image
         self.has_room = True
         self.owner: OwnerFitness | None = None  # reported by the program that owns this node
         self.member_clocks = MemberClocks()
+        self.features: dict[str, int] = {}  # by node id: announced since this process started
         self.campaigned_ms = LONG_AGO_MS  # when this node last requested votes
         self.fsync_began_ms: int | None = None
         self.stopped: Fatal | None = None
@@ -69,6 +80,44 @@ class CoreState(ABC):
     @property
     def term(self) -> int:
         return self.hard_state.term
+
+    @property
+    def membership(self) -> Membership:
+        return self.log.membership
+
+    @property
+    def members_have_changed(self) -> bool:
+        """Return True once the log, or that of the group, has a change of the members."""
+        return self.log.membership_index >= 0 or self.hard_state.uid != 0
+
+    @property
+    def is_member(self) -> bool:
+        """Return True if the configuration in force has this node."""
+        return self.hard_state.uid == self.membership.uid_of(self.node_id) != UNKNOWN_UID
+
+    def known_uid(self, node_id: str) -> int:
+        """Return the uid of a member of the configuration in force, or of this node; or UNKNOWN_UID."""
+        return self.hard_state.uid if node_id == self.node_id else self.membership.uid_of(node_id)
+
+    def key_of(self, node_id: str) -> str:
+        return member_key(node_id, self.known_uid(node_id))
+
+    def directory_of(self, node_id: str) -> int:
+        """Return the number of the newest known directory of a member, also of this node; 0: unknown."""
+        recorded = self.hard_state.directory_of(self.key_of(node_id))
+        member = self.membership.member(node_id)
+        return recorded or (0 if member is None or node_id == self.node_id else member.directory)
+
+    def announced_uid(self, node_id: str) -> int:
+        """Return the uid as which this node addresses a member, also of this node; or UNKNOWN_UID.
+
+        The uid of a learner is announced once its addition is committed: a node keeps the first uid that it
+        is told, and an addition that is undone would leave it with a uid that no configuration has.
+        """
+        if node_id == self.node_id or node_id in self.membership.electors:
+            return self.known_uid(node_id)
+        committed = self.log.memberships_from(min(self.committed_index, self.log.end_index))[0]
+        return committed.membership.uid_of(node_id)
 
     @property
     def disk_is_stuck(self) -> bool:
@@ -86,6 +135,34 @@ class CoreState(ABC):
         if self.shortcut or self.stickiness_dropped or not self.silence.is_bounded:
             return None
         return max(self.last_leader_contact_ms + self.silence.bound_ms, self.stall_guard.candidate_from_ms)
+
+    @property
+    def may_campaign(self) -> bool:
+        """Return True if this node may lead. If not, it leaves elections to the others (rules 9 to 11)."""
+        able = self.may_lead and self.has_room and not self.hard_state.rejoining
+        return able and self._is_electable and not self.disk_is_stuck and not self.term_is_exhausted
+
+    @property
+    def _is_electable(self) -> bool:
+        """Return True if this node votes in a configuration that may be the one in force.
+
+        A node whose removal is not committed may be the only one with enough entries to be elected (Raft
+        thesis, section 4.2.2).
+        """
+        known = self.log.memberships_from(min(self.committed_index, self.log.membership_index))
+        return any(self.node_id in at.membership.electors for at in known)
+
+    @property
+    def next_term(self) -> int:
+        """Term of the next candidacy. Skips terms in which a previous incarnation may
+        have voted (rule 11).
+        """
+        return max(self.term, self.hard_state.barred_term) + 1
+
+    @property
+    def term_is_exhausted(self) -> bool:
+        """Return True if there is no higher term. An operator must then set the term (docs/operations.md)."""
+        return self.next_term > MAX_TERM
 
     # -- effects of this step -----------------------------------------------------------------------------
 
@@ -132,12 +209,16 @@ class CoreState(ABC):
         """Stand for election in a term higher than any this node has stored (rule 3)."""
 
     @abstractmethod
-    def await_successor(self, request_id: int, to: str, deadline_ms: int) -> None:
-        """Report a transfer once a leader is known, which may be a node other than the requested one."""
-
-    @abstractmethod
     def change_hard_state(self, hard_state: HardState) -> None:
         """Persist the state after `RejoinProcess` has changed it. Keeps the vote."""
+
+    @abstractmethod
+    def note_memberships(self, new: MembershipAt | None = None) -> None:
+        """Record the configurations of the log, and `new` if the log is about to be reset."""
+
+    @abstractmethod
+    def announce_peers(self) -> None:
+        """Tell the shell which members this node must be connected to."""
 
     @abstractmethod
     def acknowledge(self) -> None:

@@ -24,10 +24,12 @@ def next_tick_ms(core: RaftCore) -> int:
     if (request_ms := core.rejoining.next_request_ms) is not None:
         due = request_ms
     if core.successor_awaited:
-        due = min(due, core.successor_awaited.deadline_ms + core.timing.election_max_ms)
+        due = min(due, core.successor_awaited.due_ms)
     if core.leadership:
         return min(due, _of_leader(core, core.leadership))
     if not core.may_campaign:
+        if core.leader_id is not None:
+            due = min(due, core.election_deadline_ms)
         return core.now_ms if core.shortcut or core.candidacy or core.standing else due
     if core.shortcut:
         return min(due, core.shortcut.next_ms)
@@ -40,16 +42,16 @@ def next_tick_ms(core: RaftCore) -> int:
 
 def _of_leader(core: RaftCore, leadership: Leadership) -> int:
     progress = leadership.progress
-    if any(p.awaits_new_term for p in progress.values()):
+    if leadership.departing or any(p.awaits_new_term for p in progress.values()):
         return core.now_ms
     contacts = {peer: p.last_contact_ms for peer, p in progress.items()} | {core.node_id: _NEVER}
     dues = [
         leadership.next_heartbeat_ms,
-        leadership.next_preferred_check_ms,
+        leadership.handing_over.next_check_ms,
         # Check-quorum: the last majority contact is valid until then.
         committed_by(core.membership, contacts) + core.timing.election_min_ms,
         *(p.probe_due_ms for p in progress.values() if p.probe_due_ms is not None),
     ]
-    if leadership.handover:
-        dues.append(leadership.handover.deadline_ms)
+    if leadership.handing_over.running:
+        dues.append(leadership.handing_over.running.deadline_ms)
     return min(dues)

@@ -13,7 +13,7 @@ initialized again. Each rejoin gives a number above all that the other members k
 
 from __future__ import annotations
 
-from dledger.core.values import HardState
+from dledger.core.values import HardState, member_key
 
 #: Numbers of directories created by a rejoin start here, above every incarnation.
 FIRST_REJOINED = 1 << 32
@@ -22,10 +22,11 @@ MAX_DIRECTORY = 1 << 62
 
 def with_own_directory(state: HardState, node_id: str) -> HardState:
     """Return the state of a starting node, with a number for a directory that has none yet."""
-    if state.directory_of(node_id):
+    key = member_key(node_id, state.uid)
+    if state.directory_of(key):
         return state
     first = FIRST_REJOINED if state.rejoining else 0
-    return state.with_directories({node_id: first + state.incarnation})
+    return state.with_directories({key: first + state.incarnation})
 
 
 def supersedes(number: int, known: int) -> bool:

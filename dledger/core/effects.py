@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dledger.core.messages import Append, Message
-from dledger.core.values import Base, HardState, Role
+from dledger.core.values import Base, HardState, Membership, MembershipAt, Role
 from dledger.errors import Code
 
 
@@ -59,6 +59,13 @@ class AppendNoop:
 
 
 @dataclass(slots=True)
+class AppendMembership:
+    """On a leader, append a configuration entry and report it with an EntriesAppended event."""
+
+    membership: Membership
+
+
+@dataclass(slots=True)
 class StoreEntries:
     """On a follower, write the entries of `message` starting at first_index. All earlier entries are already
     stored.
@@ -104,6 +111,15 @@ class RoleChanged:
 
 
 @dataclass(slots=True)
+class MembershipChanged:
+    """Another configuration is in force. `peers`: the members to be connected to, which may include some that
+    the configuration no longer has."""
+
+    in_force: MembershipAt
+    peers: tuple[str, ...]
+
+
+@dataclass(slots=True)
 class ReadReady:
     """The read may be served once this node's committed index has reached read_index."""
 
@@ -121,6 +137,15 @@ class ReadRefused:
 class TransferEnded:
     request_id: int
     code: Code  # SUCCESS: `to` leads; otherwise the reason for the failure
+    message: str
+
+
+@dataclass(slots=True)
+class ChangeEnded:
+    """A change of the members has ended. SUCCESS: it is committed."""
+
+    request_id: int
+    code: Code
     message: str
 
 
@@ -147,6 +172,8 @@ Effect = (
     | PushAppended
     | PushRange
     | AppendNoop
+    | AppendMembership
+    | MembershipChanged
     | StoreEntries
     | TruncateLog
     | ResetLog
@@ -155,6 +182,7 @@ Effect = (
     | ReadReady
     | ReadRefused
     | TransferEnded
+    | ChangeEnded
     | MessageRefused
     | Fatal
 )

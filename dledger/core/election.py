@@ -1,13 +1,18 @@
-"""Candidacies and the comparison of logs in a vote request (docs/guarantees.md rules 3 and 5)."""
+"""Candidacies, the wait for a successor, and the comparison of logs in a vote request.
+
+Rules 3 and 5 of docs/guarantees.md.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dledger.core.effects import TransferEnded
 from dledger.core.log_view import LogView
 from dledger.core.messages import VoteRequest
 from dledger.core.quorum import can_still_win, is_majority
 from dledger.core.values import Membership, VoteResult
+from dledger.errors import Code
 
 
 @dataclass(slots=True)
@@ -52,6 +57,26 @@ class Shortcut:
     next_ms: int  # time of the next attempt
     cause: str
     attempts: int = 0  # attempts so far
+
+
+@dataclass(slots=True)
+class SuccessorWait:
+    """A transfer after this node has stepped down for it: it ends once a leader is known, which may be a
+    node other than the requested one."""
+
+    request_id: int
+    to: str
+    due_ms: int  # when this node gives up
+
+    def overdue(self) -> TransferEnded:
+        text = f"{self.to} campaigned, but no leader is known yet"
+        return TransferEnded(self.request_id, Code.TAKE_LEADERSHIP_FAILED, text)
+
+    def elected(self, leader_id: str, term: int) -> TransferEnded:
+        if leader_id == self.to:
+            return TransferEnded(self.request_id, Code.SUCCESS, f"{leader_id} leads term {term}")
+        text = f"{leader_id} was elected in place of {self.to}"
+        return TransferEnded(self.request_id, Code.TAKE_LEADERSHIP_FAILED, text)
 
 
 def compare_logs(request: VoteRequest, log: LogView) -> VoteResult:

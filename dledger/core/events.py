@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dledger.core.membership_change import MembershipChange
 from dledger.core.messages import Message
-from dledger.core.values import Base, OwnerFitness
+from dledger.core.values import Base, MembershipAt, OwnerFitness
 
 
 @dataclass(slots=True)
@@ -21,12 +22,14 @@ class Tick:
 @dataclass(slots=True)
 class MessageReceived:
     """A message from a peer. For a COMPARE, `chain_matches` is True if the stored chain checksum at its index
-    equals the one in the message (None: the log has no such entry).
+    equals the one in the message (None: the log has no such entry). `memberships`: configurations among the
+    entries of an APPEND.
     """
 
     peer: str
     message: Message
     chain_matches: bool | None = None
+    memberships: tuple[MembershipAt, ...] = ()
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class EntriesAppended:
     last_index: int
     term: int
     byte_size: int
+    memberships: tuple[MembershipAt, ...] = ()  # the configurations among them
 
 
 @dataclass(slots=True)
@@ -46,6 +50,13 @@ class EntriesStored:
     last_index: int
     term: int
     generation: int
+
+
+@dataclass(slots=True)
+class UidAssigned:
+    """A member knows this node, which has no uid yet, as the member with this uid."""
+
+    uid: int
 
 
 @dataclass(slots=True)
@@ -109,6 +120,14 @@ class TransferRequest:
 
 
 @dataclass(slots=True)
+class ChangeRequest:
+    """A request to change the members."""
+
+    request_id: int
+    change: MembershipChange
+
+
+@dataclass(slots=True)
 class FitnessChanged:
     """The fitness of this node changed.
 
@@ -147,8 +166,10 @@ Event = (
     | EntriesPushed
     | ReadIndexRequest
     | TransferRequest
+    | ChangeRequest
     | CommitSettled
     | FitnessChanged
     | LogPurged
     | DirectorySeen
+    | UidAssigned
 )

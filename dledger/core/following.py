@@ -19,7 +19,7 @@ from dledger.core.messages import (
     PushType,
     Truncate,
 )
-from dledger.core.values import TermRun
+from dledger.core.values import MembershipAt, TermRun
 from dledger.errors import Code
 
 NO_STREAM = -1
@@ -56,7 +56,14 @@ class Follower:
     def is_current_stream(self, stream_id: int) -> bool:
         return stream_id == self.stream_id and not self.said_goodbye
 
-    def on_push(self, peer: str, message: PushMessage, chain_matches: bool | None) -> None:
+    def on_push(
+        self,
+        peer: str,
+        message: PushMessage,
+        chain_matches: bool | None,
+        memberships: tuple[MembershipAt, ...],
+    ) -> None:
+        """`memberships`: configurations among the entries of an APPEND."""
         core = self.core
         if not core.on_leader_contact(peer, message.term):
             if core.stopped is None:
@@ -69,12 +76,14 @@ class Follower:
             self.stream_id = message.stream_id
         match message:
             case Append() if self._follows_the_end(message):
-                core.log.append(message.runs, message.last_index)
+                core.log.append(message.runs, message.last_index, memberships)
+                if memberships:
+                    core.note_memberships()
                 core.emit(StoreEntries(message, message.first_index))
                 core.log.verified_index = message.last_index
                 self.acknowledge()
             case Append():
-                self._append(peer, message)
+                self._append(peer, message, memberships)
             case Compare():
                 self._compare(peer, message, chain_matches)
             case Truncate():
@@ -139,7 +148,9 @@ class Follower:
                     f"leader {peer} of term {core.term} has another entry at {base.index}, committed here",
                 )
                 return
-            log.reset_to(base)
+            membership = message.membership or log.memberships[-1]
+            core.note_memberships(membership)
+            log.reset_to(base, membership)
             core.committed_index = max(core.committed_index, base.index)
             core.emit(ResetLog(base, log.generation))
         log.verified_index = max(log.verified_index, min(base.index, log.end_index))
@@ -161,7 +172,7 @@ class Follower:
         log = self.core.log
         return message.prev_index == log.end_index and message.prev_term == log.end_term
 
-    def _append(self, peer: str, message: Append) -> None:
+    def _append(self, peer: str, message: Append, memberships: tuple[MembershipAt, ...]) -> None:
         log = self.core.log
         if message.prev_index < log.base.index:
             self._answer(peer, message, Code.INDEX_LESS_THAN_LOCAL_BEGIN, message.prev_index)
@@ -173,7 +184,10 @@ class Follower:
         if new_from <= message.last_index:
             if new_from <= log.end_index and not self._cut(new_from, peer):
                 return
-            log.append(_runs_from(message.runs, new_from), message.last_index)
+            new = [known for known in memberships if known.index >= new_from]
+            log.append(_runs_from(message.runs, new_from), message.last_index, new)
+            if new:
+                self.core.note_memberships()
             self.core.emit(StoreEntries(message, new_from))
         log.verified_index = max(log.verified_index, message.last_index)
         self.acknowledge(even_if_known=new_from > message.last_index)
@@ -220,6 +234,7 @@ class Follower:
             return False
         core.log.truncate_after(index - 1)
         core.emit(TruncateLog(index - 1, core.log.generation))
+        core.note_memberships()
         return True
 
     # -- responses ----------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from dledger.core.effects import (
     PushRange,
     ReadReady,
     ReadRefused,
-    TransferEnded,
 )
 from dledger.core.events import EntriesAppended, EntriesPushed, StreamDown, StreamUp
+from dledger.core.handing_over import HandingOver
 from dledger.core.messages import (
     Append,
     Commit,
@@ -28,28 +28,22 @@ from dledger.core.messages import (
     InstallBase,
     PushResponse,
     PushType,
-    TakeLeadership,
-    TakeLeadershipResponse,
     Truncate,
 )
 from dledger.core.progress import FollowerProgress, PushState
 from dledger.core.quorum import committed_by, is_majority
 from dledger.core.read_index import ReadIndexQueue
-from dledger.core.values import OwnerFitness, TermRun
+from dledger.core.reconfiguring import Reconfiguration
+from dledger.core.values import TermRun
 from dledger.errors import Code
 
 _PROBES = (PushType.COMPARE, PushType.INSTALL_BASE)
-NO_REQUEST = -1  # request_id of a transfer to a preferred leader
 
 
 @dataclass(slots=True)
-class LeadershipTransfer:
-    """A leadership transfer in progress. Appends fail with LEADER_TRANSFERRING until it ends."""
-
-    request_id: int
-    to: str
+class Departure:
+    index: int  # of the configuration entry without the member
     deadline_ms: int
-    prompted: bool = False  # TakeLeadership has been sent
 
 
 class Leadership:
@@ -63,14 +57,17 @@ class Leadership:
         self.progress = {p: FollowerProgress(p, core.now_ms) for p in core.membership.others(core.node_id)}
         self.round = 0
         self.next_heartbeat_ms = core.now_ms
-        self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
         self.reads = ReadIndexQueue()
-        self.handover: LeadershipTransfer | None = None
+        self.handing_over = HandingOver(core, self)
         self.majority_has_room = True  # including this node; without it, appends could not commit
+        self.changes = Reconfiguration(core, self)
+        # Members that the configuration no longer has. They receive the log until they know.
+        self.departing: dict[str, Departure] = {}
 
     @property
     def transferring_to(self) -> str | None:
-        return self.handover.to if self.handover else None
+        handover = self.handing_over.running
+        return handover.to if handover else None
 
     def start_leading(self) -> None:
         """Append a no-op immediately (rule 4), so that entries of older terms commit even on an idle
@@ -86,12 +83,8 @@ class Leadership:
                 core.send(p.peer, Goodbye(self.term, core.node_id, p.stream_id, core.committed_index, reason))
         for request_id in self.reads.drain():
             core.emit(ReadRefused(request_id, Code.NOT_LEADER))
-        handover, self.handover = self.handover, None
-        if handover and handover.request_id != NO_REQUEST:
-            if handover.prompted:
-                core.await_successor(handover.request_id, handover.to, handover.deadline_ms)
-            else:
-                core.emit(TransferEnded(handover.request_id, Code.TAKE_LEADERSHIP_FAILED, reason))
+        self.changes.resigned(reason)
+        self.handing_over.resign(reason)
 
     def on_event(self, event: EntriesAppended | StreamUp | StreamDown | EntriesPushed) -> None:
         match event:
@@ -99,12 +92,12 @@ class Leadership:
                 self._appended(event)
             case EntriesPushed():
                 self._pushed(event)
-            case StreamUp():
+            case StreamUp() if event.peer in self.progress:
                 p = self.progress[event.peer]
                 p.stream_up(event.stream_id, event.incarnation)
                 p.last_contact_ms = self.core.now_ms
                 self._probe(p, self.core.log.end_index)
-            case StreamDown():
+            case StreamDown() if event.peer in self.progress:
                 p = self.progress[event.peer]
                 if event.stream_id == p.stream_id:
                     p.stream_down()
@@ -117,7 +110,10 @@ class Leadership:
         assert event.term == self.term and first == log.end_index + 1, (event, log)
         prev_term = log.end_term
         runs = (TermRun(self.term, first),)
-        log.append(runs, last)
+        log.append(runs, last, event.memberships)
+        if event.memberships:
+            core.note_memberships()
+            self.changes.appended()
         log.verified_index = last
         if core.committed_index == first - 1 and self.noop_index is not None:
             self.commit_waits_since_ms = core.now_ms
@@ -141,9 +137,9 @@ class Leadership:
             core.emit(PushAppended(p.peer, message))
 
     def _pushed(self, event: EntriesPushed) -> None:
-        p = self.progress[event.peer]
         if not self.awaits_push(event.peer, event.stream_id, event.first_index):
             return  # belongs to a stream or pipeline that has ended
+        p = self.progress[event.peer]
         p.loading = False
         if event.last_index < event.first_index:
             self._probe_later(p, min(p.next_index - 1, self.core.log.end_index))
@@ -157,14 +153,15 @@ class Leadership:
         """Return True if the push starting at first_index is still needed. The stream or the next index may
         have changed while the range was read.
         """
-        p = self.progress[peer]
-        return p.stream_id == stream_id and p.loading and p.next_index == first_index
+        p = self.progress.get(peer)
+        return p is not None and p.stream_id == stream_id and p.loading and p.next_index == first_index
 
     def awaits_probe(self, peer: str, message: Compare) -> bool:
         """Return True if this delayed probe is still current."""
-        p = self.progress[peer]
+        p = self.progress.get(peer)
         return (
-            message.term == self.term
+            p is not None
+            and message.term == self.term
             and p.stream_id == message.stream_id
             and p.is_answer_to_probe(message.index)
             and p.probe_due_ms is None
@@ -236,8 +233,11 @@ class Leadership:
     def _note_room(self, p: FollowerProgress, has_room: bool) -> None:
         if p.has_room is not has_room:
             p.has_room = has_room
-            able = 1 + sum(other.has_room for other in self.progress.values())
-            self.majority_has_room = able >= self.core.membership.majority
+            self._count_room()
+
+    def _count_room(self) -> None:
+        able = {peer for peer, p in self.progress.items() if p.has_room}
+        self.majority_has_room = is_majority(self.core.membership, {self.core.node_id, *able})
 
     def _push_response(self, p: FollowerProgress, response: PushResponse) -> None:
         log = self.core.log
@@ -248,7 +248,7 @@ class Leadership:
                 if p.acknowledged(response.index, self.core.now_ms, counts=response.counts):
                     if response.index > self.core.committed_index:
                         self.advance_commit()
-                    self._advance_handover()
+                    self.handing_over.advance()
                 self._push(p)
             elif response.type in _PROBES and p.is_answer_to_probe(response.index):
                 self._matched(p, response)
@@ -308,7 +308,10 @@ class Leadership:
         core, base = self.core, self.core.log.base
         p.probe_again()
         p.probe_index = base.index
-        core.send(p.peer, InstallBase(self.term, core.node_id, p.stream_id, core.committed_index, base))
+        membership = core.log.memberships_from(base.index)[0]
+        core.send(
+            p.peer, InstallBase(self.term, core.node_id, p.stream_id, core.committed_index, base, membership)
+        )
 
     def purged(self) -> None:
         """Reposition followers that need purged entries to the new base."""
@@ -335,6 +338,7 @@ class Leadership:
                     self.reads.add(request_id, core.committed_index, self.round)
                 self.reads.before_noop.clear()
                 self._confirm_reads()
+            self.changes.committed()
 
     @property
     def noop_is_committed(self) -> bool:
@@ -360,12 +364,12 @@ class Leadership:
             core.step_down("quorum-lost")
             return
         if core.disk_is_stuck and self._others_disks_work():
-            self._prompt_successor()
+            self.handing_over.prompt_successor()
             core.step_down("disk-stalled")
             return
         stall = self._commit_stall()
         if stall:
-            self._prompt_successor()
+            self.handing_over.prompt_successor()
             core.step_down("commit-stalled", stall)
             core.stall_guard.stepped_down(core.now_ms)
             return
@@ -377,14 +381,9 @@ class Leadership:
         for p in self.progress.values():
             if p.probe_due_ms is not None and core.now_ms >= p.probe_due_ms:
                 self._probe(p, p.probe_index)
-        if self.handover and core.now_ms >= self.handover.deadline_ms:
-            self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{self.handover.to} did not take over in time")
-        if core.now_ms >= self.next_preferred_check_ms:
-            self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
-            if core.may_lead and core.has_room:
-                self._hand_over_to_preferred()
-            else:
-                self._hand_over_to_able_peer()
+        if self.departing:
+            self._dismiss_departed()
+        self.handing_over.tick()
 
     def _commit_stall(self) -> str:
         """Return the reason why this leader has not committed within its limit (rule 14), or "" if it has."""
@@ -394,7 +393,9 @@ class Leadership:
         since_ms = core.now_ms - bound_ms
         if self.commit_waits_since_ms > since_ms:
             return ""
-        idle = [peer for peer in self.in_contact() if self.progress[peer].last_active_ms <= since_ms]
+        voters = core.membership.electors
+        contact = [peer for peer in self.in_contact() if peer in voters]
+        idle = [peer for peer in contact if self.progress[peer].last_active_ms <= since_ms]
         stored_here = log.durable_index > core.committed_index or log.durable_index == log.end_index
         if not is_majority(core.membership, {*idle, *([core.node_id] if stored_here else [])}):
             return ""
@@ -426,10 +427,67 @@ class Leadership:
         Wait until the no-op of this term is committed, so that the leader does not start several terms in a
         row.
         """
-        if not self.noop_is_committed or self.handover:
+        if not self.noop_is_committed or self.handing_over.running:
             return False
         near = self.core.log.end_index - self.core.config.max_transfer_lag
-        return any(p.awaits_new_term and p.stored_index >= near for p in self.progress.values())
+        voters = self.core.membership.electors
+        return self.core.node_id in voters and any(
+            p.awaits_new_term and p.stored_index >= near for p in self.progress.values() if p.peer in voters
+        )
+
+    # -- members ------------------------------------------------------------------------------------------
+
+    def members_changed(self) -> None:
+        """Follow the configuration in force: add new members, and let members go that it no longer has."""
+        core, log = self.core, self.core.log
+        nodes = core.membership.others(core.node_id)
+        for peer in nodes:
+            self.departing.pop(peer, None)
+            if peer not in self.progress:
+                self.progress[peer] = FollowerProgress(peer, core.now_ms)
+        for peer in self.progress:
+            if peer not in nodes and peer not in self.departing:
+                deadline_ms = core.now_ms + core.timing.election_max_ms
+                self.departing[peer] = Departure(log.membership_index, deadline_ms)
+        self._count_room()
+        self.handing_over.members_changed()
+
+    def _dismiss_departed(self) -> None:
+        """Forget members that know that they are none any more, or do not respond."""
+        core = self.core
+        for peer, departure in list(self.departing.items()):
+            if core.committed_index < departure.index:
+                continue
+            p = self.progress[peer]
+            if p.stored_index < departure.index and core.now_ms < departure.deadline_ms:
+                continue
+            if p.state is not PushState.DISCONNECTED:
+                self._send_commit(p)
+                text = f"{peer} is no longer a member"
+                core.send(peer, Goodbye(self.term, core.node_id, p.stream_id, core.committed_index, text))
+            del self.departing[peer], self.progress[peer]
+            core.announce_peers()
+
+    def live(self) -> set[str]:
+        """Members that count and have responded lately, including this node."""
+        return {self.core.node_id, *(peer for peer in self.in_contact() if self.progress[peer].counts)}
+
+    def lag_of(self, node_id: str) -> str:
+        """Return why a learner is not ready to vote; "" if it is."""
+        p = self.progress[node_id]
+        if node_id not in self.in_contact():
+            return f"{node_id} is not in contact"
+        if not p.counts:
+            return f"{node_id} is rejoining"
+        if not p.keeps_pace(self.core.log.end_index, self.core.now_ms - self.core.timing.election_min_ms):
+            return f"{node_id} is {self.core.log.end_index - p.match_index} entries behind; wait for it"
+        return ""
+
+    def retire(self) -> None:
+        """Step down: this node is no voter any more."""
+        self.announce_commit()
+        self.handing_over.prompt_successor()
+        self.core.step_down("removed")
 
     def in_contact(self) -> list[str]:
         """Peers that have responded within the minimum election time-out."""
@@ -462,124 +520,3 @@ class Leadership:
             core.emit(ReadReady(read.request_id, read.read_index))
         if self.reads.needs_round(self.round):
             self._heartbeat()
-
-    # -- handing over -------------------------------------------------------------------------------------
-
-    def transfer(self, request_id: int, to: str | None) -> None:
-        core = self.core
-        target = to if to is not None else self._most_complete_peer()
-        problem = self._why_not(target)
-        if target == core.node_id:
-            core.emit(TransferEnded(request_id, Code.SUCCESS, "already leads"))
-        elif problem:
-            core.emit(TransferEnded(request_id, *problem))
-        else:
-            assert target is not None
-            self.handover = LeadershipTransfer(
-                request_id, target, core.now_ms + core.timing.transfer_timeout_ms
-            )
-            self._advance_handover()
-
-    def _why_not(self, target: str | None) -> tuple[Code, str] | None:
-        """Return why leadership cannot go to this member now, or None."""
-        core = self.core
-        if self.handover:
-            return Code.LEADER_TRANSFERRING, f"a transfer to {self.handover.to} is under way"
-        if target is None:
-            return Code.TAKE_LEADERSHIP_FAILED, "no other member is connected"
-        if target not in core.membership.voters:
-            return (
-                Code.UNKNOWN_MEMBER,
-                f"{target} is not a member; members: {', '.join(core.membership.voters)}",
-            )
-        if target == core.node_id:
-            return None
-        p = self.progress[target]
-        if not p.counts or not p.has_room:
-            return Code.ILLEGAL_MEMBER_STATE, f"{target} is rejoining, or its disk is full"
-        if p.state is not PushState.APPEND or target not in self.in_contact():
-            return Code.FALL_BEHIND_TOO_MUCH, f"{target} is not connected, or has not been compared yet"
-        lag = core.log.end_index - p.match_index
-        if lag > core.config.max_transfer_lag:
-            return Code.FALL_BEHIND_TOO_MUCH, f"{target} is {lag} entries behind, more than max_transfer_lag"
-        return None
-
-    def _most_complete_peer(self) -> str | None:
-        """Return the peer with the highest match index among those that can lead. Peers whose owner is fit
-        take precedence."""
-        contact = self.in_contact()
-        able = [
-            p
-            for p in self.progress.values()
-            if p.state is PushState.APPEND and p.peer in contact and p.counts and p.has_room
-        ]
-        if not able:
-            return None
-        preferred = self.core.config.preferred_leaders
-        return max(able, key=lambda p: (p.owner_is_fit, p.match_index, p.peer in preferred)).peer
-
-    def peer_with_least_backlog(self, mine: OwnerFitness | None) -> str | None:
-        """Return the peer whose program has the least backlog, if that is less than ours or ours is unfit.
-
-        Peers that have not reported their fitness are ignored. `mine` is the current fitness of this node's
-        own program, which the core otherwise learns with the next tick.
-        """
-        mine = mine or OwnerFitness(0, True)
-        able = [
-            (p.owner.lag_bytes, -p.match_index, p.peer)
-            for p in self.progress.values()
-            if p.owner is not None
-            and p.owner.fit
-            and (p.owner.lag_bytes < mine.lag_bytes or not mine.fit)
-            and self._why_not(p.peer) is None
-        ]
-        return min(able)[2] if able else None
-
-    def _advance_handover(self) -> None:
-        handover, core = self.handover, self.core
-        if handover is None or handover.prompted:
-            return
-        if self.progress[handover.to].match_index == core.log.end_index:
-            handover.prompted = True
-            core.send(handover.to, TakeLeadership(self.term, core.node_id, core.log.end_index))
-
-    def on_take_leadership_response(self, peer: str, response: TakeLeadershipResponse) -> None:
-        handover = self.handover
-        if handover and handover.to == peer and handover.prompted and response.code is not Code.SUCCESS:
-            self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{peer} answered {response.code.name}")
-
-    def _fail_handover(self, code: Code, message: str) -> None:
-        handover, self.handover = self.handover, None
-        assert handover is not None
-        # Give a preferred peer that failed time to recover before the next attempt.
-        self.next_preferred_check_ms = self.core.now_ms + 10 * self.core.timing.preferred_check_ms
-        if handover.request_id != NO_REQUEST:
-            self.core.emit(TransferEnded(handover.request_id, code, message))
-
-    def _prompt_successor(self) -> None:
-        """Send TakeLeadership to the most complete peer before this node steps down, so that no follower
-        waits for its election timeout.
-        """
-        core, successor = self.core, self._most_complete_peer()
-        if successor is not None:
-            match_index = self.progress[successor].match_index
-            core.send(successor, TakeLeadership(self.term, core.node_id, match_index))
-
-    def _hand_over_to_able_peer(self) -> None:
-        """Hand over from a damaged or full node to a peer that has disk space, if one is caught up (rules 9
-        and 10).
-        """
-        peer = self._most_complete_peer()
-        if peer is not None and self.noop_is_committed and self._why_not(peer) is None:
-            self.transfer(NO_REQUEST, peer)
-
-    def _hand_over_to_preferred(self) -> None:
-        core = self.core
-        preferred = core.config.preferred_leaders
-        if not preferred or core.node_id in preferred or self.handover or not self.noop_is_committed:
-            return
-        for peer in preferred:
-            p = self.progress.get(peer)
-            if p is not None and p.owner_is_fit and self._why_not(peer) is None:
-                self.transfer(NO_REQUEST, peer)
-                return

@@ -1,11 +1,11 @@
-"""The Raft core's view of its own log: ends, terms and the durable index, without entry bytes."""
+"""The Raft core's view of its own log: ends, terms, configurations and the durable index, without bodies."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from dledger.core.values import Base, TermRun
+from dledger.core.values import Base, Membership, MembershipAt, TermRun
 
 
 class LogView:
@@ -15,7 +15,10 @@ class LogView:
     A lookup costs O(log number of terms).
     """
 
-    def __init__(self, base: Base, runs: Sequence[TermRun], end_index: int) -> None:
+    def __init__(
+        self, base: Base, runs: Sequence[TermRun], end_index: int, memberships: Sequence[MembershipAt]
+    ) -> None:
+        """`memberships`: the configuration in force at the base, and those of the entries, in log order."""
         self.base = base
         self.end_index = end_index  # ledger_end_index
         self.durable_index = end_index  # recovery ends with an fdatasync of all it accepted (rule 1)
@@ -24,6 +27,7 @@ class LogView:
         self._carried_out = 0  # newest generation for which the disk has reported a completion
         self._runs: list[TermRun] = list(runs)
         self._starts: list[int] = [run.first_index for run in runs]
+        self._memberships: list[MembershipAt] = list(memberships)
         self._check()
 
     @property
@@ -43,6 +47,26 @@ class LogView:
     @property
     def runs(self) -> tuple[TermRun, ...]:
         return tuple(self._runs)
+
+    @property
+    def membership(self) -> Membership:
+        """The configuration in force: that of the last configuration entry, committed or not."""
+        return self._memberships[-1].membership
+
+    @property
+    def membership_index(self) -> int:
+        """The index of the entry of the configuration in force."""
+        return self._memberships[-1].index
+
+    @property
+    def memberships(self) -> tuple[MembershipAt, ...]:
+        """The configuration in force at the base and all later ones."""
+        return tuple(self._memberships)
+
+    def memberships_from(self, index: int) -> tuple[MembershipAt, ...]:
+        """Return the configuration in force at `index` and all later ones."""
+        begin = bisect_right(self._memberships, index, key=_index_of) - 1
+        return tuple(self._memberships[begin:])
 
     def term_at(self, index: int) -> int:
         """Return the term of the entry at `index`, which must be in base.index..end_index. Returns -1 for
@@ -80,8 +104,11 @@ class LogView:
         high = bisect_right(self._starts, last_index)
         return tuple(TermRun(run.term, max(run.first_index, first_index)) for run in self._runs[low:high])
 
-    def append(self, runs: Sequence[TermRun], last_index: int) -> None:
-        """Append the entries runs[0].first_index..last_index. Terms never decrease along a log."""
+    def append(
+        self, runs: Sequence[TermRun], last_index: int, memberships: Sequence[MembershipAt] = ()
+    ) -> None:
+        """Append the entries runs[0].first_index..last_index. Terms never decrease along a log.
+        `memberships`: the configurations among them, which are in force from now on."""
         assert runs and runs[0].first_index == self.end_index + 1 <= last_index, (runs, last_index, self)
         term = self.end_term
         for run in runs:
@@ -91,6 +118,9 @@ class LogView:
                 self._starts.append(run.first_index)
                 term = run.term
         self.end_index = last_index
+        if memberships:
+            assert self.membership_index < memberships[0].index and memberships[-1].index <= last_index
+            self._memberships.extend(memberships)
 
     def truncate_after(self, last_index: int) -> None:
         """Delete all entries after last_index and start a new generation."""
@@ -98,6 +128,8 @@ class LogView:
         while self._starts and self._starts[-1] > last_index:
             self._starts.pop()
             self._runs.pop()
+        while self._memberships[-1].index > last_index:
+            self._memberships.pop()
         self.end_index = last_index
         self.durable_index = min(self.durable_index, last_index)
         self.verified_index = min(self.verified_index, last_index)
@@ -113,15 +145,17 @@ class LogView:
         self.base = base
         while len(self._starts) > 1 and self._starts[1] <= self.begin_index:
             del self._starts[0], self._runs[0]
+        self._memberships = list(self.memberships_from(base.index))
         if self.end_index == base.index:
             self._starts.clear()
             self._runs.clear()
         self._check()
 
-    def reset_to(self, base: Base) -> None:
-        """Drop all entries and start after `base`, in a new generation."""
+    def reset_to(self, base: Base, membership: MembershipAt) -> None:
+        """Drop all entries and start after `base`, where `membership` is in force, in a new generation."""
         assert base.index > self.base.index
         self.base = base
+        self._memberships = [membership]
         self._starts.clear()
         self._runs.clear()
         self.end_index = self.durable_index = self.verified_index = base.index
@@ -148,9 +182,27 @@ class LogView:
         assert self.base.index <= self.verified_index <= self.end_index
         assert bool(self._runs) == (self.end_index > self.base.index), repr(self)
         assert not self._runs or self._starts[0] <= self.begin_index
+        assert self._memberships and self._memberships[0].index <= self.base.index, repr(self)
+        assert self.membership_index <= self.end_index, repr(self)
 
     def __repr__(self) -> str:
         return (
             f"LogView({self.begin_index}..{self.end_index}, end_term={self.end_term},"
             f" durable={self.durable_index}, verified={self.verified_index}, generation={self.generation})"
         )
+
+
+def confirmed_memberships(
+    recorded: Sequence[MembershipAt], base: Base, runs: Sequence[TermRun], end_index: int
+) -> list[MembershipAt]:
+    """Return those of the recorded configurations whose entries the log contains, or had before its base."""
+    log = LogView(base, runs, end_index, [MembershipAt(-1, -1, Membership(("unknown",)))])
+    found = [
+        known for known in recorded if known.index < log.begin_index or log.holds(known.index, known.term)
+    ]
+    begin = max(0, bisect_right(found, base.index, key=_index_of) - 1)
+    return found[begin:]
+
+
+def _index_of(known: MembershipAt) -> int:
+    return known.index

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dledger.core.cluster_clock import ClockChange, ClusterClock, Stamp
-from dledger.core.values import Membership
+from dledger.core.messages import Heartbeat, HeartbeatResponse, VoteRequest, VoteResponse
+from dledger.core.quorum import majority
+from dledger.core.values import Membership, VoteResult
 
 #: Received wall clocks later than this (the year 6429), or before 1970, count as missing.
 MAX_WALL_MS = 1 << 47
@@ -45,15 +47,21 @@ class MemberClocks:
     def __init__(self) -> None:
         self.samples: dict[str, ClockSample] = {}
 
+    def hear(
+        self, peer: str, message: VoteRequest | VoteResponse | Heartbeat | HeartbeatResponse, now_ms: int
+    ) -> None:
+        """Record the wall clock in a message, unless the peer is rejoining and counts in no majority."""
+        rejoins = isinstance(message, HeartbeatResponse) and not message.counts
+        if rejoins or (isinstance(message, VoteResponse) and message.result is VoteResult.REJECT_NOT_READY):
+            self.samples.pop(peer, None)
+        else:
+            self.note(peer, message.wall_ms, now_ms)
+
     def note(self, peer: str, wall_ms: int | None, now_ms: int) -> None:
         """Record the wall clock in a message from `peer`. Keeps the last sample if `wall_ms` is None or an
         impossible time."""
         if wall_ms is not None and 0 <= wall_ms <= MAX_WALL_MS:
             self.samples[peer] = ClockSample(wall_ms - now_ms, now_ms)
-
-    def forget(self, peer: str) -> None:
-        """Drop the clock of a rejoining peer, which is not part of a majority."""
-        self.samples.pop(peer, None)
 
     def fresh(self, now_ms: int, since_ms: int) -> dict[str, int]:
         """Current time of each member whose sample is not older than `since_ms`."""
@@ -64,13 +72,18 @@ def bounds(membership: Membership, walls: Mapping[str, int]) -> ClockBounds:
     """Return the bounds F and S of rule 12. `walls`: wall clock times by member.
 
     A voter without a clock counts as minus infinity for F and as plus infinity for S, so that neither moves
-    time without a majority.
+    time without a majority. In a joint configuration, F and S are the bounds on which both halves agree.
     """
-    samples = sorted(walls[voter] for voter in membership.voters if voter in walls)
-    k = membership.majority
-    if len(samples) < k:
-        return ClockBounds(None, None)
-    return ClockBounds(samples[-k], samples[k - 1])
+    forward: list[int] = []
+    back: list[int] = []
+    for voters in membership.halves:
+        samples = sorted(walls[voter] for voter in voters if voter in walls)
+        k = majority(voters)
+        if len(samples) < k:
+            return ClockBounds(None, None)
+        forward.append(samples[-k])
+        back.append(samples[k - 1])
+    return ClockBounds(min(forward), max(back))
 
 
 def correction(time_ms: int, limits: ClockBounds, *, is_first: bool) -> tuple[int, int]:

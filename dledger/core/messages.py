@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dledger.core.cluster_clock import CountedTime
-from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
+from dledger.core.values import FEATURES, Base, MembershipAt, OwnerFitness, TermRun, VoteResult
 from dledger.errors import Code
 
 
@@ -70,6 +70,7 @@ class HeartbeatResponse:
     owner: OwnerFitness | None = None  # None: not reported, perhaps by an older version
     stored_all: bool = False  # all pushed entries are durable; False from an older version, too (rule 14)
     wall_ms: int | None = None
+    features: int = FEATURES  # of the sender's release
 
 
 @dataclass(slots=True)
@@ -142,13 +143,14 @@ class Goodbye:
 @dataclass(slots=True)
 class InstallBase:
     """Replace the follower's log, which ends before the leader's log starts, with an empty log after
-    `base`."""
+    `base`, where `membership` is in force."""
 
     term: int
     leader_id: str
     stream_id: int
     committed_index: int
     base: Base
+    membership: MembershipAt | None = None  # None: from an older version, whose configuration never changes
 
 
 PushMessage = Compare | Truncate | Append | Commit | Goodbye | InstallBase
@@ -190,6 +192,8 @@ class PositionRequest:
     node_id: str
     round: int
     directory: int = 0  # number of its directory (dledger.core.directories); 0: an older version
+    uid: int = 0  # of the sender; UNKNOWN_UID: it has none yet
+    features: int = FEATURES  # of the sender's release
 
 
 @dataclass(slots=True)
@@ -201,6 +205,8 @@ class PositionResponse:
     ledger_end_index: int
     rejoining: bool = False  # the sender lost its log as well, so its end is meaningless
     directories: tuple[tuple[str, int], ...] = ()  # the sender's HardState.directories
+    # The sender's newest committed configuration and all later ones; empty: from an older version.
+    memberships: tuple[MembershipAt, ...] = ()
 
 
 @dataclass(slots=True)

@@ -116,6 +116,15 @@ class FollowerProgress:
             and self.inflight_bytes < max_inflight_bytes
         )
 
+    def keeps_pace(self, end_index: int, since_ms: int) -> bool:
+        """Return True if the whole log has been pushed, and everything pushed before `since_ms` acknowledged.
+
+        With `since_ms` one election time-out ago, this is the rule of the Raft thesis (section 4.2.1): the
+        last round of catching up took less than an election time-out.
+        """
+        is_pushed = self.state is PushState.APPEND and not self.loading and self.next_index > end_index
+        return is_pushed and (not self.inflight or self.inflight[0][2] >= since_ms)
+
     def pushed(self, last_index: int, byte_size: int, now_ms: int) -> None:
         assert self.state is PushState.APPEND and last_index >= self.next_index
         self.next_index = last_index + 1

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from dledger.core.core_state import LONG_AGO_MS, CoreState
 from dledger.core.effects import (
+    ChangeEnded,
     Effect,
+    MembershipChanged,
     MessageRefused,
     PersistHardState,
     ReadRefused,
@@ -26,6 +27,7 @@ from dledger.core.effects import (
 )
 from dledger.core.election import Candidacy, Shortcut, compare_logs
 from dledger.core.events import (
+    ChangeRequest,
     CommitSettled,
     DirectorySeen,
     EntriesAppended,
@@ -41,6 +43,7 @@ from dledger.core.events import (
     StreamUp,
     Tick,
     TransferRequest,
+    UidAssigned,
 )
 from dledger.core.following import Follower
 from dledger.core.invariants import check_core
@@ -66,7 +69,7 @@ from dledger.core.messages import (
 )
 from dledger.core.rejoining import RejoinProcess
 from dledger.core.term_allowance import TermAllowance
-from dledger.core.values import MAX_TERM, CoreConfig, HardState, Role, VoteResult
+from dledger.core.values import CoreConfig, HardState, MembershipAt, Role, VoteResult
 from dledger.errors import Code
 
 #: Consecutive terms without a leader that are normal, for example after a split vote. Each further term
@@ -75,14 +78,6 @@ _USUAL_TERMS = 3
 #: Limit of the doubling. A disk whose sync takes twice the longest time-out counts as stuck
 #: (Timing.fsync_stall_ms).
 _MOST_DOUBLINGS = 3
-
-
-class AwaitedSuccessor(NamedTuple):
-    """The member to which this node handed leadership over, and the request that waits for the result."""
-
-    request_id: int
-    to: str
-    deadline_ms: int
 
 
 class RaftCore(CoreState):
@@ -104,8 +99,8 @@ class RaftCore(CoreState):
         self.leadership: Leadership | None = None
         self.following = Follower(self)
         self.rejoining = RejoinProcess(self)
-        self.successor_awaited: AwaitedSuccessor | None = None
         self._announced: tuple[Role, int, str | None] | None = None
+        self._known_members = self.membership  # as of the last step
 
     # -- queries ------------------------------------------------------------------------------------------
 
@@ -117,13 +112,22 @@ class RaftCore(CoreState):
         self.following.acknowledge(even_if_known=True)
 
     @property
+    def peers(self) -> tuple[str, ...]:
+        """Nodes that this node must be connected to. A rejoining node needs reports of the members of every
+        configuration that may be in force; a leader also tells removed members so."""
+        if self.leadership:
+            return tuple(self.leadership.progress)
+        known = self.log.memberships_from(min(self.committed_index, self.log.end_index))
+        return tuple(dict.fromkeys(p for at in known for p in at.membership.others(self.node_id)))
+
+    @property
     def transferring_to(self) -> str | None:
         return self.leadership.transferring_to if self.leadership else None
 
     @property
     def successor_prompted(self) -> bool:
         """Return True once TakeLeadership is sent. Appending more would leave the successor behind."""
-        handover = self.leadership.handover if self.leadership else None
+        handover = self.leadership.handing_over.running if self.leadership else None
         return handover is not None and handover.prompted
 
     @property
@@ -141,6 +145,7 @@ class RaftCore(CoreState):
         leader.
         """
         self.now_ms = now_ms
+        self.note_memberships()
         lowest = max(1, self.timing.election_min_ms // 10)
         self.election_deadline_ms = now_ms + self.random_ms(lowest, self.timing.election_min_ms // 2)
         self._announce("start")
@@ -177,7 +182,9 @@ class RaftCore(CoreState):
             case LeaderStreamLost():
                 self._leader_stream_lost(event)
             case DirectorySeen(peer, number):
-                self.rejoining.learn({peer: number})
+                self.rejoining.learn({self.key_of(peer): number})
+            case UidAssigned(uid):
+                self.rejoining.uid_assigned(uid)
             case ReadIndexRequest():
                 if self.leadership:
                     self.leadership.read_index(event.request_id)
@@ -185,9 +192,16 @@ class RaftCore(CoreState):
                     self.emit(ReadRefused(event.request_id, Code.NOT_LEADER))
             case TransferRequest():
                 if self.leadership:
-                    self.leadership.transfer(event.request_id, event.to)
+                    self.leadership.handing_over.transfer(event.request_id, event.to)
                 else:
                     self.emit(TransferEnded(event.request_id, Code.NOT_LEADER, "this node does not lead"))
+            case ChangeRequest():
+                if self.leadership:
+                    self.leadership.changes.request(event.request_id, event.change)
+                else:
+                    self.emit(ChangeEnded(event.request_id, Code.NOT_LEADER, "this node does not lead"))
+        if self.membership is not self._known_members:
+            self._members_changed()
         check_core(self)
         return self.take_effects()
 
@@ -195,20 +209,22 @@ class RaftCore(CoreState):
 
     def _receive(self, event: MessageReceived) -> None:
         peer, message = event.peer, event.message
-        if peer not in self.membership.voters or peer == self.node_id:
+        if peer == self.node_id:  # a peer that this node does not know may lead by a newer configuration
             return
         if (reason := self.term_allowance.why_refused(message, self.term, self.now_ms)) is not None:
             self.emit(MessageRefused(peer, message, reason))
             return
         if isinstance(message, CLOCKED):
-            self._note_clock(peer, message)
+            self.member_clocks.hear(peer, message, self.now_ms)
         match message:  # frequent messages first
             case PushResponse() | HeartbeatResponse():
+                if isinstance(message, HeartbeatResponse):
+                    self.features[peer] = message.features
                 if not self._higher_term(message.term) and self.leadership:
                     self.leadership.on_response(peer, message)
             case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
                 if message.leader_id == peer:
-                    self.following.on_push(peer, message, event.chain_matches)
+                    self.following.on_push(peer, message, event.chain_matches, event.memberships)
             case Heartbeat():
                 self._heartbeat(peer, message)
             case VoteRequest():
@@ -216,26 +232,18 @@ class RaftCore(CoreState):
             case VoteResponse():
                 self._vote_response(peer, message)
             case PositionRequest():
+                self.features[peer] = message.features
                 self.rejoining.on_request(peer, message)
             case PositionResponse():
+                if message.memberships:  # release 0.2 sends none
+                    self.features.setdefault(peer, 1)
                 self._higher_term(message.term)
                 self.rejoining.on_response(peer, message)
             case TakeLeadership():
                 self._on_take_leadership(peer, message)
             case TakeLeadershipResponse():
                 if not self._higher_term(message.term) and self.leadership:
-                    self.leadership.on_take_leadership_response(peer, message)
-
-    def _note_clock(
-        self, peer: str, message: VoteRequest | VoteResponse | Heartbeat | HeartbeatResponse
-    ) -> None:
-        """Record the peer's wall clock (rule 12), unless the peer is rejoining and does not count toward a
-        majority."""
-        rejoins = isinstance(message, HeartbeatResponse) and not message.counts
-        if rejoins or (isinstance(message, VoteResponse) and message.result is VoteResult.REJECT_NOT_READY):
-            self.member_clocks.forget(peer)
-        else:
-            self.member_clocks.note(peer, message.wall_ms, self.now_ms)
+                    self.leadership.handing_over.on_response(peer, message)
 
     def _higher_term(self, term: int) -> bool:
         """Adopt a higher term found in any response (rule 5)."""
@@ -406,35 +414,17 @@ class RaftCore(CoreState):
             self.membership,
             True,
             False,
-            self._next_term,
+            self.next_term,
             self.vote_round,
             cause,
             self.now_ms + self._round_ms(),
         )
         self._request_votes()
 
-    @property
-    def may_campaign(self) -> bool:
-        """Return True if this node may lead. If not, it leaves elections to the others (rules 9 to 11)."""
-        able = self.may_lead and self.has_room and not self.hard_state.rejoining
-        return able and not self.disk_is_stuck and not self.term_is_exhausted
-
-    @property
-    def _next_term(self) -> int:
-        """Term of the next candidacy. Skips terms in which a previous incarnation may
-        have voted (rule 11).
-        """
-        return max(self.term, self.hard_state.barred_term) + 1
-
-    @property
-    def term_is_exhausted(self) -> bool:
-        """Return True if there is no higher term. An operator must then set the term (docs/operations.md)."""
-        return self._next_term > MAX_TERM
-
     def campaign(self, cause: str, *, transfer: bool) -> None:
         """Stand for election in a term higher than any this node has stored (rule 3)."""
         assert not self.hard_state.rejoining
-        new = replace(self.hard_state, term=self._next_term, voted_for=self.node_id)
+        new = replace(self.hard_state, term=self.next_term, voted_for=self.node_id)
         assert new.term > self.hard_state.term and not new.is_barred
         self.shortcut = None
         self.campaigned_ms = self.now_ms
@@ -464,8 +454,9 @@ class RaftCore(CoreState):
             candidacy.transfer,
             candidacy.round,
         )
-        for peer in self.membership.others(self.node_id):
-            self.send(peer, request)
+        for peer in self.membership.electors:
+            if peer != self.node_id:
+                self.send(peer, request)
         if candidacy.won:  # a cluster of one
             self._won(candidacy)
 
@@ -488,16 +479,17 @@ class RaftCore(CoreState):
     # -- time ---------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        awaited = self.successor_awaited
-        if awaited and self.now_ms >= awaited.deadline_ms + self.timing.election_max_ms:
+        if self.successor_awaited and self.now_ms >= self.successor_awaited.due_ms:
+            self.emit(self.successor_awaited.overdue())
             self.successor_awaited = None
-            message = f"{awaited.to} campaigned, but no leader is known yet"
-            self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
         if self.leadership:
             self.leadership.tick()
         elif not self.may_campaign:
             self.shortcut = None
             self.candidacy = self.standing = None
+            if self.leader_id is not None and self.now_ms >= self.election_deadline_ms:
+                # A member that was removed while it was away would otherwise refer to this leader forever.
+                self._set_role(self.role, None, "timeout")
         elif self.shortcut:
             self._tick_shortcut(self.shortcut)
         elif self.candidacy:
@@ -602,22 +594,9 @@ class RaftCore(CoreState):
         if state != self._announced:
             self._announced = state
             self.emit(RoleChanged(self.role, self.term, self.role_epoch, self.leader_id, cause, detail))
-        if self.leader_id is not None:
-            self._successor_known(self.leader_id)
-
-    def await_successor(self, request_id: int, to: str, deadline_ms: int) -> None:
-        """Report a transfer once a leader is known, which may be a node other than the requested one."""
-        self.successor_awaited = AwaitedSuccessor(request_id, to, deadline_ms)
-
-    def _successor_known(self, leader_id: str) -> None:
-        awaited, self.successor_awaited = self.successor_awaited, None
-        if awaited is None:
-            return
-        if leader_id == awaited.to:
-            self.emit(TransferEnded(awaited.request_id, Code.SUCCESS, f"{leader_id} leads term {self.term}"))
-        else:
-            message = f"{leader_id} was elected in place of {awaited.to}"
-            self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
+        if self.leader_id is not None and self.successor_awaited:
+            self.emit(self.successor_awaited.elected(self.leader_id, self.term))
+            self.successor_awaited = None
 
     def change_hard_state(self, hard_state: HardState) -> None:
         """Persist the state after `RejoinProcess` has changed it. Keeps the vote."""
@@ -635,6 +614,26 @@ class RaftCore(CoreState):
             self.emit(PersistHardState(hard_state))
 
     # -- log ----------------------------------------------------------------------------------------------
+
+    def _members_changed(self) -> None:
+        """Process another configuration in force, after an append or a truncation."""
+        self._known_members = self.membership
+        if self.leadership:
+            self.leadership.members_changed()
+        self.announce_peers()
+
+    def announce_peers(self) -> None:
+        """Tell the shell which members this node must be connected to."""
+        self.emit(MembershipChanged(self.log.memberships[-1], self.peers))
+
+    def note_memberships(self, new: MembershipAt | None = None) -> None:
+        """Record the configurations of the log, and `new` if the log is about to be reset."""
+        known = self.log.memberships
+        if new is not None and known[-1] != new:
+            known = (*(at for at in known if at.index < new.index), new)
+        if not self.hard_state.memberships and known[-1].index == -1:
+            return  # still the founders, who are in the configuration of the node
+        self._persist(replace(self.hard_state, memberships=known))
 
     def _stored(self, event: EntriesStored) -> None:
         if not self.log.stored(event.last_index, event.term, event.generation):

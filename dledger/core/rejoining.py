@@ -28,6 +28,8 @@ from dataclasses import replace
 from dledger.core.core_state import CoreState
 from dledger.core.directories import next_number, supersedes
 from dledger.core.messages import PositionRequest, PositionResponse
+from dledger.core.quorum import can_still_win
+from dledger.core.values import UNKNOWN_UID, Membership, member_key
 
 
 class RejoinProcess:
@@ -41,16 +43,34 @@ class RejoinProcess:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Members whose report is still needed. Any of them may hold the only other copy."""
-        membership = self.core.membership
-        without = self._lost if len(self._lost) + 1 < membership.majority else set()
-        return tuple(
-            p for p in membership.others(self.core.node_id) if p not in self._reports and p not in without
-        )
+        """Members whose report is still needed. Any of them may hold the only other copy.
+
+        They are the electors of the newest configuration that any member knows to be committed, and of all
+        later ones: any of these may have been in force for a commit or an election.
+        """
+        missing: dict[str, None] = {}
+        for membership in self._memberships():
+            lost = {*self._lost, self.core.node_id}
+            without = lost if can_still_win(membership, lost) else {self.core.node_id}
+            missing |= dict.fromkeys(
+                p for p in membership.electors if p not in self._reports and p not in without
+            )
+        return tuple(missing)
 
     @property
     def _unreported(self) -> list[str]:
-        return [p for p in self.core.membership.others(self.core.node_id) if p not in self._reports]
+        """Members to be asked."""
+        nodes = dict.fromkeys(node for known in self._memberships() for node in known.nodes)
+        return [p for p in nodes if p not in self._reports and p != self.core.node_id]
+
+    def _memberships(self) -> list[Membership]:
+        """The newest configuration known to be committed, and all later ones, here and in the reports."""
+        log = self.core.log
+        histories = [log.memberships_from(min(self.core.committed_index, log.end_index))]
+        histories += [report.memberships for report in self._reports.values() if report.memberships]
+        committed = max(history[0].index for history in histories)
+        known = {at.membership: None for history in histories for at in history if at.index >= committed}
+        return list(known)
 
     @property
     def next_request_ms(self) -> int | None:
@@ -59,40 +79,57 @@ class RejoinProcess:
 
     def tick(self) -> None:
         core = self.core
-        rejoining, own = core.hard_state.rejoining, core.hard_state.directory_of(core.node_id)
+        state = core.hard_state
+        rejoining, own = state.rejoining, core.directory_of(core.node_id)
         if core.now_ms >= self._next_request_ms:
             pause_ms = core.timing.heartbeat_ms if rejoining else core.timing.election_max_ms
             self._next_request_ms = core.now_ms + pause_ms
             for peer in self._unreported:
-                core.send(peer, PositionRequest(core.term, core.node_id, self._round, own))
+                core.send(
+                    peer, PositionRequest(core.term, core.node_id, self._round, own, core.hard_state.uid)
+                )
         if rejoining:
             self._finish_if_complete()
 
     def announced_directory(self, node_id: str) -> int:
         """Return the number of a node's newest known directory; 0: none is known. The number of this node is
         not final while it is rejoining, and counts as unknown."""
-        state = self.core.hard_state
-        return 0 if node_id == self.core.node_id and state.rejoining else state.directory_of(node_id)
+        core, state = self.core, self.core.hard_state
+        return 0 if node_id == core.node_id and state.rejoining else core.directory_of(node_id)
 
     def learn(self, directories: Mapping[str, int]) -> None:
-        """Durably record newer directories of other members."""
+        """Durably record newer directories of other members, by member_key."""
         core = self.core
         state = core.hard_state
-        others = core.membership.others(core.node_id)
+        others = {
+            member_key(node, known.uid_of(node)): member.directory if (member := known.member(node)) else 0
+            for known in self._memberships()
+            for node in known.others(core.node_id)
+        }
         newer = {
-            peer: number
-            for peer, number in directories.items()
-            if peer in others and supersedes(number, state.directory_of(peer))
+            key: number
+            for key, number in directories.items()
+            if key in others and supersedes(number, state.directory_of(key) or others[key])
         }
         if newer:
             core.change_hard_state(state.with_directories(newer))
-        for peer in newer:
-            self._reports.pop(peer, None)  # of an earlier directory
+        for peer in list(self._reports):
+            if core.key_of(peer) in newer:
+                del self._reports[peer]  # of an earlier directory
+
+    def uid_assigned(self, uid: int) -> None:
+        """Record as which member this node was added."""
+        core, state = self.core, self.core.hard_state
+        if state.uid == UNKNOWN_UID:
+            own = state.directory_of(core.key_of(core.node_id))
+            state = state.with_directories({member_key(core.node_id, uid): own})
+            core.change_hard_state(replace(state, uid=uid))
 
     def on_request(self, peer: str, request: PositionRequest) -> None:
         core, log = self.core, self.core.log
-        if request.node_id == peer:
-            self.learn({peer: request.directory})
+        # A member that is new to this node gets a report later, because its directory could not be recorded.
+        if request.node_id == peer and request.uid == core.known_uid(peer):
+            self.learn({core.key_of(peer): request.directory})
             core.send(
                 peer,
                 PositionResponse(
@@ -103,6 +140,7 @@ class RejoinProcess:
                     log.end_index,
                     rejoining=core.hard_state.rejoining,
                     directories=core.hard_state.directories,
+                    memberships=log.memberships_from(core.committed_index),
                 ),
             )
 
@@ -113,15 +151,16 @@ class RejoinProcess:
         directories = dict(response.directories)
         self.learn(directories)
         state = core.hard_state
-        known, own = directories.get(core.node_id, 0), state.directory_of(core.node_id)
-        theirs = directories.get(peer, 0)
-        if not response.rejoining and theirs not in (0, state.directory_of(peer)):
+        own_key, peer_key = core.key_of(core.node_id), core.key_of(peer)
+        known, own = directories.get(own_key, 0), state.directory_of(own_key)
+        theirs = directories.get(peer_key, 0)
+        if not response.rejoining and theirs not in (0, core.directory_of(peer)):
             return  # an earlier directory of the peer: what its newest one contains is unknown
         if not state.rejoining:
             self._reports.setdefault(peer, response)
             return
         if known not in (0, own) and not supersedes(own, known):
-            core.change_hard_state(state.with_directories({core.node_id: next_number(own, known)}))
+            core.change_hard_state(state.with_directories({own_key: next_number(own, known)}))
             self._lost.clear()
             self._request_again()
         elif not response.rejoining:

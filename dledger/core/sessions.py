@@ -53,6 +53,9 @@ class _Undo(NamedTuple):
 
 
 _COUNT = struct.Struct(">I")
+#: In place of the count: an offset follows, and then the count.
+_HAS_OFFSET = 0xFFFF_FFFF
+_OFFSET = struct.Struct(">q")
 _SESSION = struct.Struct(">qqqI")
 _RESULT = struct.Struct(">qIIqqq")
 
@@ -60,6 +63,7 @@ _RESULT = struct.Struct(">qIIqqq")
 class SessionTable:
     def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
+        self._offset = 0
         self._sessions: dict[int, SessionState] = {}
         self._undo: deque[_Undo] = deque()
         self._evicted: dict[int, int] = {}  # evicted by the uncommitted tail -> index of the evicting OPEN
@@ -68,6 +72,15 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def offset(self) -> int:
+        """Ids below this one are of a cluster before a forced recovery (dledger.core.values.Recovery)."""
+        return self._offset
+
+    def session_at(self, index: int) -> int:
+        """Return the id of the session that an OPEN entry at `index` opens."""
+        return self._offset + index
 
     def judge(
         self, session_id: int, seq: int, count: int, crc: int, committed_index: int
@@ -96,17 +109,29 @@ class SessionTable:
         is the session's own index: either the log has no OPEN at that index, or a committed entry evicted the
         session.
         """
-        return self._evicted.get(session_id, session_id)
+        return self._evicted.get(session_id, session_id - self._offset)
 
-    def opened(self, session_id: int) -> None:
-        """Apply the OPEN entry at index session_id."""
+    def recovered(self, session_offset: int) -> None:
+        """End all sessions: a new cluster continues the log, and its session ids have this offset.
+
+        This cannot be undone: the entry that says so is committed before any other node receives it.
+        """
+        if session_offset != self._offset:
+            self._offset = session_offset
+            self._sessions.clear()
+            self._undo.clear()
+            self._evicted.clear()
+
+    def opened(self, index: int) -> None:
+        """Apply the OPEN entry at `index`."""
+        session_id = self.session_at(index)
         evicted_id, evicted = -1, None
         if len(self._sessions) >= self._max_sessions:
             evicted_id = min(self._sessions, key=lambda key: self._sessions[key].last_index)
             evicted = self._sessions.pop(evicted_id)
-            self._evicted[evicted_id] = session_id
-        self._undo.append(_Undo(session_id, session_id, None, evicted_id, evicted))
-        self._sessions[session_id] = SessionState(0, session_id, ())
+            self._evicted[evicted_id] = index
+        self._undo.append(_Undo(index, session_id, None, evicted_id, evicted))
+        self._sessions[session_id] = SessionState(0, index, ())
 
     def appended(self, session_id: int, seq: int, result: StoredBatch) -> bool:
         """Apply batch `seq` of a session.
@@ -152,7 +177,11 @@ class SessionTable:
         sessions: dict[int, SessionState] = {}
         try:
             (count,) = _COUNT.unpack_from(data)
-            offset = _COUNT.size
+            offset, session_offset = _COUNT.size, 0
+            if count == _HAS_OFFSET:
+                (session_offset,) = _OFFSET.unpack_from(data, offset)
+                (count,) = _COUNT.unpack_from(data, offset + _OFFSET.size)
+                offset += _OFFSET.size + _COUNT.size
             for _ in range(count):
                 session_id, last_seq, last_index, result_count = _SESSION.unpack_from(data, offset)
                 offset += _SESSION.size
@@ -168,12 +197,15 @@ class SessionTable:
                 f"the data is not a session table: it has {len(data) - offset} extra bytes at its end"
             )
         self._sessions = sessions
+        self._offset = session_offset
         self._undo.clear()
         self._evicted.clear()
 
     def _encode(self, sessions: dict[int, SessionState]) -> bytes:
         known, self._encoded = self._encoded, {}
         parts = [_COUNT.pack(len(sessions))]
+        if self._offset:
+            parts.insert(0, _COUNT.pack(_HAS_OFFSET) + _OFFSET.pack(self._offset))
         for session_id in sorted(sessions):
             session = sessions[session_id]
             encoded = known.get(session_id)

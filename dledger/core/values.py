@@ -14,10 +14,15 @@ MAX_INDEX = 1 << 62
 MAX_POS = 1 << 62
 #: role_epoch and vote rounds start at the incarnation times 2^32.
 MAX_INCARNATION = (1 << 31) - 1
+MAX_UID = (1 << 63) - 1
+MAX_SESSION_OFFSET = 1 << 62  # of a forced recovery
 MAX_STREAM_ID = (1 << 63) - 1  # starts at a role_epoch, like vote rounds
 #: Version of the rules for applying committed entries. Raised when an existing entry or command changes
 #: its meaning. Nodes with different rules refuse each other. Release 0.1.0 has 1 and does not send it.
 RULES_VERSION = 3
+#: What this release can do in addition to release 0.2, which announces 0. 1: changes of the members. A
+#: feature is used once all members have announced it; from then on, older releases are refused.
+FEATURES = 1
 #: Bytes in front of the body of every entry, in files, in positions and between nodes (docs/formats.md).
 ENTRY_HEADER_SIZE = 48
 
@@ -77,6 +82,103 @@ class Tail(NamedTuple):
 EMPTY_TAIL = Tail(-1, -1, 0, 0)
 
 
+#: The uid of a new member that no leader has contacted yet, or of a node that is no member.
+UNKNOWN_UID = -1
+
+
+def member_key(node_id: str, uid: int) -> str:
+    """Return the key of a member in tables that also contain earlier members with its node id."""
+    return node_id if uid == 0 else f"{node_id}\\{uid}"
+
+
+class Member(NamedTuple):
+    """A member of a configuration. Its uid tells it from earlier members with the same node id."""
+
+    node_id: str
+    uid: int  # 0: a member since the log began; otherwise unique, and greater than those before it
+    address: str
+    directory: int = 0  # number of its directory when it was added (dledger.core.directories)
+
+
+class Recovery(NamedTuple):
+    """A forced recovery, which founded a new cluster on one member's log (dledger.store.offline.recover)."""
+
+    number: int = 0  # of forced recoveries in the history of the log; 0: none
+    #: Added to the index of an OPEN entry to give the id of its session. It is greater than all ids of former
+    #: clusters, which may have opened sessions in entries that are lost, and partly random.
+    session_offset: int = 0
+
+
+NO_RECOVERY = Recovery()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A configuration: who votes and who receives the log.
+
+    While the voters change, it is *joint*: decisions need a majority of `voters` and one of `outgoing`, the
+    voters before the change (Raft thesis, section 4.3). Learners receive the log and count nowhere. Quorums
+    are computed from these sets, never from a number of nodes.
+    """
+
+    voters: tuple[str, ...]
+    outgoing: tuple[str, ...] = ()
+    learners: tuple[str, ...] = ()  # while joint, also the outgoing voters that become learners
+    identities: tuple[Member, ...] = ()  # of all members, by node id
+    recovery: Recovery = NO_RECOVERY  # the last one; all later configurations repeat it
+
+    def __post_init__(self) -> None:
+        assert self.voters, "a cluster has at least one voter"
+        for names in (self.voters, self.outgoing, self.learners):
+            assert len(set(names)) == len(names), f"duplicate member in {names}"
+        assert not set(self.voters) & set(self.learners), f"voters and learners: {self}"
+
+    @property
+    def is_joint(self) -> bool:
+        return bool(self.outgoing)
+
+    @property
+    def halves(self) -> tuple[tuple[str, ...], ...]:
+        """The sets of voters of which each needs a majority."""
+        return (self.voters, self.outgoing) if self.outgoing else (self.voters,)
+
+    @property
+    def electors(self) -> tuple[str, ...]:
+        """All whose votes and acknowledgments count."""
+        return self.voters if not self.outgoing else tuple(dict.fromkeys((*self.voters, *self.outgoing)))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All that receive the log."""
+        return tuple(dict.fromkeys((*self.electors, *self.learners)))
+
+    def role_of(self, node_id: str) -> str:
+        """Return "voter", "leaving" (a voter until the change is committed) or "learner"."""
+        if node_id in self.voters:
+            return "voter"
+        return "leaving" if node_id in self.outgoing else "learner"
+
+    def member(self, node_id: str) -> Member | None:
+        return next((member for member in self.identities if member.node_id == node_id), None)
+
+    def uid_of(self, node_id: str) -> int:
+        """Return the uid of a member, or UNKNOWN_UID."""
+        member = self.member(node_id)
+        return UNKNOWN_UID if member is None else member.uid
+
+    def others(self, node_id: str) -> tuple[str, ...]:
+        """All that receive the log, without this node."""
+        return tuple(node for node in self.nodes if node != node_id)
+
+
+class MembershipAt(NamedTuple):
+    """A configuration, with index and term of its entry; -1: it is in force from the beginning of the log."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    term: int
+    membership: Membership
+
+
 @dataclass(frozen=True, slots=True)
 class HardState:
     """State that must be durable before any message that depends on it leaves (docs/guarantees.md rule 2)."""
@@ -90,13 +192,19 @@ class HardState:
     barred_term: int = -1
     floor_term: int = -1  # (floor_term, floor_index): the known end of its damaged log
     floor_index: int = -1
-    # By node id, sorted: the number of the node's newest known directory (dledger.core.directories). Includes
-    # this node.
+    # By member_key, sorted: the number of the member's newest known directory (dledger.core.directories).
+    # Includes this node.
     directories: tuple[tuple[str, int], ...] = ()
+    # The configuration at the base and all later ones, in log order. Each is here before its entry is in the
+    # log, so those that do not agree with the log count for nothing.
+    memberships: tuple[MembershipAt, ...] = ()
+    # As which member the node was added. UNKNOWN_UID until the leader that added it says so; it never changes
+    # afterwards. A machine that was replaced keeps its uid, and is thereby told from its successor.
+    uid: int = 0
 
-    def directory_of(self, node_id: str) -> int:
-        """Return the number of the node's newest known directory, 0 if none is known."""
-        return next((number for member, number in self.directories if member == node_id), 0)
+    def directory_of(self, key: str) -> int:
+        """Return the number of a member's newest known directory, 0 if none is known."""
+        return next((number for member, number in self.directories if member == key), 0)
 
     def with_directories(self, numbers: Mapping[str, int]) -> HardState:
         return replace(self, directories=tuple(sorted({**dict(self.directories), **numbers}.items())))
@@ -105,24 +213,6 @@ class HardState:
     def is_barred(self) -> bool:
         """Return True if the node may neither vote nor count in its current term."""
         return self.rejoining or self.term <= self.barred_term
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """The voters of a configuration. Quorums are computed from this set, never from a number of nodes."""
-
-    voters: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        assert self.voters, "a cluster has at least one voter"
-        assert len(set(self.voters)) == len(self.voters), f"duplicate member in {self.voters}"
-
-    @property
-    def majority(self) -> int:
-        return len(self.voters) // 2 + 1
-
-    def others(self, node_id: str) -> tuple[str, ...]:
-        return tuple(v for v in self.voters if v != node_id)
 
 
 class VoteResult(IntEnum):
@@ -167,16 +257,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Settings of a core: its node and cluster."""
+    """Settings of a core."""
 
     node_id: str
-    membership: Membership
     timing: Timing = field(default_factory=Timing)
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
     preferred_leaders: tuple[str, ...] = ()
     max_inflight_bytes: int = 16 << 20  # pushed but unacknowledged, per follower
     max_push_bytes: int = 1 << 20
     max_transfer_lag: int = 1000  # entries: a transfer to a peer further behind is refused (DLedger's number)
-
-    def __post_init__(self) -> None:
-        assert self.node_id in self.membership.voters, f"{self.node_id} is not a member of {self.membership}"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 
-from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
+from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
+from dledger.core.values import UNKNOWN_UID
+from dledger.errors import (
+    Code,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+    Refused,
+)
 from dledger.infra.loops.pacing import Pacer
 from dledger.node.async_shell import AsyncShell
 from dledger.node.members.repairer import Scrubber
 from dledger.node.node_log import NodeLog
 from dledger.node.setup.config import NodeConfig
+from dledger.node.setup.member_book import MemberBook
+from dledger.rpc.log_client import NetworkFailure
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, NodeStatus
 from dledger.store.api import Damage, LogStore
@@ -29,19 +42,24 @@ class NodeAdmin:
     def __init__(
         self,
         config: NodeConfig,
+        members: MemberBook,
         store: LogStore,
         shell: AsyncShell,
         log: NodeLog,
         scrubber: Scrubber,
         node_status: Callable[[], NodeStatus],
+        status_at: Callable[[str, str], Awaitable[NodeStatus]],
     ) -> None:
+        """`status_at(node_id, address)` returns the status of a node that is not a member."""
         self._config = config
+        self._members = members
         self._store = store
         self._shell = shell
         self._log = log
         self._scrubber = scrubber
         self._scrubbing = False
         self.node_status = node_status
+        self._status_at = status_at
 
     node_status: Callable[[], NodeStatus]
 
@@ -55,8 +73,8 @@ class NodeAdmin:
         Raises DLedgerError if the transfer fails, for example NotLeader if this node does not lead. The
         message gives the reason.
         """
-        if to is not None and to not in self._config.members:
-            members = ", ".join(sorted(self._config.members))
+        if to is not None and to not in self._members:
+            members = ", ".join(sorted(self._members))
             raise DLedgerError(
                 f"{to!r} is not a member of this cluster; its members are {members}", code=Code.UNKNOWN_MEMBER
             )
@@ -69,6 +87,49 @@ class NodeAdmin:
                 f"the transfer of leadership did not finish within {bound_s:g} s", code=Code.TIMEOUT
             ) from None
 
+    async def change_members(self, change: MembershipChange, timeout: float) -> int:
+        """Change the members and wait until the change is committed. Returns the index of the newest change.
+
+        Raises NotLeader, Refused or InvalidRequest if nothing was changed; Indeterminate if the change is in
+        doubt.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                steps = [await self._with_directory(step) for step in change.steps]
+                await self._shell.change_members(MembershipChange(tuple(steps), change.force))
+        except TimeoutError:
+            raise Indeterminate(
+                f"the change of the members was not committed within {timeout:g} s", code=Code.TIMEOUT
+            ) from None
+        return self.node_status().membership_index
+
+    async def _with_directory(self, step: MemberStep) -> MemberStep:
+        """Add the number of the directory to a step that adds a node, which must run.
+
+        The group thereby knows the directory before it counts, and no other machine can take its place.
+        """
+        if step.kind is not ChangeKind.ADD or step.node_id in self._members:
+            return step
+        own = self.node_status()
+        if not own.is_leader:  # the request is going to be refused
+            return step
+        try:
+            new = await self._status_at(step.node_id, step.address)
+        except NetworkFailure as error:
+            text = f"{step.node_id} does not answer: start it first, with an empty directory and --join"
+            raise Refused(f"{text}; {error.message}", code=Code.LEARNER_NOT_READY) from None
+        names = ("cluster_id", "group", "data_file_size", "flush_mode")
+        differing = [name for name in names if getattr(own, name) != getattr(new, name)]
+        if new.node_id != step.node_id or differing:
+            found = ", ".join(f"{name} {getattr(new, name)!r}" for name in ("node_id", *differing))
+            raise InvalidRequest(f"the node at {step.address} has {found}", code=Code.CHANGE_REFUSED)
+        if new.uid != UNKNOWN_UID:
+            raise InvalidRequest(
+                f"{step.node_id} was a member before: remove its directory and start it with --join",
+                code=Code.CHANGE_REFUSED,
+            )
+        return replace(step, directory=new.directory)
+
     async def purge(self, before_index: int, before_age_ms: int) -> int:
         """Allow entries before an index, or older than an age, to be purged. Returns the index. Raises
         NotLeader.
@@ -76,7 +137,7 @@ class NodeAdmin:
         try:
             return self._shell.purge(before_index if before_index >= 0 else None, before_age_ms)
         except NotLeader as error:
-            error.leader_address = self._config.members.get(error.leader_id or "")
+            error.leader_address = self._members.get(error.leader_id or "")
             raise
 
     async def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:

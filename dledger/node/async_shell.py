@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from dledger.core.membership_change import MembershipChange
 from dledger.core.messages import (
     Append,
     Commit,
@@ -29,7 +30,7 @@ from dledger.core.messages import (
     Truncate,
     VoteRequest,
 )
-from dledger.core.values import Role
+from dledger.core.values import MembershipAt, Role
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed, StorageError
 from dledger.infra.logs import get_logger
 from dledger.infra.loops.polling import wake_lock_of, when_idle
@@ -39,7 +40,8 @@ from dledger.node.disk.disk_worker import CheckpointJob, HardStateReport, Report
 from dledger.node.members.catch_up import CatchUp, PushReadRequest
 from dledger.node.members.catch_up_throttle import NO_APPENDS, AppendTotals
 from dledger.node.members.inbound import PeerRequests
-from dledger.node.members.peers import PeerLink
+from dledger.node.members.links import PeerLinks
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.ticker import Ticker, next_tick_ms
 from dledger.replica.owned_append import Fill, prepare
 from dledger.replica.rebuild_job import RebuildJob, RebuildResult
@@ -101,7 +103,7 @@ class AsyncShell:
     def __init__(
         self,
         store: LogStore,
-        addresses: Mapping[str, str],
+        book: MemberBook,
         readable: ReadableLog,
         readers: Executor | None,
         *,
@@ -110,22 +112,24 @@ class AsyncShell:
         on_damage: Callable[[int], None],
         catch_up_bytes_per_second: int,
         yields_to: LatencyHistogram | None,
+        on_uid: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         """If `readers` is None, the loop's default executor reads. `on_damage` is called on the loop with the
-        index of an unreadable entry. `yields_to` measures the latency of client appends, to which catch-up
-        adapts its rate; None: catch-up does not adapt. `now_ms` is the replica's clock, which must agree with
-        the loop's clock.
+        index of an unreadable entry, `on_uid` when this node has become a member. `yields_to` measures the
+        latency of client appends, to which catch-up adapts its rate; None: catch-up does not adapt. `now_ms`
+        is the replica's clock, which must agree with the loop's clock.
         """
         self._now_ms = now_ms
         self._on_damage = on_damage
-        self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
+        self._catch_up = CatchUp(catch_up_bytes_per_second, self._read_range, self._appends)
         self._yields_to = yields_to
         self._store = store
-        self._addresses = addresses
+        self._book = book
         self._readable = readable
         self._readers = readers
         self._on_role = on_role
+        self._on_uid = on_uid
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._wake_lock = wake_lock_of(self._loop)
@@ -136,6 +140,7 @@ class AsyncShell:
         # by peer: earliest time of the next log line about a refusal
         self._next_refusal_log_s: dict[str, float] = {}
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # links to members that have left
         self._is_stopping = False
         self._dead = False
         self.ticker: Ticker | None = None  # while ticks run
@@ -145,7 +150,7 @@ class AsyncShell:
         replica: Replica,
         worker: DiskQueue,
         inbound: PeerRequests,
-        links: Mapping[str, PeerLink],
+        links: PeerLinks,
         keeper: StateKeeper,
     ) -> None:
         self._replica = replica
@@ -248,6 +253,12 @@ class AsyncShell:
         self._step(self._replica.transfer, future, to)
         return future
 
+    def change_members(self, change: MembershipChange) -> asyncio.Future[None]:
+        """Change the members. The future is done once the change is committed."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._step(self._replica.change_members, future, change)
+        return future
+
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if payload is not None:
             self._wake_lock.work()
@@ -265,6 +276,17 @@ class AsyncShell:
 
     def directory_seen(self, peer: str, number: int) -> None:
         self._step(self._replica.directory_seen, peer, number)
+
+    def uid_assigned(self, uid: int) -> None:
+        _log.info("added to the group", uid=uid)
+        self._step(self._replica.uid_assigned, uid)
+        self._on_uid()
+
+    def member_replaced(self, reason: str) -> None:
+        """Stop, because another machine is the member with this node id."""
+        if not self._dead:
+            text = f"{reason}: this machine was replaced, and its log is of no use to the group any more"
+            self.fatal(StorageError(text, code=Code.MEMBER_REPLACED))
 
     def directory_replaced(self, reason: str) -> None:
         """Stop, because this node might vote and count twice."""
@@ -344,11 +366,13 @@ class AsyncShell:
     def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         match message:  # frequent messages first
             case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
-                self._links[peer].push(message, payload)
+                if (link := self._links.get(peer)) is not None:
+                    link.push(message, payload)
             case PushResponse():
                 self._inbound.respond(peer, message)
             case Heartbeat() | VoteRequest() | TakeLeadership() | PositionRequest():
-                self._links[peer].send_request(message)
+                if (link := self._links.get(peer)) is not None:
+                    link.send_request(message)
             case _:
                 self._inbound.resolve(peer, message)
 
@@ -436,12 +460,23 @@ class AsyncShell:
         leading = notice.role_epoch if notice.role is Role.LEADER else None
         if leading != self._leading_epoch:
             self._leading_epoch = leading
-            for link in self._links.values():
-                if leading is None:
-                    link.follow()
-                else:
-                    link.lead()
+            self._links.set_leading(leading is not None)
         self._on_role(notice)
+
+    def members_changed(self, in_force: MembershipAt, peers: Sequence[str]) -> None:
+        membership = in_force.membership
+        _log.info(
+            "the members changed",
+            index=in_force.index,
+            voters=membership.voters,
+            outgoing=membership.outgoing,
+            learners=membership.learners,
+        )
+        self._book.update(membership)
+        for link in self._links.keep_only(peers, self._book.peer_address):
+            task = self._loop.create_task(link.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def committed(self, committed_index: int) -> None:
         self._readable.committed(committed_index)
@@ -493,7 +528,7 @@ class AsyncShell:
     def _name_leader(self, error: DLedgerError) -> None:
         """Add the leader's address, which clients need and the replica does not know."""
         if error.leader_id is not None:
-            error.leader_address = self._addresses.get(error.leader_id)
+            error.leader_address = self._book.get(error.leader_id)
 
     def _appends(self) -> AppendTotals:
         latency = self._yields_to

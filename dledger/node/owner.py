@@ -18,6 +18,7 @@ from dledger.node.machine.applier import Applier
 from dledger.node.owner_status import OwnerStatus
 from dledger.node.role_events import RoleEvents, RoleListener
 from dledger.node.setup.config import NodeConfig
+from dledger.node.setup.member_book import MemberBook
 from dledger.replica.owned_append import Fill
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
@@ -60,6 +61,7 @@ class OwnerApi:
     """
 
     config: NodeConfig
+    members: MemberBook
     metrics: NodeMetrics
     _replica: Replica
     _shell: AsyncShell
@@ -188,7 +190,11 @@ class OwnerApi:
         Raises DLedgerError if the transfer failed.
         """
         leadership = self._replica.core.leadership
-        to = leadership.peer_with_least_backlog(self._replica.owner) if leadership is not None else None
+        to = (
+            leadership.handing_over.peer_with_least_backlog(self._replica.owner)
+            if leadership is not None
+            else None
+        )
         if to is None:
             return False
         await self._shell.transfer(to)
@@ -201,7 +207,7 @@ class OwnerApi:
 
         Takes at most a second. If there is no peer, the followers elect a leader.
         """
-        if self._replica.core.role is not Role.LEADER or len(self.config.members) == 1:
+        if self._replica.core.role is not Role.LEADER or len(self.members) == 1:
             return
         try:
             async with asyncio.timeout(_STEP_ASIDE_S):

@@ -6,7 +6,7 @@ A NodeServer and each process of the simulator consist of these parts. They diff
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from dledger.node.async_shell import AsyncShell, DiskQueue
 from dledger.node.disk.allocator import Allocator
 from dledger.node.machine.applier import Applier
 from dledger.node.members.inbound import FetchEntries, PeerRequests
+from dledger.node.members.links import PeerLinks
 from dledger.node.members.peers import PeerLink
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.replica.replica import Replica
@@ -60,7 +61,7 @@ class DiskExecutor(DiskQueue, Protocol):
 
 @dataclass(frozen=True)
 class PartFactories:
-    """Factories for the parts of a node, called in this order. `peers`: the other members."""
+    """Factories for the parts of a node, called in this order."""
 
     shell: Callable[[ReadableLog], AsyncShell]
     disk: Callable[[AsyncShell], DiskExecutor]
@@ -70,7 +71,6 @@ class PartFactories:
     fetch: Callable[[NodeParts], FetchEntries]
     repairer: Callable[[NodeParts], Repairer]
     scrubber: Callable[[NodeParts], Scrubber]
-    peers: Iterable[str]
     identity: PeerIdentity
     call_timeout_ms: int
     max_waiting_reads: int
@@ -95,7 +95,10 @@ class NodeParts:
         self.allocator = factories.allocator(self.shell)
         self.replica = factories.replica(self.shell)
         self.replica.admission.want_room = self.allocator.request_check
-        self.links = {peer: self._link(peer, factories) for peer in factories.peers}
+        self.links = PeerLinks(
+            lambda peer, last_stream_id: self._link(peer, last_stream_id, factories),
+            self.replica.core.peers,
+        )
         fetch = factories.fetch(self)
         self._wire_applier(factories)
         self.repairer = factories.repairer(self)
@@ -103,13 +106,14 @@ class NodeParts:
         self.inbound = PeerRequests(factories.identity, self.shell, fetch)
         self.shell.wire(self.replica, self.disk, self.inbound, self.links, applier)
 
-    def _link(self, peer: str, factories: PartFactories) -> PeerLink:
+    def _link(self, peer: str, last_stream_id: int, factories: PartFactories) -> PeerLink:
         return PeerLink(
             peer,
             factories.transport(peer),
             self.shell,
             role_epoch=lambda: self.replica.core.role_epoch,
             call_timeout_ms=factories.call_timeout_ms,
+            last_stream_id=last_stream_id,
             uniform=factories.uniform,
         )
 
@@ -145,8 +149,7 @@ class NodeParts:
 
     def run(self, tick_ms: int, tick: Callable[[], None]) -> None:
         """Connect to the other members and take part in elections. `tick` must call this object's `tick`."""
-        for link in self.links.values():
-            link.connect()
+        self.links.run()
         self.shell.run_ticks(tick_ms, tick)
 
     def tick(self) -> None:

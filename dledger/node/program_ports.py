@@ -14,11 +14,12 @@ from dledger.errors import DLedgerError
 from dledger.infra.files.watching import FileWatch
 from dledger.infra.transport.host import GrpcHost, GrpcService
 from dledger.metrics import NodeMetrics
+from dledger.node.members.clients import MemberClients
 from dledger.node.owner_status import OwnerStatus
 from dledger.node.setup.config import NodeConfig
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.security import NodeSecurity
 from dledger.rpc.admin_service import status_service
-from dledger.rpc.log_client import LogClient
 from dledger.status.cluster import NodeAnswer
 from dledger.status.metrics import StatusExporter
 from dledger.status.model import NodeStatus
@@ -43,8 +44,9 @@ class ProgramPorts:
         self._config = config
         self._owner = OwnerStatus()
         self._exporter = StatusExporter(node_status, metrics, self._owner.metrics)
-        self._clients: dict[str, LogClient] = {}
         self._security: NodeSecurity | None = None
+        members = MemberBook(config.members, config.peer_addresses)
+        self._clients = MemberClients(config.group, members, lambda: self._security)
         self._grpc: GrpcHost | None = None
         self._http: HttpServer | None = None
         self._files: FileWatch | None = None
@@ -101,8 +103,7 @@ class ProgramPorts:
             await self._files.stop()
         if self._http is not None:
             await self._http.stop()
-        for client in self._clients.values():
-            await client.close()
+        await self._clients.close()
 
     @property
     def address(self) -> str:
@@ -122,13 +123,8 @@ class ProgramPorts:
     # -- inside
 
     async def _fetch_status(self, node_id: str) -> NodeAnswer:
-        client = self._clients.get(node_id)
-        if client is None:
-            security = self._security.channel(node_id) if self._security else None
-            client = LogClient(self._config.peer_address(node_id), self._config.group, security)
-            self._clients[node_id] = client
         try:
-            return await client.get_status(_STATUS_TIMEOUT_S)
+            return await self._clients.of(node_id).get_status(_STATUS_TIMEOUT_S)
         except DLedgerError as error:
             return error.message
 
@@ -136,6 +132,4 @@ class ProgramPorts:
         """Use certificates that have changed."""
         assert self._security is not None
         if self._security.check_reloaded():
-            clients, self._clients = self._clients, {}
-            for client in clients.values():
-                await client.close()
+            self._clients.renew()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from dledger.store.identity import (
     Identity,
     first_incarnation,
     init_directory,
+    joined,
     load_identity,
     member_list,
 )
@@ -57,6 +59,7 @@ def run_node(
     program: Program | None = None,
     *,
     rejoin: bool = False,
+    join: bool = False,
     disk: Disk | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT and return an exit code. Prints errors on stderr, with a remedy.
@@ -80,7 +83,7 @@ def run_node(
         wake_lock = _wake_lock(config.keep_cpus_awake)
         server.metrics.keeps_cpus_awake = lambda: wake_lock.is_possible
         with asyncio.Runner(loop_factory=partial(NodeLoop, wake_lock)) as runner:
-            return runner.run(_serve(server, program, rejoin))
+            return runner.run(_serve(server, program, rejoin=rejoin, join=join))
     except NumberedError as error:
         get_logger("node").error("cannot start", code=error.number, reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
@@ -104,14 +107,14 @@ def _wake_lock(enabled: bool) -> CpuWakeLock:
     return CpuWakeLock(device.stay_awake)
 
 
-async def _serve(server: ServedNode, program: Program | None, rejoin: bool) -> int:
+async def _serve(server: ServedNode, program: Program | None, *, rejoin: bool, join: bool) -> int:
     loop = asyncio.get_running_loop()
     stop_requested = stop_signal()
     # Opening a long log may block the loop for long: until the node has started, the watchdog handles
     # signals only.
     watchdog = LoopWatchdog(0)
     watchdog.watch(loop, STOP_SIGNALS)
-    starting = asyncio.ensure_future(_start(server, program, rejoin))
+    starting = asyncio.ensure_future(_start(server, program, rejoin=rejoin, join=join))
     # A start may wait for other members. A signal ends the wait.
     waited: list[asyncio.Future[Any]] = [starting, stop_requested]
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -148,9 +151,11 @@ def _ended(server: ServedNode) -> int:
     return EXIT_OK
 
 
-async def _start(server: ServedNode, program: Program | None, rejoin: bool) -> None:
+async def _start(server: ServedNode, program: Program | None, *, rejoin: bool, join: bool) -> None:
     if rejoin:
         await prepare_rejoin(server.config)
+    elif join:
+        await prepare_join(server.config)
     await server.start()
     if program is None:
         return
@@ -161,8 +166,8 @@ async def _start(server: ServedNode, program: Program | None, rejoin: bool) -> N
         raise
 
 
-# Rejoin of a node whose directory was lost: an empty directory that is marked as rejoining (rule 11 of
-# docs/guarantees.md).
+# Directories of nodes that get the log from others: of a node whose directory was lost, marked as rejoining
+# (rule 11 of docs/guarantees.md), and of one that is added to a running group (rule 15).
 
 _log = get_logger("rejoin")
 
@@ -191,16 +196,43 @@ async def prepare_rejoin(config: NodeConfig) -> None:
             code=Code.ALREADY_INITIALIZED,
         )
     model = await _fetch_member_status(config)
-    identity = Identity(
-        config.cluster_id,
-        config.group,
-        config.node_id,
-        model.data_file_size,
-        FlushMode(model.flush_mode),
-        members=member_list(config.members),
+    identity = replace(_identity_like(config, model), members=member_list(config.members))
+    own = next((member for member in model.members if member.node_id == config.node_id), None)
+    if own is None and model.membership_index > 0:
+        raise ConfigError(
+            f"{config.node_id} is not a member of the group any more: start it with --join, and add it with "
+            "`dledger member add`",
+            code=Code.UNKNOWN_MEMBER,
+        )
+    if model.membership_index > 0:  # the first members are not known here
+        identity = joined(identity)
+    init_directory(
+        config.directory,
+        identity,
+        incarnation=first_incarnation(),
+        rejoining=True,
+        uid=0 if own is None else own.uid,
     )
-    init_directory(config.directory, identity, incarnation=first_incarnation(), rejoining=True)
+
+
+async def prepare_join(config: NodeConfig) -> None:
+    """Initialize an empty or absent directory for a node that is added to a running group. An initialized
+    directory is kept. Raises StorageError FOREIGN_DIRECTORY if it belongs to another node."""
+    try:
+        load_identity(config.directory, cluster_id=config.cluster_id, node_id=config.node_id)
+    except StorageError as error:
+        if error.code is not Code.NOT_INITIALIZED:
+            raise
+        identity = joined(_identity_like(config, await _fetch_member_status(config)))
+        init_directory(config.directory, identity, incarnation=first_incarnation())
+
+
+def _identity_like(config: NodeConfig, model: NodeStatus) -> Identity:
+    """Return this node's identity, with the fixed values of the group that `model` belongs to."""
     _log.info("created an empty directory; the other members will supply the log", like=model.node_id)
+    return Identity(
+        config.cluster_id, config.group, config.node_id, model.data_file_size, FlushMode(model.flush_mode)
+    )
 
 
 async def _fetch_member_status(config: NodeConfig) -> NodeStatus:
@@ -209,8 +241,7 @@ async def _fetch_member_status(config: NodeConfig) -> NodeStatus:
     others = {node: config.peer_address(node) for node in config.members if node != config.node_id}
     if not others:
         raise StorageError(
-            f"{config.node_id} is the only member of its cluster and cannot rejoin: no other member has "
-            "its log"
+            f"{config.node_id} is the only one of `members`: no other member has the log that it needs"
         )
     clients = {
         node: LogClient(address, config.group, security.channel(node) if security else None)

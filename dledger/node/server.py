@@ -6,14 +6,15 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dledger.core.values import CoreConfig, Membership, Role
-from dledger.errors import DLedgerError
+from dledger.core.membership_change import first_members, unknown_members
+from dledger.core.values import UNKNOWN_UID, CoreConfig, Membership, Role
+from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.infra.files.disk import Disk, readable_by_others
 from dledger.infra.files.watching import FileWatch
 from dledger.infra.logs import get_logger
@@ -31,18 +32,19 @@ from dledger.node.disk.disk_worker import DiskWorker
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_machine import StateMachine
+from dledger.node.members.clients import MemberClients
 from dledger.node.members.inbound import FetchEntries, PeerRequests
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.node_log import LogSurroundings, NodeLog
 from dledger.node.owner import OwnerApi
 from dledger.node.parts import NodeParts, PartFactories, start_incarnation
 from dledger.node.setup.config import NodeConfig, duration_ms
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
 from dledger.node.setup.trace import NodeTrace
 from dledger.node.status_view import StatusView
 from dledger.node.tracing import TracingShell
-from dledger.replica.admission import AppendLimits
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice
@@ -113,6 +115,8 @@ class NodeServer(OwnerApi):
         super().__init__()
         check_services(services)
         self.config = config
+        #: Addresses of the members in force, by node id.
+        self.members = MemberBook(config.members, config.peer_addresses)
         self._services = tuple(services)
         self._owned = owned
         self._machine = state_machine
@@ -131,8 +135,7 @@ class NodeServer(OwnerApi):
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
         self._security: NodeSecurity | None = None  # None: plain text
         self._secret: ClusterSecret | None = None
-        self._clients: dict[str, LogClient] = {}
-        self._retired: set[asyncio.Task[None]] = set()
+        self._clients = MemberClients(config.group, self.members, lambda: self._security)
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._files: FileWatch | None = None
@@ -157,7 +160,9 @@ class NodeServer(OwnerApi):
             if self.config.cluster_secret_file is not None:
                 self._secret = load_secret(self.config.cluster_secret_file)
             if self.config.tls is not None:
-                self._security = await loop.run_in_executor(self._readers, NodeSecurity, self.config)
+                self._security = await loop.run_in_executor(
+                    self._readers, NodeSecurity, self.config, self.members
+                )
             await loop.run_in_executor(self._readers, self._open_store)
         except BaseException:
             await self._release(self._close_only, _DISK_STOP_S)
@@ -203,6 +208,16 @@ class NodeServer(OwnerApi):
 
     def node_status(self) -> NodeStatus:
         return self.status.node_status()
+
+    @property
+    def uid(self) -> int:
+        """As which member this node was added; 0: one of the first, UNKNOWN_UID: it was not added yet."""
+        return self._replica.core.hard_state.uid
+
+    @property
+    def first_members(self) -> Collection[str]:
+        """Ids of the first members of the group, or the configured ones where they are not known."""
+        return self.store.identity.members or self.config.members
 
     @property
     def begin_pos(self) -> int:
@@ -283,7 +298,6 @@ class NodeServer(OwnerApi):
             fetch=self._make_log,
             repairer=self._make_repairer,
             scrubber=self._make_scrubber,
-            peers=[node_id for node_id in config.members if node_id != config.node_id],
             identity=self._peer_identity(),
             call_timeout_ms=config.timing.election_min_ms,
             max_waiting_reads=config.limits.max_waiting_reads,
@@ -300,12 +314,13 @@ class NodeServer(OwnerApi):
         config, limits = self.config, self.config.limits
         shell = (AsyncShell if self._trace is None else TracingShell)(
             self.store,
-            config.members,
+            self.members,
             readable,
             self._readers,
             on_role=self._on_role,
             on_fatal=self._on_fatal,
             on_damage=self._suspect,
+            on_uid=self._announce_role,
             catch_up_bytes_per_second=limits.catch_up_bytes_per_second,
             yields_to=self.metrics.append_latency if limits.catch_up_yields else None,
         )
@@ -338,6 +353,9 @@ class NodeServer(OwnerApi):
     def _make_replica(self, shell: AsyncShell) -> Replica:
         config = self._replica_config()
         replica = Replica(config, self.store, shell, random_ms=random.randint, wall_ms=self._wall_ms)
+        for known in replica.core.log.memberships:
+            if known.index >= 0:
+                self.members.update(known.membership)
         if self._needed_from is not None:
             replica.retainer.needed_from = self._needed_from
         return replica
@@ -348,15 +366,17 @@ class NodeServer(OwnerApi):
             config.cluster_id,
             config.group,
             config.node_id,
-            tuple(config.members),
+            store.identity.members or (),
             store.hard_state.incarnation,
             self._secret,
             lambda node_id: self._replica.core.rejoining.announced_directory(node_id),
+            lambda node_id: self._replica.core.announced_uid(node_id),
+            lambda: self._replica.core.members_have_changed,
         )
 
     def _peer_client(self, node_id: str) -> PeerClient:
         security = self._security.channel(node_id) if self._security else None
-        address = self.config.peer_address(node_id)
+        address = self.members.peer_address(node_id)
         return PeerClient(node_id, address, self._peer_identity(), security, self._encoder)
 
     def _make_log(self, parts: NodeParts) -> FetchEntries:
@@ -408,6 +428,7 @@ class NodeServer(OwnerApi):
         config, security = self.config, self._security
         self.status = StatusView(
             config,
+            self.members,
             self.store.identity.flush_mode,
             self._replica,
             self._worker,
@@ -416,11 +437,18 @@ class NodeServer(OwnerApi):
             self._scrubber,
             self._links,
             self.metrics,
-            self._client_of,
+            self._clients.of,
             self._owner_status,
         )
         self.admin = NodeAdmin(
-            config, self.store, self._shell, self.log, self._scrubber, self.status.node_status
+            config,
+            self.members,
+            self.store,
+            self._shell,
+            self.log,
+            self._scrubber,
+            self.status.node_status,
+            self._clients.status_at,
         )
         self._grpc = NodeGrpc(
             self.log,
@@ -436,7 +464,6 @@ class NodeServer(OwnerApi):
         config, limits = self.config, self.config.limits
         core = CoreConfig(
             node_id=config.node_id,
-            membership=Membership(tuple(config.members)),
             timing=config.timing.core(),
             flush_mode=self.store.identity.flush_mode,
             preferred_leaders=config.preferred_leaders,
@@ -445,21 +472,24 @@ class NodeServer(OwnerApi):
         )
         return ReplicaConfig(
             core,
-            self._append_limits(),
+            self._founders(),
+            limits.appends(self.max_batch_bytes),
             retention=config.retention.policy(),
             cache_bytes=limits.tail_cache_bytes,
             max_waiting_reads=limits.max_waiting_reads,
         )
 
-    def _append_limits(self) -> AppendLimits:
-        limits = self.config.limits
-        return AppendLimits(
-            max_body_bytes=limits.max_body_bytes,
-            max_batch_bytes=self.max_batch_bytes,
-            max_batch_entries=limits.max_batch_entries,
-            max_pending_bytes=limits.max_pending_bytes,
-            max_pending_appends=limits.max_pending_appends,
-        )
+    def _founders(self) -> Membership:
+        """The members of an empty log. A node that was added later learns them with the log."""
+        members = self.config.members
+        if self.store.identity.is_joined:
+            if recorded := self.store.hard_state.memberships:
+                return recorded[0].membership
+            if len(members) == 1:
+                text = "members must name the current members of the group beside this node"
+                raise ConfigError(text, code=Code.CONFIG_INVALID)
+            return unknown_members(members, self.config.node_id)
+        return first_members(members)
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -477,7 +507,13 @@ class NodeServer(OwnerApi):
         if notice.detail:
             _log.warning("no longer leader", cause=notice.cause, reason=notice.detail)
         self.log.role_changed()
-        self._role_events.announce(notice)
+        self._notice = notice
+        self._announce_role()
+
+    def _announce_role(self) -> None:
+        """Tell the program its role, once this node is a member."""
+        if self.uid != UNKNOWN_UID:
+            self._role_events.announce(self._notice)
 
     def _disk_failed(self, error: DLedgerError) -> None:
         """Handle a failure immediately, on the disk thread, because the loop may be busy and must not
@@ -508,15 +544,7 @@ class NodeServer(OwnerApi):
 
     def _leader_client(self) -> LogClient | None:
         leader_id = self._replica.core.leader_id
-        return None if leader_id in (None, self.config.node_id) else self._client_of(leader_id)
-
-    def _client_of(self, node_id: str) -> LogClient:
-        client = self._clients.get(node_id)
-        if client is None:
-            security = self._security.channel(node_id) if self._security else None
-            client = LogClient(self.config.peer_address(node_id), self.config.group, security)
-            self._clients[node_id] = client
-        return client
+        return None if leader_id in (None, self.config.node_id) else self._clients.of(leader_id)
 
     async def _renew_certificates(self) -> None:
         """Use certificates that have changed."""
@@ -524,11 +552,7 @@ class NodeServer(OwnerApi):
         if self._security.check_reloaded():
             for node_id, link in self._links.items():
                 link.renew(partial(self._peer_client, node_id))
-            for client in self._clients.values():
-                task = asyncio.create_task(client.retire())
-                self._retired.add(task)
-                task.add_done_callback(self._retired.discard)
-            self._clients.clear()
+            self._clients.renew()
 
     def _every(self, name: str, period_ms: int, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -591,11 +615,7 @@ class NodeServer(OwnerApi):
         if self._http is not None:
             await self._http.stop()
         await self._grpc.stop(0)
-        for client in self._clients.values():
-            await client.close()
-        for task in self._retired:
-            task.cancel()
-        await asyncio.gather(*self._retired, return_exceptions=True)
+        await self._clients.close()
         await self._parts.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
         await self._release(self._close_store, 2 * _DISK_STOP_S)

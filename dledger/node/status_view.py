@@ -21,6 +21,7 @@ from dledger.node.members.peers import PeerLink
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.owner_status import OwnerStatus
 from dledger.node.setup.config import NodeConfig
+from dledger.node.setup.member_book import MemberBook
 from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice
 from dledger.rpc.log_client import LogClient
@@ -40,6 +41,7 @@ class StatusView:
     def __init__(
         self,
         config: NodeConfig,
+        members: MemberBook,
         flush_mode: FlushMode,
         replica: Replica,
         worker: DiskWorker,
@@ -52,6 +54,7 @@ class StatusView:
         owner: OwnerStatus,
     ) -> None:
         self._config = config
+        self._members = members
         self._flush_mode = flush_mode
         self._replica = replica
         self._worker = worker
@@ -93,7 +96,8 @@ class StatusView:
 
     def node_status(self) -> NodeStatus:
         config, status, store = self._config, self._replica.status(), self._replica.store
-        leader_id = status.leader_id or ""
+        leader_id, core = status.leader_id or "", self._replica.core
+        log = core.log
         return NodeStatus(
             cluster_id=config.cluster_id,
             group=config.group,
@@ -107,7 +111,7 @@ class StatusView:
             role_epoch=status.role_epoch,
             incarnation=status.incarnation,
             leader_id=leader_id,
-            leader_address=config.members.get(leader_id, ""),
+            leader_address=self._members.get(leader_id, ""),
             leader_since_unix_ms=self._leader_since_ms,
             ledger_begin_index=status.ledger_begin_index,
             ledger_end_index=status.ledger_end_index,
@@ -123,7 +127,7 @@ class StatusView:
             disk_used_bytes=self._disk_used,
             disk_free_bytes=self._disk_free,
             uptime_ms=int((time.monotonic() - self._started) * 1000),
-            members=self._members(),
+            members=self._shown_members(),
             followers=self._followers(),
             elections=tuple(self._elections),
             limits_hit=self._limits_hit(status.limits_hit),
@@ -153,10 +157,14 @@ class StatusView:
             writing_image=self._replica.retainer.is_writing,
             tls=self._tls(),
             owner=self._owner.shown(),
+            membership_index=log.membership_index,
+            uid=core.hard_state.uid,
+            directory=core.directory_of(config.node_id),
+            membership_changes=log.membership.is_joint or log.membership_index > status.committed_index,
         )
 
     async def cluster_status(self) -> dict[str, NodeAnswer]:
-        others = [node_id for node_id in self._config.members if node_id != self._config.node_id]
+        others = [node_id for node_id in self._members if node_id != self._config.node_id]
         answers = await asyncio.gather(*(self._fetch_status(node_id) for node_id in others))
         return {self._config.node_id: self.node_status(), **dict(zip(others, answers, strict=True))}
 
@@ -169,18 +177,25 @@ class StatusView:
         except DLedgerError as error:
             return error.message
 
-    def _members(self) -> tuple[MemberAddress, ...]:
+    def _shown_members(self) -> tuple[MemberAddress, ...]:
         http = {**self._config.http_members, self._config.node_id: self.http_address}
+        membership = self._replica.core.membership
         return tuple(
-            MemberAddress(node_id, address, http.get(node_id, ""))
-            for node_id, address in self._config.members.items()
+            MemberAddress(
+                node_id,
+                address,
+                http.get(node_id, ""),
+                membership.role_of(node_id),
+                membership.uid_of(node_id),
+            )
+            for node_id, address in self._members.items()
         )
 
     def _followers(self) -> tuple[FollowerStatus, ...]:
         return tuple(
             FollowerStatus(
                 node_id=f.node_id,
-                connected=self._links[f.node_id].is_connected,
+                connected=(link := self._links.get(f.node_id)) is not None and link.is_connected,
                 push_state=f.push_state,
                 match_index=f.match_index,
                 lag_entries=f.lag_entries,
@@ -189,6 +204,7 @@ class StatusView:
                 last_contact_ms=f.last_contact_ms,
                 owner_lag_bytes=-1 if f.owner is None else f.owner.lag_bytes,
                 owner_unfit=f.owner is not None and not f.owner.fit,
+                not_ready=f.not_ready,
             )
             for f in self._replica.status().followers
         )
@@ -226,7 +242,9 @@ class StatusView:
             )
         if not self._replica.core.has_room:
             return DISK_FULL_HEALTH
-        if self._replica.core.role is not Role.LEADER and self._leader is None:
+        if not (core := self._replica.core).is_member:
+            return "not a member: it was not added yet, or was removed (`dledger member list`)"
+        if core.role is not Role.LEADER and self._leader is None:
             return "no leader"
         if rejoining := self._replica.status().rejoining:
             return f"rejoining: {rejoining}"

@@ -34,7 +34,7 @@ def next_tick_ms(replica: Replica, now_ms: int) -> int:
         or not replica.rebuilding.is_done
         or replica.suspects
         or replica.unread_probes
-        or replica.purge_to is not None
+        or replica.retainer.purge_to is not None
         or replica.retainer.is_writing
     ):
         return now_ms

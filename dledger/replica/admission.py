@@ -372,6 +372,8 @@ class AppendAdmission:
             self.state.note_value(head, head_size, first, last, term, pos, now_ms)
             if count:
                 index, pos = first + 1, pos + ENTRY_HEADER_SIZE + head_size
+            elif isinstance(head.inner, SessionOpen):
+                index = self.sessions.session_at(first)
         outcome = AppendOutcome(index, count, term, pos)
         self._waiters.append(Waiter(token, last, first, size, deadline_ms, outcome))
         if deadline_ms < self.next_deadline_ms:
@@ -441,6 +443,8 @@ class AppendAdmission:
             outcome = AppendOutcome(first, count, first_try.term, first_try.pos, duplicate=True)
             return self._answer_at(last, token, outcome, first, deadline_ms, committed_index)
         cls, code, text = _REFUSALS[judgement]
+        if session_id < self.sessions.offset:
+            text = "session {id} ended when the log was recovered as a new cluster"
         error = cls(text.format(id=session_id, seq=seq), code=code)
         if judgement is SequenceStatus.CONFLICT:
             assert first_try is not None

@@ -19,6 +19,7 @@ from dledger.infra.logs import get_logger
 from dledger.replica.images import ImageCollector, StateImage, find_image
 from dledger.store.api import LogStore
 from dledger.store.format.internal import (
+    Configuration,
     ImageBegin,
     ImageEnd,
     Internal,
@@ -266,6 +267,8 @@ class LogState:
                 self._set_aside(head.first_index, f"{value} is not the next batch of its session")
         elif isinstance(value, SessionOpen):
             self.sessions.opened(head.first_index)
+        elif isinstance(value, Configuration):
+            self.sessions.recovered(value.membership.recovery.session_offset)
 
     def truncate_after(self, last_index: int) -> None:
         self.sessions.truncate_after(last_index)

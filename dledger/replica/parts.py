@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dledger.core.raft import RaftCore
-from dledger.core.values import CoreConfig, Tail
+from dledger.core.values import CoreConfig, Membership, Tail
 from dledger.replica.admission import AppendAdmission, AppendLimits
 from dledger.replica.retention import RetentionLimits
 from dledger.replica.shell import Shell
@@ -18,6 +18,7 @@ from dledger.store.format.internal import Internal
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     core: CoreConfig
+    membership: Membership  # of an empty log
     limits: AppendLimits = field(default_factory=AppendLimits)
     retention: RetentionLimits = field(default_factory=RetentionLimits)
     cache_bytes: int = 16 << 20  # newest batches kept in memory
@@ -27,6 +28,11 @@ class ReplicaConfig:
 class RebuildStatus(Protocol):
     def text(self) -> str:
         """Describe the pending work of the rebuild. Returns an empty text once it is done."""
+
+
+class Marked(Protocol):
+    def marked(self, marks: Sequence[Internal]) -> None:
+        """Process committed marks: completed images and purges. Idempotent."""
 
 
 class ClockStatus(Protocol):
@@ -60,6 +66,7 @@ class ReplicaParts(Protocol):
     @property
     def clock_keeper(self) -> ClockStatus: ...
 
-    def pos_after(self, index: int) -> int: ...
+    @property
+    def retainer(self) -> Marked: ...
 
-    def carry_out(self, marks: Sequence[Internal]) -> None: ...
+    def pos_after(self, index: int) -> int: ...

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Tail, TermRun
+from dledger.core.values import MembershipAt, Tail, TermRun
 from dledger.errors import Code
 from dledger.replica.admission import AppendAdmission
 from dledger.store.api import Damage, EntryDamaged, LogStore
 from dledger.store.format.batch import Batch, DamagedBatch, parse_batches
+from dledger.store.format.internal import membership_in
 
 TailAt = Callable[[int], Tail]
 Payload = bytes | memoryview | None
@@ -139,6 +140,15 @@ def parse_push(
             "the terms of the batches differ from those announced", index=message.first_index, pos=tail.pos
         )
     return batches
+
+
+def memberships_of(batches: Sequence[Batch]) -> tuple[MembershipAt, ...]:
+    """Return the configurations in these batches."""
+    found: list[MembershipAt] = []
+    for batch in batches:
+        if batch.head and (membership := membership_in(batch.head)) is not None:
+            found.append(MembershipAt(batch.first_index, batch.term, membership))
+    return tuple(found)
 
 
 def check_cut(core: RaftCore, pushed: PushTails, message: Append | Truncate) -> None:

@@ -148,5 +148,5 @@ class StateRebuild:
         state.add_noted(replica.admission.state, rebuilt.upto)
         replica.admission.state = state
         self._damaged_index = -1
-        replica.carry_out(rebuilt.unfinished + state.committed(replica.core.committed_index))
+        replica.retainer.marked(rebuilt.unfinished + state.committed(replica.core.committed_index))
         replica.shell.rebuilt()

@@ -14,10 +14,13 @@ from functools import partial
 from typing import Any
 
 from dledger.core.effects import (
+    AppendMembership,
     AppendNoop,
+    ChangeEnded,
     CommitAdvanced,
     Effect,
     Fatal,
+    MembershipChanged,
     MessageRefused,
     PersistHardState,
     PushAppended,
@@ -32,6 +35,7 @@ from dledger.core.effects import (
     TruncateLog,
 )
 from dledger.core.events import (
+    ChangeRequest,
     CommitSettled,
     DirectorySeen,
     EntriesAppended,
@@ -47,11 +51,13 @@ from dledger.core.events import (
     StreamUp,
     Tick,
     TransferRequest,
+    UidAssigned,
 )
-from dledger.core.log_view import LogView
+from dledger.core.log_view import LogView, confirmed_memberships
+from dledger.core.membership_change import MembershipChange
 from dledger.core.messages import COUNTED, Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Base, OwnerFitness, Role, Tail
+from dledger.core.values import Base, MembershipAt, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, Overloaded, StorageError, error_for
 from dledger.replica import pushes
 from dledger.replica.admission import (
@@ -85,7 +91,7 @@ from dledger.replica.shell import (
 from dledger.replica.tail_cache import TailCache
 from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
 from dledger.store.format.batch import Batch, DamagedBatch
-from dledger.store.format.internal import Internal, Purge
+from dledger.store.format.internal import Configuration
 
 
 class Replica:
@@ -104,7 +110,9 @@ class Replica:
         self.config = config
         self.store = store
         self.shell = shell
-        log = LogView(store.base, store.term_runs, store.end_index)
+        place = (store.base, store.term_runs, store.end_index)
+        recorded = store.hard_state.memberships or (MembershipAt(-1, -1, config.membership),)
+        log = LogView(*place, confirmed_memberships(recorded, *place))
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of the batches submitted to the disk thread
@@ -116,21 +124,18 @@ class Replica:
         self.admission.room = lambda: NO_ROOM if self.core.log.is_being_cut else store.reserved_end
         self.admission.is_full = lambda: not store.has_room_after(self.admission.tail)
         self.admission.others_are_full = self._others_are_full
-        self.admission_queue = AdmissionQueue(
-            config.limits.max_pending_bytes, config.limits.max_pending_appends
-        )
+        bounds = (config.limits.max_pending_bytes, config.limits.max_pending_appends)
+        self.admission_queue = AdmissionQueue(*bounds)
         self.clock_keeper = ClockKeeper(self)
         self.retainer = Retainer(self, config.retention)
         self.rebuilding = StateRebuild(self)
-        self.purge_to: Base | None = None  # base of a committed PURGE that is not executed yet
         self._effects: deque[Effect] = deque()
         self._pushed = PushTails(log, store, self._tail_at)
         self._outbox = DurableOutbox()
         self._requests: dict[int, Callable[[Any], None]] = {}  # pending reads and transfers: id -> callback
         self._next_request = 0
         self.suspects: list[int] = []  # unreadable entries: the shell must check them for damage
-        # by peer: probes of unreadable entries, sent after the repair
-        self.unread_probes: dict[str, Compare] = {}
+        self.unread_probes: dict[str, Compare] = {}  # by peer: probes of unreadable entries, sent later
         self.owner: OwnerFitness | None = None  # last report of the program that owns this node
         self._judged_pos = 0  # end of the log at the last fitness check
         self._leading = False
@@ -166,7 +171,7 @@ class Replica:
     ) -> None:
         """Process a message from a peer; `payload` holds the batches of an Append."""
         if not isinstance(message, Append | Compare | Truncate):
-            if isinstance(message, COUNTED) and peer in self.core.membership.voters:
+            if isinstance(message, COUNTED) and peer in self.core.membership.electors:
                 self.admission.state.clock.catch_up(message.cluster_time, now_ms)
             self._step(MessageReceived(peer, message), now_ms)
             return
@@ -190,7 +195,8 @@ class Replica:
             self.admission.count_limit("disk_reserve_bytes")
             self._send(peer, refusal(self.core, message, Code.DISK_FULL), None)
         else:
-            self._step(MessageReceived(peer, message, matches), now_ms)
+            members = pushes.memberships_of(self._pushed.incoming)
+            self._step(MessageReceived(peer, message, matches, members), now_ms)
         self._pushed.received()
 
     def append(
@@ -285,9 +291,7 @@ class Replica:
     def stored(self, now_ms: int, generation: int, last_index: int, term: int) -> None:
         """Process a report of the disk thread: the log is durable up to last_index."""
         self._step(EntriesStored(last_index, term, generation), now_ms)
-        if self.purge_to is not None:
-            self._purge(now_ms)
-            self._settle(now_ms)
+        self._purge(now_ms)
         if self.log_tail.pos > self._judged_pos + self.store.data_file_size // 8:
             self._judge_fitness(now_ms)  # the next tick may be too late to report a full disk
         self.cache.evict(self.core.log.durable_index)
@@ -310,17 +314,20 @@ class Replica:
             self._push(peer, stream_id, frames.first_index, frames.last_index, frames.data, now_ms)
             self._settle(now_ms)
 
+    def purged_elsewhere(self, now_ms: int, damage: Damage) -> None:
+        """Mark a damaged range of this log as unrepairable: another member has purged its first entry."""
+        self.rebuilding.purged_elsewhere(damage)
+
     def log_read(self, now_ms: int, number: int, outcome: RebuildResult | EntryDamaged | None) -> None:
         """Deliver the result of shell.rebuild."""
         self.rebuilding.read(now_ms, number, outcome)
         self._judge_fitness(now_ms)
 
-    def purged_elsewhere(self, now_ms: int, damage: Damage) -> None:
-        """Mark a damaged range of this log as unrepairable: another member has purged its first entry."""
-        self.rebuilding.purged_elsewhere(damage)
-
     def directory_seen(self, now_ms: int, peer: str, number: int) -> None:
         self._step(DirectorySeen(peer, number), now_ms)
+
+    def uid_assigned(self, now_ms: int, uid: int) -> None:
+        self._step(UidAssigned(uid), now_ms)
 
     def stream_up(self, now_ms: int, peer: str, stream_id: int, incarnation: int) -> None:
         self._step(StreamUp(peer, stream_id, incarnation), now_ms)
@@ -348,6 +355,11 @@ class Replica:
         shell.answer_transfer."""
         self._step(TransferRequest(self._remember(partial(self.shell.answer_transfer, token)), to), now_ms)
 
+    def change_members(self, now_ms: int, token: object, change: MembershipChange) -> None:
+        """Change the members. The result is passed to shell.answer_transfer once the change is committed."""
+        self._step(ChangeRequest(self._remember(partial(self.shell.answer_transfer, token)), change), now_ms)
+        self.flush(now_ms)
+
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """Return the committed index and, if due, (index, session table), for store.save_checkpoint."""
         committed = self.core.committed_index
@@ -366,8 +378,7 @@ class Replica:
         """
         if index < self.core.log.base.index:
             return self.core.log.base.pos
-        tail = self._tail_unless_damaged(index)
-        return self.log_tail.pos if tail is None else tail.pos
+        return (self._tail_unless_damaged(index) or self.log_tail).pos
 
     # -- execution of effects -----------------------------------------------------------------------------
 
@@ -409,6 +420,11 @@ class Replica:
                 self._truncate(last_index, generation)
             case ResetLog(base, generation):
                 self._reset(base, generation)
+            case AppendMembership(membership):
+                entry = (Configuration(membership), self.core.term)
+                self.admission.append_internal(*entry, now_ms, self.wall_ms())
+            case MembershipChanged(in_force, peers):
+                self.shell.members_changed(in_force, peers)
             case PersistHardState(hard_state):
                 self.shell.submit(HardStateJob(self._outbox.hard_state_submitted(), hard_state))
             case RoleChanged():
@@ -421,7 +437,7 @@ class Replica:
             case ReadRefused(request_id, code):
                 error = self._not_leader() if code is Code.NOT_LEADER else error_for(code, "read refused")
                 self._requests.pop(request_id)(error)
-            case TransferEnded(request_id, code, message):
+            case TransferEnded(request_id, code, message) | ChangeEnded(request_id, code, message):
                 outcome = None if code is Code.SUCCESS else error_for(code, message)
                 self._requests.pop(request_id)(outcome)
             case MessageRefused(peer, message, reason):
@@ -466,22 +482,20 @@ class Replica:
         self._leading = leads
         # The first entry of a leadership is its no-op, appended next and alone.
         barrier = self.log_tail.index + 1 if leads else -1
-        self.shell.role_changed(
-            RoleNotice(new.role, new.term, new.role_epoch, new.leader_id, new.cause, barrier, new.detail)
-        )
+        role = (new.role, new.term, new.role_epoch, new.leader_id, new.cause)
+        self.shell.role_changed(RoleNotice(*role, barrier, new.detail))
 
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
         self._note_committed_pos()
-        self.carry_out(self.admission.state.committed(committed_index))
+        self.retainer.marked(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
         self.shell.committed(committed_index)
 
     def _note_committed_pos(self) -> None:
         """Update committed_pos. If the entry is unreadable, the next commit updates it."""
-        tail = self._tail_unless_damaged(self.core.committed_index)
-        if tail is not None:
+        if (tail := self._tail_unless_damaged(self.core.committed_index)) is not None:
             self.committed_pos = tail.pos
 
     # -- the log's bytes ----------------------------------------------------------------------------------
@@ -504,14 +518,18 @@ class Replica:
         """On the leader, start the disk write and the pushes of a group together (ARCHITECTURE.md)."""
         first, last = batches[0], batches[-1]
         assert first.first_index == self.log_tail.index + 1 and last.term == self.core.term
-        self._hand_to_disk(batches)
         # Gaps between data files are not pushed.
         data = first.data if len(batches) == 1 else b"".join([batch.data for batch in batches])
         assert isinstance(data, bytes), "a leader's own batch is contiguous"
         self._group_bytes = data
-        event = EntriesAppended(first.first_index, last.last_index, last.term, len(data))
+        members = pushes.memberships_of(batches)
+        event = EntriesAppended(first.first_index, last.last_index, last.term, len(data), members)
+        effects = self.core.step(event, now_ms)
+        if members:  # recorded before its entry is stored
+            self._execute(effects.pop(0), now_ms)
+        self._hand_to_disk(batches)
         # Executed directly instead of queued: no other effect may separate a group from its pushes.
-        for effect in self.core.step(event, now_ms):
+        for effect in effects:
             self._execute(effect, now_ms)
         self._group_bytes = b""
 
@@ -532,10 +550,8 @@ class Replica:
         if stored_count and incoming[stored_count - 1].tail != self.log_tail:
             # Rule 6, as for a COMPARE: the same index and term, but not the same entry.
             self._effects.clear()
-            self.core.fatal(
-                Code.DATA_DAMAGED,
-                f"entry {first_index - 1} has another history at the leader: the logs have diverged",
-            )
+            text = f"entry {first_index - 1} has another history at the leader: the logs have diverged"
+            self.core.fatal(Code.DATA_DAMAGED, text)
             self._effects.extend(self.core.take_effects())
             return
         self._hand_to_disk(new_batches, is_late=message.last_index <= message.committed_index)
@@ -559,23 +575,12 @@ class Replica:
         self.admission.reset(self.log_tail, base)
         self.shell.submit(ResetJob(generation, base))
 
-    def carry_out(self, marks: Sequence[Internal]) -> None:
-        """Execute committed marks: completed images and purges. Idempotent."""
-        for mark in marks:
-            if isinstance(mark, Purge):
-                self.purge_to = mark.base
-            self.retainer.marked(mark)
-
     def _purge(self, now_ms: int) -> None:
-        """Execute a committed PURGE once the border and the entries that prove it are durable on this
-        node."""
-        base, log = self.purge_to, self.core.log
-        if base is None or base.index >= log.durable_index:
-            return
-        self.purge_to = None
-        if base.index > log.base.index and self.retainer.is_border(base):
+        base = self.retainer.due_purge()
+        if base is not None:
             self._effects.extend(self.core.step(LogPurged(base), now_ms))
             self.shell.submit(PurgeJob(base))
+            self._settle(now_ms)
 
     def state_saved(self, now_ms: int, image_index: int, state: Sequence[bytes]) -> None:
         """Deliver the result of shell.save_state(image_index)."""
@@ -595,9 +600,9 @@ class Replica:
         state = self.admission.state
         may_lead = not (self.rebuilding.lacks_entries() or state.needs_image or state.is_rebuilding)
         has_room = self.store.has_room_after(self.log_tail)
-        owner, core = self.owner, self.core
-        if (may_lead, has_room, owner) != (core.may_lead, core.has_room, core.owner):
-            self._step(FitnessChanged(may_lead, has_room, owner), now_ms)
+        fitness, core = (may_lead, has_room, self.owner), self.core
+        if fitness != (core.may_lead, core.has_room, core.owner):
+            self._step(FitnessChanged(*fitness), now_ms)
 
     def _push_range(self, effect: PushRange, now_ms: int) -> None:
         cached = self.cache.read(effect.first_index, effect.last_index, effect.max_bytes)
@@ -605,20 +610,16 @@ class Replica:
             last_index, data = cached
             self._push(effect.peer, effect.stream_id, effect.first_index, last_index, data, now_ms)
         else:
-            last_index = effect.last_index
-            if self.cache.first_index is not None:
-                last_index = min(last_index, self.cache.first_index - 1)
-            self.shell.load_push(
-                effect.peer, effect.stream_id, effect.first_index, last_index, effect.max_bytes
-            )
+            cached_from = self.cache.first_index
+            last = effect.last_index if cached_from is None else min(effect.last_index, cached_from - 1)
+            self.shell.load_push(effect.peer, effect.stream_id, effect.first_index, last, effect.max_bytes)
 
     def _push(
         self, peer: str, stream_id: int, first: int, last: int, data: bytes | memoryview, now_ms: int
     ) -> None:
         core, log = self.core, self.core.log
-        before = (first - 1, log.term_at(first - 1))
-        runs = log.runs_between(first, last)
-        message = Append(core.term, core.node_id, stream_id, core.committed_index, *before, first, last, runs)
+        ends = (first - 1, log.term_at(first - 1), first, last, log.runs_between(first, last))
+        message = Append(core.term, core.node_id, stream_id, core.committed_index, *ends)
         self._send(peer, message, data)
         self._effects.extend(core.step(EntriesPushed(peer, stream_id, first, last, len(data)), now_ms))
 

@@ -20,6 +20,7 @@ class FollowerView:
     inflight_bytes: int
     last_contact_ms: int
     owner: OwnerFitness | None
+    not_ready: str  # of a learner: why it cannot become a voter
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,9 @@ def status_of(replica: ReplicaParts) -> ReplicaStatus:
 
 
 def _follower_views(replica: ReplicaParts) -> tuple[FollowerView, ...]:
-    core = replica.core
-    if core.leadership is None:
+    core, learners = replica.core, replica.core.membership.learners
+    leadership = core.leadership
+    if leadership is None:
         return ()
     return tuple(
         FollowerView(
@@ -113,6 +115,7 @@ def _follower_views(replica: ReplicaParts) -> tuple[FollowerView, ...]:
             inflight_bytes=p.inflight_bytes,
             last_contact_ms=core.now_ms - p.last_contact_ms,
             owner=p.owner,
+            not_ready=leadership.lag_of(p.peer) if p.peer in learners else "",
         )
-        for p in core.leadership.progress.values()
+        for p in leadership.progress.values()
     )

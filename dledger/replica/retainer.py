@@ -37,6 +37,7 @@ class Retainer:
         self._writer: ImageWriter | None = None
         self.waits_for_room = False  # the next chunk of an image has no reserved space
         self._purge_pending = False
+        self.purge_to: Base | None = None  # base of a committed PURGE that is not executed yet
         self._next_check_ms = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
 
@@ -102,13 +103,24 @@ class Retainer:
         if writer is not None and writer.image_index == image_index and writer.chunks is None:
             writer.provide(state)
 
-    def marked(self, mark: Internal) -> None:
-        """Process a committed mark."""
-        if isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
-            self._writer = None
-            self._next_check_ms = 0
-        elif isinstance(mark, Purge):
-            self._purge_pending = False
+    def marked(self, marks: Sequence[Internal]) -> None:
+        """Process committed marks: completed images and purges. Idempotent."""
+        for mark in marks:
+            if isinstance(mark, Purge):
+                self.purge_to = mark.base
+                self._purge_pending = False
+            elif isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
+                self._writer = None
+                self._next_check_ms = 0
+
+    def due_purge(self) -> Base | None:
+        """Return the base of a committed PURGE, once: when the border and the entries that prove it are
+        durable on this node."""
+        base, log = self.purge_to, self._replica.core.log
+        if base is None or base.index >= log.durable_index:
+            return None
+        self.purge_to = None
+        return base if base.index > log.base.index and self.is_border(base) else None
 
     def is_border(self, base: Base) -> bool:
         """Return True if the log can start after `base` of a committed PURGE.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dledger.core.messages import Message
-from dledger.core.values import Base, HardState, Role, Tail
+from dledger.core.values import Base, HardState, MembershipAt, Role, Tail
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.replica.rebuild_job import RebuildJob
 from dledger.store.format.batch import Batch
@@ -146,6 +146,10 @@ class Shell(Protocol):
         stream_id each time) until the next notice. For any other role, close all streams after the queued
         messages.
         """
+
+    def members_changed(self, in_force: MembershipAt, peers: Sequence[str]) -> None:
+        """Another configuration is in force. Keep links to exactly these peers. A LEADER has push streams to
+        them."""
 
     def committed(self, committed_index: int) -> None:
         """committed_index increased: wake readers."""

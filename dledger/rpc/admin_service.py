@@ -12,13 +12,16 @@ from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.infra.transport.handlers import malformed
 from dledger.infra.transport.host import GrpcMethod
 from dledger.infra.transport.peer_names import AdminNames
-from dledger.rpc.convert_admin import backup_head_to_pb, node_status_to_pb, scrub_to_pb
+from dledger.rpc.convert_admin import backup_head_to_pb, change_from_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
 from dledger.rpc.ports import AdminPort
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+#: Longest wait for the commit of a change of the members.
+_CHANGE_S = 60.0
 
 ADMIN_SERVICE = "dledger.v1.AdminService"
 
@@ -75,6 +78,22 @@ class AdminService:
             return pb.TransferLeadershipResponse(status=status_of(error))
         now = self._port.node_status()
         return pb.TransferLeadershipResponse(term=now.term, leader_id=now.leader_id)
+
+    async def change_members(
+        self, request: pb.ChangeMembersRequest | None, context: _Context
+    ) -> pb.ChangeMembersResponse:
+        try:
+            if request is None:
+                raise malformed()
+            self._admit(context)
+            self._check_group(request.group)
+            left_s = context.time_remaining()
+            index = await self._port.change_members(
+                change_from_pb(request), _CHANGE_S if left_s is None else min(left_s, _CHANGE_S)
+            )
+        except DLedgerError as error:
+            return pb.ChangeMembersResponse(status=status_of(error))
+        return pb.ChangeMembersResponse(membership_index=index)
 
     async def purge(self, request: pb.PurgeRequest | None, context: _Context) -> pb.PurgeResponse:
         try:

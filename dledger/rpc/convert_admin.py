@@ -7,7 +7,10 @@ import json
 from dataclasses import fields
 from typing import Any
 
+from dledger.core.membership_change import MAX_STEPS, ChangeKind, MembershipChange, MemberStep, is_node_id
 from dledger.core.values import Base
+from dledger.errors import InvalidRequest
+from dledger.infra.addresses import is_address
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 from dledger.v1 import admin_pb2 as pb
@@ -64,6 +67,31 @@ def damaged_to_pb(damage: DamagedRange) -> pb.DamagedRange:
 
 def damaged_from_pb(message: pb.DamagedRange) -> DamagedRange:
     return DamagedRange(**{name: getattr(message, name) for name in _DAMAGED})
+
+
+def change_to_pb(group: str, change: MembershipChange) -> pb.ChangeMembersRequest:
+    steps = [pb.MemberStep(kind=s.kind.value, node_id=s.node_id, address=s.address) for s in change.steps]
+    return pb.ChangeMembersRequest(group=group, steps=steps, force=change.force)
+
+
+def change_from_pb(request: pb.ChangeMembersRequest) -> MembershipChange:
+    """Convert a change. Raises InvalidRequest, which names the step."""
+    if not 0 < len(request.steps) <= MAX_STEPS:
+        raise InvalidRequest(f"a change of the members has {len(request.steps)} steps; 1 to {MAX_STEPS}")
+    return MembershipChange(tuple(map(_step_from_pb, request.steps)), force=request.force)
+
+
+def _step_from_pb(step: pb.MemberStep) -> MemberStep:
+    try:
+        kind = ChangeKind(step.kind)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in ChangeKind)
+        raise InvalidRequest(f"{step.kind!r:.100} is no step of a change; one of {kinds}") from None
+    if not is_node_id(step.node_id):
+        raise InvalidRequest(f"{step.node_id!r:.300} is no node id: 1 to 255 printable characters")
+    if kind in (ChangeKind.ADD, ChangeKind.MOVE) and not is_address(step.address):
+        raise InvalidRequest(f"{step.address!r:.300} is not an address of the form host:port")
+    return MemberStep(kind, step.node_id, step.address)
 
 
 def scrub_to_pb(progress: ScrubProgress) -> pb.ScrubResponse:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dledger.core.cluster_clock import CountedTime
 from dledger.core.directories import MAX_DIRECTORY
 from dledger.core.member_clocks import MAX_WALL_MS
+from dledger.core.membership_json import decode_membership, encode_membership
 from dledger.core.messages import (
     Append,
     Commit,
@@ -37,15 +38,20 @@ from dledger.core.values import (
     MAX_INDEX,
     MAX_POS,
     MAX_STREAM_ID,
+    MAX_UID,
+    UNKNOWN_UID,
     Base,
+    MembershipAt,
     OwnerFitness,
     TermRun,
     VoteResult,
 )
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc.append_wire import ReceivedAppend
+from dledger.rpc.envelope import PeerClaims
 from dledger.v1 import peer_pb2 as pb
 
+_MAX_FEATURES = 1 << 16
 #: Bytes of whole batches. Received bytes are never copied.
 Frames = bytes | memoryview
 
@@ -78,10 +84,14 @@ def check_handshake(incarnation: int, stream_id: int) -> None:
     _within("stream_id", stream_id, 0, MAX_STREAM_ID)
 
 
-def directories_of(envelope: pb.Envelope) -> tuple[int, int]:
-    """Return the sender's directory, and the receiver's as the sender knows it. Raises InvalidRequest if a
-    number is out of range."""
-    return _directory(envelope.directory), _directory(envelope.known_directory)
+def claims_of(envelope: pb.Envelope) -> PeerClaims:
+    """Return what the sender knows. Raises InvalidRequest if a number is out of range."""
+    return PeerClaims(
+        _within("uid", envelope.uid, UNKNOWN_UID, MAX_UID),
+        _within("known_uid", envelope.known_uid, UNKNOWN_UID, MAX_UID),
+        _directory(envelope.directory),
+        _directory(envelope.known_directory),
+    )
 
 
 def _directory(number: int) -> int:
@@ -185,6 +195,7 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
         owner=_owner_to_pb(message.owner),
         stored_all=message.stored_all,
         wall_ms=_wall_to_pb(message.wall_ms),
+        features=message.features,
     )
 
 
@@ -201,6 +212,7 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         owner=_owner_from_pb(response.owner) if response.HasField("owner") else None,
         stored_all=response.stored_all,
         wall_ms=_wall_from_pb(response.wall_ms),
+        features=_within("features", response.features, 0, _MAX_FEATURES),
     )
 
 
@@ -256,6 +268,8 @@ def position_request_from_pb(request: pb.PositionRequest) -> PositionRequest:
         node_id=request.envelope.local_id,
         round=request.round,
         directory=_directory(request.directory),
+        uid=request.envelope.uid,
+        features=_within("features", request.envelope.features, 0, _MAX_FEATURES),
     )
 
 
@@ -267,6 +281,7 @@ def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
         ledger_end_index=message.ledger_end_index,
         rejoining=message.rejoining,
         directories=dict(message.directories),
+        memberships=[_members_to_pb(known) for known in message.memberships],
     )
 
 
@@ -281,7 +296,19 @@ def position_response_from_pb(response: pb.PositionResponse, peer: str) -> Posit
         ledger_end_index=_index("ledger_end_index", response.ledger_end_index),
         rejoining=response.rejoining,
         directories=tuple(sorted((peer, _directory(n)) for peer, n in response.directories.items())),
+        memberships=tuple(_members_from_pb(known) for known in response.memberships),
     )
+
+
+def _members_to_pb(known: MembershipAt) -> pb.MembersAt:
+    return pb.MembersAt(index=known.index, term=known.term, members=encode_membership(known.membership))
+
+
+def _members_from_pb(known: pb.MembersAt) -> MembershipAt:
+    membership = decode_membership(known.members)
+    if membership is None:
+        raise InvalidRequest("the configuration of the members cannot be read")
+    return MembershipAt(_index("index", known.index), _term(known.term, "term", -1), membership)
 
 
 # ------------------------------------------------------------------------------------ take leadership
@@ -338,9 +365,15 @@ def push_to_pb(message: Compare | Truncate | Commit | Goodbye | InstallBase) -> 
             request.goodbye.reason = message.reason
             request.goodbye.SetInParent()
         case InstallBase():
-            base = message.base
+            base, membership = message.base, message.membership
             request.install_base.CopyFrom(
-                pb.InstallBase(index=base.index, term=base.term, pos=base.pos, chain_crc=base.chain_crc)
+                pb.InstallBase(
+                    index=base.index,
+                    term=base.term,
+                    pos=base.pos,
+                    chain_crc=base.chain_crc,
+                    members=None if membership is None else _members_to_pb(membership),
+                )
             )
     return request
 
@@ -430,7 +463,8 @@ def _read_install_base(request: pb.PushRequest, leader_id: str) -> PushMessage:
         _within("pos", message.pos, 0, MAX_POS),
         message.chain_crc,
     )
-    return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base)
+    members = _members_from_pb(message.members) if message.HasField("members") else None
+    return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base, members)
 
 
 _PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], PushMessage]] = {

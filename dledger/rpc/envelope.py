@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
-from dledger.core.values import RULES_VERSION
+from dledger.core.values import FEATURES, RULES_VERSION, UNKNOWN_UID
 from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.v1 import peer_pb2 as pb
 
 #: 3: messages carry the rules version. Release 0.1.0, which sends none, speaks 2 (or 1) and refuses 3.
-PROTOCOL_VERSION = 3
+FIRST_VERSION = 3
+#: 4: the members have changed, or the sender was added. Release 0.2 speaks 3 and refuses 4: it would count
+#: the first members. Both versions have the same messages.
+PROTOCOL_VERSION = 4
 _OF_0_1_0 = (1, 2)
+
+
+class PeerClaims(NamedTuple):
+    """What the sender of a message knows of itself and of its receiver."""
+
+    uid: int  # as which member the sender was added; UNKNOWN_UID: it does not know yet
+    receiver_uid: int  # of the receiver; UNKNOWN_UID: in no configuration that the sender knows
+    directory: int  # number of the sender's directory; 0 while it is rejoining
+    receiver_directory: int  # the newest one of the receiver that the sender knows; 0: none
 
 
 @dataclass(frozen=True)
@@ -23,25 +36,34 @@ class PeerIdentity:
     cluster_id: str
     group: str
     node_id: str
-    members: Collection[str]
+    members: Collection[str]  # of the new group; empty: this node was added later and does not know them
     incarnation: int
     #: None: any sender in the name of a member is accepted, unless certificates are compared.
     secret: ClusterSecret | None = field(default=None, repr=False, compare=False)
     #: Returns the number of a node's newest known directory, also of this node; 0: none is known.
     directory_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
+    #: Returns the uid of a member, also of this node, or UNKNOWN_UID.
+    uid_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
+    #: Returns True once this node has a change of the members in its log.
+    has_changed: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @cached_property
     def member_list(self) -> list[str]:
         return sorted(self.members)
 
-    def directories(self, remote_id: str) -> tuple[int, int]:
-        """Return the numbers of this node's directory and of the remote node's newest known one."""
-        return self.directory_of(self.node_id), self.directory_of(remote_id)
+    def claims(self, remote_id: str) -> PeerClaims:
+        return PeerClaims(
+            self.uid_of(self.node_id),
+            self.uid_of(remote_id),
+            self.directory_of(self.node_id),
+            self.directory_of(remote_id),
+        )
 
     def envelope(self, remote_id: str) -> pb.Envelope:
-        directory, known_directory = self.directories(remote_id)
+        claims = self.claims(remote_id)
         return pb.Envelope(
-            version=PROTOCOL_VERSION,
+            version=PROTOCOL_VERSION if self.has_changed() else FIRST_VERSION,
+            features=FEATURES,
             cluster_id=self.cluster_id,
             group=self.group,
             local_id=self.node_id,
@@ -50,8 +72,10 @@ class PeerIdentity:
             members=self.member_list,
             secret=b"" if self.secret is None else self.secret.sent,
             rules_version=RULES_VERSION,
-            directory=directory,
-            known_directory=known_directory,
+            directory=claims.directory,
+            known_directory=claims.receiver_directory,
+            uid=claims.uid,
+            known_uid=claims.receiver_uid,
         )
 
     def check(self, envelope: pb.Envelope) -> str:
@@ -76,10 +100,10 @@ class PeerIdentity:
                 code=Code.UNKNOWN_GROUP,
             )
         self._check_members(envelope)
-        if envelope.local_id not in self.members or envelope.local_id == self.node_id:
+        if envelope.local_id == self.node_id or not self._may_know(envelope):
             raise InvalidRequest(
-                f"sender {envelope.local_id!r} is not one of the other members; the members are "
-                f"{sorted(self.members)}",
+                f"sender {envelope.local_id!r} is not one of the other members; add it with `dledger member "
+                "add` before it starts",
                 code=Code.UNKNOWN_MEMBER,
             )
         if envelope.remote_id != self.node_id:
@@ -89,12 +113,23 @@ class PeerIdentity:
             )
         return envelope.local_id
 
+    def _may_know(self, envelope: pb.Envelope) -> bool:
+        """Return True if the sender is, or may have become, a member.
+
+        The sender can lead by a configuration that this node does not have yet, or not any more. It was then
+        added, or it is one of the first members.
+        """
+        if envelope.uid == UNKNOWN_UID:
+            return self.uid_of(envelope.local_id) != UNKNOWN_UID
+        first = self.members or envelope.members
+        return envelope.uid > 0 or not first or envelope.local_id in first
+
     def _check_members(self, envelope: pb.Envelope) -> None:
-        """Reject a different list of members: majorities of two lists need not share a node, so two leaders
+        """Reject another list of first members: majorities of two lists need not share a node, so two leaders
         could win."""
-        if list(envelope.members) == self.member_list:
+        if not self.members or not envelope.members or list(envelope.members) == self.member_list:
             return
-        theirs = ", ".join(envelope.members) or "no members"
+        theirs = ", ".join(envelope.members)
         raise InvalidRequest(
             f"the member lists differ: {envelope.local_id} has {theirs}; {self.node_id} has "
             f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes",
@@ -104,11 +139,15 @@ class PeerIdentity:
     def _check_version(self, envelope: pb.Envelope) -> None:
         """Reject other versions: nodes with different rules would derive different states from the same
         log."""
-        if envelope.version == PROTOCOL_VERSION and envelope.rules_version == RULES_VERSION:
+        is_spoken = FIRST_VERSION <= envelope.version <= PROTOCOL_VERSION
+        is_older = envelope.features < 1
+        if is_spoken and envelope.rules_version == RULES_VERSION and not (is_older and self.has_changed()):
             return
-        if envelope.version in _OF_0_1_0:
+        if is_spoken and envelope.rules_version == RULES_VERSION:
+            theirs = "runs release 0.2, which cannot be used after a change of the members"
+        elif envelope.version in _OF_0_1_0:
             theirs = "runs release 0.1.0 (rules version 1)"
-        elif envelope.version == PROTOCOL_VERSION:
+        elif is_spoken:
             theirs = f"has rules version {envelope.rules_version}"
         else:
             theirs = f"speaks protocol version {envelope.version}"

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import grpc.aio
 
+from dledger.core.membership_change import MembershipChange
 from dledger.errors import Code, DLedgerError, Overloaded, error_for
 from dledger.infra.transport.call_limit import TOO_MANY_CALLS
 from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
 from dledger.infra.transport.tls_failures import explain, explain_unreachable, is_absent
-from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
+from dledger.rpc.convert_admin import backup_head_from_pb, change_to_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request, wire_ms
 from dledger.status.model import NodeStatus
@@ -277,6 +278,13 @@ class LogClient:
         answer = await self._unary(lambda: self._admin.TransferLeadership(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.term), str(answer.leader_id)
+
+    async def change_members(self, change: MembershipChange, timeout: float) -> int:
+        """Change the members. Returns the index of the newest change. Raises like transfer_leadership."""
+        request = change_to_pb(self._group, change)
+        answer = await self._unary(lambda: self._admin.ChangeMembers(request, timeout=timeout))
+        _raise_bad(answer.status)
+        return int(answer.membership_index)
 
     async def purge(self, before_index: int, before_age_ms: int, timeout: float) -> tuple[int, int]:
         """Request a purge. Returns (the index before which entries are removed, the current start). Raises

@@ -58,8 +58,8 @@ class PeerService:
         self._logged_hosts: set[str] = set()  # addresses of senders with a wrong secret
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
-        """Return the sender's node id if envelope and certificate agree and neither node uses a replaced
-        directory, or raise InvalidRequest."""
+        """Return the sender's node id if envelope and certificate agree and neither node was replaced or uses
+        a replaced directory, or raise InvalidRequest."""
         identity = self._port.identity
         try:
             peer = identity.check(envelope)
@@ -68,7 +68,7 @@ class PeerService:
             raise
         if self._names is not None:
             self._names.check(peer, context.auth_context())
-        self._port.check_directories(peer, *convert.directories_of(envelope))
+        self._port.check_claims(peer, convert.claims_of(envelope))
         return peer
 
     def _count_wrong_secret(self, error: InvalidRequest, context: _Context) -> None:

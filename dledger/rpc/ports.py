@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from dledger.core.membership_change import MembershipChange
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.infra.transport.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.status.model import DamagedRange, NodeStatus
 
 
@@ -133,12 +134,11 @@ class PeerPort(Protocol):
     @property
     def identity(self) -> PeerIdentity: ...
 
-    def check_directories(self, peer: str, directory: int, expected: int) -> None:
-        """Check the directories of both ends of a message (dledger.core.directories).
+    def check_claims(self, peer: str, claims: PeerClaims) -> None:
+        """Check the uids of both ends of a message, and their directories (dledger.core.directories).
 
-        `directory`: the peer's; `expected`: the newest one of this node that the peer knows; 0: unknown.
-        Raises InvalidRequest DIRECTORY_REPLACED for an earlier directory of the peer. Stops this node, and
-        raises UNEXPECTED_MEMBER, if this node uses an earlier directory.
+        Raises InvalidRequest MEMBER_REPLACED or DIRECTORY_REPLACED if the peer was replaced or uses an
+        earlier directory. Stops this node, and raises UNEXPECTED_MEMBER, if that is true of this node.
         """
 
     async def request(self, peer: str, message: Message) -> Message:
@@ -194,6 +194,10 @@ class AdminPort(Protocol):
     async def transfer(self, to: str | None) -> None:
         """Transfer leadership, and return once the transfer has succeeded. Raises DLedgerError with the
         reason if it failed."""
+
+    async def change_members(self, change: MembershipChange, timeout: float) -> int:
+        """Change the members, and return the index of the newest change once it is committed. Raises
+        DLedgerError, or Indeterminate if it is not committed within `timeout` seconds."""
 
     async def purge(self, before_index: int, before_age_ms: int) -> int:
         """Request the removal of entries before an index, or older than an age. Returns the index. Raises

@@ -114,6 +114,7 @@ class NodeGrpc:
         admin = {
             "GetStatus": unary(self._admin.get_status, admin_pb2.GetStatusRequest),
             "TransferLeadership": unary(self._admin.transfer_leadership, admin_pb2.TransferLeadershipRequest),
+            "ChangeMembers": unary(self._admin.change_members, admin_pb2.ChangeMembersRequest),
             "Purge": unary(self._admin.purge, admin_pb2.PurgeRequest),
             "Scrub": server_stream(self._admin.scrub, admin_pb2.ScrubRequest),
             "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),

@@ -145,6 +145,18 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
         lambda s: s.newest_image,
     ),
     ("dledger_sessions", "Append sessions in the log.", lambda s: s.sessions),
+    ("dledger_voters", "Members that count in majorities.", lambda s: s.count_members("voter")),
+    ("dledger_learners", "Members that only receive the log.", lambda s: s.count_members("learner")),
+    (
+        "dledger_membership_index",
+        "Index of the newest change of the members, or -1 if there is none.",
+        lambda s: s.membership_index,
+    ),
+    (
+        "dledger_membership_changes",
+        "1 while a change of the members is under way.",
+        lambda s: s.membership_changes,
+    ),
     ("dledger_uptime_seconds", "Time since the node started.", lambda s: s.uptime_ms / 1000),
 )
 

@@ -16,6 +16,8 @@ class MemberAddress:
     node_id: str
     address: str  # gRPC, host:port
     http_address: str = ""  # status page and metrics; empty if unknown
+    role: str = "voter"  # voter, leaving (a voter until the change under way is committed), or learner
+    uid: int = 0  # as which member it was added; 0: one of the first members
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class FollowerStatus:
     last_contact_ms: int  # since its last answer; -1: never
     owner_lag_bytes: int = -1  # backlog of the program that owns it; -1: not reported
     owner_unfit: bool = False  # the program that owns it asks not to be elected
+    not_ready: str = ""  # of a learner: why it cannot become a voter now
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,13 @@ class NodeStatus:
     clock_spread_ms: int = 0
     age_purge_step_ms: int = 0
     age_purge_pause_ms: int = 0
+    membership_index: int = -1  # of the newest change of the members; -1: none
+    membership_changes: bool = False  # a change of the members is under way
+    uid: int = 0  # as which member it was added; 0: one of the first members; -1: not added yet
+    directory: int = 0  # number of its directory
+
+    def count_members(self, role: str) -> int:
+        return sum(member.role == role for member in self.members)
 
     @property
     def is_leader(self) -> bool:

@@ -16,7 +16,7 @@ from dledger.store.failure import StoreFailure
 from dledger.store.files import FileSequence, SyncError, add_run
 from dledger.store.format.batch import Batch, encode_blank, place
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
-from dledger.store.identity import Identity, load_identity, settle_members
+from dledger.store.identity import Identity, load_identity, note_change, settle_members
 from dledger.store.opening import StoreOpener, acquire_lock, finish_reset, leave_marker
 from dledger.store.reading import LogReader
 from dledger.store.recovery import RecoveredLog, clip_runs
@@ -88,16 +88,25 @@ class DiskLogStore:
         node_id: str | None = None,
         members: tuple[str, ...] | None = None,
         disk_reserve_bytes: int | None = None,
+        unfinished: bool = False,
     ) -> DiskLogStore:
         """Lock the directory, check its identity and recover the log. All its entries are durable on return.
 
         `disk_reserve_bytes` are kept free for writes that are required even if the disk is full; the default
-        is the size of a data file and its index. Raises StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY,
-        DIRECTORY_LOCKED, STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
+        is the size of a data file and its index. `unfinished`: see load_identity. Raises StorageError:
+        NOT_INITIALIZED, FOREIGN_DIRECTORY, RECOVERY_UNFINISHED, DIRECTORY_LOCKED, STATE_DAMAGED,
+        DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
         """
         disk = disk or OsDisk()
         paths = NodePaths(Path(directory))
-        identity = load_identity(directory, disk=disk, cluster_id=cluster_id, group=group, node_id=node_id)
+        identity = load_identity(
+            directory,
+            disk=disk,
+            cluster_id=cluster_id,
+            group=group,
+            node_id=node_id,
+            unfinished=unfinished,
+        )
         if disk_reserve_bytes is None:
             disk_reserve_bytes = default_reserve(identity.data_file_size)
         while True:
@@ -540,8 +549,13 @@ class DiskLogStore:
         assert state.term >= old.term, f"{state} after {old}"
         with self._failure.of_writing("hard state"):
             self._check_directory()
-            self._save(lambda: write_hard_state(self._disk, self._paths.hard_state, state))
+            self._save(lambda: self._write_hard_state(state))
         self._hard_state = state
+
+    def _write_hard_state(self, state: HardState) -> None:
+        if state.memberships:
+            self.identity = note_change(self._disk, self._paths, self.identity)
+        write_hard_state(self._disk, self._paths.hard_state, state)
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"

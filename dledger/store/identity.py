@@ -11,7 +11,7 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import FlushMode, HardState
+from dledger.core.values import UNKNOWN_UID, FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.infra.files.disk import Disk, OsDisk, make_directories, read_file, replace_file
 from dledger.store.format.layout import (
@@ -29,7 +29,12 @@ from dledger.store.state_files import write_hard_state
 
 #: Format 2 includes the list of members. Format 1 is still readable.
 FORMAT_VERSION = 2
-_READABLE = (1, FORMAT_VERSION)
+#: The members of the group have changed, so that a release before 0.3, which would count those of the list,
+#: must not use the directory. A node that was added later has no list.
+CHANGED_FORMAT = 3
+#: Like CHANGED_FORMAT, with the number of forced recoveries (dledger.store.offline.recover).
+RECOVERED_FORMAT = 4
+_READABLE = (1, FORMAT_VERSION, CHANGED_FORMAT, RECOVERED_FORMAT)
 #: Upper bound of a random first incarnation. Values that grow from it by 2**32 must stay far below 2**63.
 MAX_FIRST_INCARNATION = 1 << 30
 
@@ -44,9 +49,17 @@ class Identity:
     data_file_size: int = DEFAULT_DATA_FILE_SIZE  # bytes
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
     format_version: int = FORMAT_VERSION
-    #: Ids of all members, sorted; majorities are counted among them. None: the first start adopts the members
-    #: of its configuration.
+    #: Ids of the first members of the group, sorted. None: the first start adopts the members of its
+    #: configuration.
     members: tuple[str, ...] | None = None
+    recovery: int = 0  # how many forced recoveries the log had when this node became its only member
+    #: Id of the cluster before that recovery, while the recovery is unfinished. The directory then still has
+    #: its list of first members.
+    former_id: str | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        return self.format_version >= CHANGED_FORMAT and self.members is None
 
     def __post_init__(self) -> None:
         for name in ("cluster_id", "group", "node_id"):
@@ -65,6 +78,36 @@ class Identity:
             raise ConfigError(
                 f"members must be a sorted list of ids that includes {self.node_id!r}, not {members!r}"
             )
+
+
+def joined(identity: Identity) -> Identity:
+    """Return the identity of a node that is added to a running group."""
+    return replace(identity, format_version=CHANGED_FORMAT, members=None)
+
+
+def recovering(identity: Identity, cluster_id: str, number: int) -> Identity:
+    """Return the identity during forced recovery `number`, which gives the cluster a new id."""
+    return replace(
+        identity,
+        cluster_id=cluster_id,
+        format_version=RECOVERED_FORMAT,
+        recovery=number,
+        former_id=identity.cluster_id,
+    )
+
+
+def recovered(identity: Identity) -> Identity:
+    """Return the identity after the forced recovery."""
+    return replace(identity, members=None, former_id=None)
+
+
+def save_identity(disk: Disk, paths: NodePaths, identity: Identity) -> None:
+    """Replace the identity durably. Call it with the directory locked."""
+    replace_file(disk, paths.identity, _encode(identity))
+
+
+def first_uid(identity: Identity) -> int:
+    return UNKNOWN_UID if identity.is_joined else 0
 
 
 def member_list(node_ids: Iterable[str]) -> tuple[str, ...]:
@@ -86,9 +129,12 @@ def init_directory(
     disk: Disk | None = None,
     incarnation: int = 0,
     rejoining: bool = False,
+    uid: int | None = None,
 ) -> None:
     """Initialize an empty or absent directory for a new node or, if `rejoining`, for a node that lost its
     directory.
+
+    `uid`: of a member that was added and has lost its directory.
 
     Raises StorageError ALREADY_INITIALIZED if it contains anything but the remains of an interrupted init.
     The identity is written last, so a directory without an identity counts as not initialized.
@@ -102,7 +148,8 @@ def init_directory(
             if not disk.exists(path):
                 disk.mkdir(path)
         replace_file(disk, paths.notice, NOTICE_TEXT.encode())
-        write_hard_state(disk, paths.hard_state, HardState(0, None, incarnation, rejoining))
+        state = HardState(0, None, incarnation, rejoining, uid=first_uid(identity) if uid is None else uid)
+        write_hard_state(disk, paths.hard_state, state)
         replace_file(disk, paths.identity, _encode(identity))
     except OSError as error:
         raise StorageError(f"cannot initialize {paths.root}: {error}") from error
@@ -115,11 +162,14 @@ def load_identity(
     cluster_id: str | None = None,
     group: str | None = None,
     node_id: str | None = None,
+    unfinished: bool = False,
 ) -> Identity:
     """Read the identity of a directory and compare it with the given expected values.
 
+    `unfinished`: accept a directory whose forced recovery was interrupted.
+
     Raises StorageError NOT_INITIALIZED if there is none, FOREIGN_DIRECTORY if it differs or has an
-    unsupported format version, STATE_DAMAGED if it cannot be read.
+    unsupported format version, RECOVERY_UNFINISHED, STATE_DAMAGED if it cannot be read.
     """
     disk = disk or OsDisk()
     path = NodePaths(Path(directory)).identity
@@ -133,12 +183,26 @@ def load_identity(
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     identity = _decode(path, content)
+    if identity.former_id is not None and not unfinished:
+        raise StorageError(
+            f"the recovery of {directory} as cluster {identity.cluster_id!r} was interrupted",
+            code=Code.RECOVERY_UNFINISHED,
+        )
     for name, expected in (("cluster_id", cluster_id), ("group", group), ("node_id", node_id)):
         value = getattr(identity, name)
         if expected is not None and value != expected:
-            raise StorageError(
-                f"{directory} belongs to {name} {value!r}, expected {expected!r}", code=Code.FOREIGN_DIRECTORY
-            )
+            text = f"{directory} belongs to {name} {value!r}, expected {expected!r}"
+            if name == "cluster_id" and identity.recovery:
+                text += f'; it was recovered as a new cluster: set cluster_id = "{value}" for this node'
+            raise StorageError(text, code=Code.FOREIGN_DIRECTORY)
+    return identity
+
+
+def note_change(disk: Disk, paths: NodePaths, identity: Identity) -> Identity:
+    """Mark the directory as one of a group whose members have changed, before it stores the change."""
+    if identity.format_version < CHANGED_FORMAT:
+        identity = replace(identity, format_version=CHANGED_FORMAT)
+        save_identity(disk, paths, identity)
     return identity
 
 
@@ -151,17 +215,17 @@ def settle_members(
     neither voted nor stored an entry, so no majority can include it. Raises ConfigError MEMBERS_DIFFER if the
     list differs from the directory's: majorities of two lists need not have a node in common.
     """
-    if identity.members == members:
-        return identity
+    if identity.is_joined or identity.members == members or hard_state.memberships:
+        return identity  # the log knows the members, or will
     if identity.members is not None and hard_state.term > 0:
         raise ConfigError(
             f"{paths.root} belongs to a cluster with the members {', '.join(identity.members)}; the "
-            f"configuration names {', '.join(members)}. Members cannot be changed, only their "
-            "addresses: configure the first list again, on all nodes",
+            f"configuration names {', '.join(members)}. Configure the first list again, on all nodes, and "
+            "change the members with `dledger member`",
             code=Code.MEMBERS_DIFFER,
         )
     identity = replace(identity, members=members)
-    replace_file(disk, paths.identity, _encode(identity))
+    save_identity(disk, paths, identity)
     return identity
 
 
@@ -193,6 +257,8 @@ def _is_memory(disk: Disk, paths: NodePaths, names: set[str], *, rejoining: bool
 
 def _encode(identity: Identity) -> bytes:
     fields: dict[str, Any] = asdict(identity) | {"flush_mode": identity.flush_mode.value}
+    if not identity.recovery:  # earlier releases do not know these
+        del fields["recovery"], fields["former_id"]
     fields["crc"] = f"{_crc(fields):08x}"
     return (json.dumps(fields, indent=2) + "\n").encode()
 

@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import Base, HardState, Tail, TermRun
+from dledger.core.membership_json import decode_membership, encode_membership
+from dledger.core.values import Base, HardState, MembershipAt, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import Disk, read_file, replace_file
 from dledger.store.format.properties import format_properties, is_intact, parse_properties
@@ -63,6 +64,12 @@ def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
         values.update(zip(_REJOIN_KEYS, rejoin, strict=True))
     if state.directories:
         values["directories"] = ",".join(f"{quote(node_id, '')}:{n}" for node_id, n in state.directories)
+    if state.memberships:
+        values["memberships"] = " ".join(
+            f"{at.index}:{at.term}:{quote(encode_membership(at.membership), '')}" for at in state.memberships
+        )
+    if state.uid:
+        values["uid"] = state.uid
     replace_file(disk, path, format_properties(values))
 
 
@@ -98,9 +105,19 @@ def read_hard_state(disk: Disk, path: Path) -> HardState:
             floor_term,
             floor_index,
             tuple((unquote(node_id), int(number)) for node_id, number in pairs),
+            tuple(_parse_membership(item) for item in values.get("memberships", "").split()),
+            int(values.get("uid", 0)),
         )
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
+
+
+def _parse_membership(item: str) -> MembershipAt:
+    index, term, text = item.split(":")
+    membership = decode_membership(unquote(text).encode())
+    if membership is None:
+        raise ValueError("its configuration cannot be read")
+    return MembershipAt(int(index), int(term), membership)
 
 
 def write_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:

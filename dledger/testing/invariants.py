@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Protocol
 
 from dledger.core.messages import (
     Heartbeat,
@@ -20,7 +21,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
+from dledger.core.values import NO_BASE, UNKNOWN_UID, Base, HardState, Membership, Role, VoteResult
 from dledger.node.machine.applier import Applier
 from dledger.replica.replica import Replica
 from dledger.replica.shell import (
@@ -35,6 +36,8 @@ from dledger.replica.shell import (
 from dledger.store.format.batch import Batch
 from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
+from dledger.testing.checks.quorums import decides, share_majorities
+from dledger.testing.checks.transitions import ObservedState, check_step
 from dledger.testing.virtual.violation import Violation
 
 
@@ -55,7 +58,6 @@ class Invariants:
     def __init__(
         self, node_ids: tuple[str, ...], counts: Counter[str], on_commit: Callable[[Batch], None]
     ) -> None:
-        self.majority = len(node_ids) // 2 + 1
         self.mirrors = {node_id: NodeMirror(node_id) for node_id in node_ids}
         self.counts = counts
         self.committed = BatchLog()  # the committed log, as far as any node has reported
@@ -69,6 +71,7 @@ class Invariants:
         self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
         # state by node and incarnation, after its last step
         self._seen: dict[tuple[str, int], ObservedState] = {}
+        self._members: dict[str, Membership] = {}  # by node: the configuration in force, checked last
         self._cut_after: dict[str, int] = {}  # by node: the lowest index that this step truncated after
         self._checked: dict[str, tuple[object, ...]] = {}  # by node: the values checked last
 
@@ -318,12 +321,12 @@ class Invariants:
             raise Violation("state-machine safety", f"{process.node_id} commits a different entry {index}")
 
     def _check_majority(self, process: ObservedProcess, batch: Batch) -> None:
-        holders = [m.node_id for m in self.mirrors.values() if m.has_stored(batch)]
-        if len(holders) < self.majority:
+        holders = self._holders(batch)
+        if not self._is_majority(process, batch, holders):
             raise Violation(
                 "durable on a majority",
                 f"{process.node_id} commits entry {batch.last_index} of term {batch.term}, which is "
-                f"durable only on {holders}",
+                f"durable only on {holders}, with {process.replica.core.membership}",
             )
         if self.committed.batches and batch.first_index != self.committed.end_index + 1:
             raise Violation(
@@ -331,6 +334,23 @@ class Invariants:
                 f"a batch that starts at {batch.first_index} is committed after entry "
                 f"{self.committed.end_index}",
             )
+
+    def _holders(self, batch: Batch) -> list[str]:
+        return [mirror.node_id for mirror in self.mirrors.values() if mirror.has_stored(batch)]
+
+    def _is_majority(self, process: ObservedProcess, batch: Batch, holders: list[str]) -> bool:
+        """Return True if the holders decide by the configuration in force at the leader."""
+        if process.replica.core.role is Role.LEADER:
+            return decides(process.replica.core.membership, holders)
+        return self._was_majority(process, batch, holders)
+
+    def _was_majority(self, process: ObservedProcess, batch: Batch, holders: list[str]) -> bool:
+        """Return True if the holders decide by a configuration that can have been in force at the commit."""
+        log = process.replica.core.log
+        return any(
+            decides(at.membership, holders)
+            for at in log.memberships_from(max(log.base.index, batch.first_index))
+        )
 
     def acknowledged(self, process: ObservedProcess, last_index: int) -> None:
         """Check rule 1 when a replica answers a caller. The replica may answer before it announces the
@@ -344,7 +364,7 @@ class Invariants:
             )
         # Crashed holders still count, because their disks hold the batch. A majority therefore exists at the
         # first acknowledgment and at every later one.
-        if sum(m.has_stored(batch) for m in self.mirrors.values()) < self.majority:
+        if not self._was_majority(process, batch, self._holders(batch)):
             raise Violation(
                 "durable on a majority",
                 f"{process.node_id} acknowledges entry {last_index} before it is durable on a majority",
@@ -352,8 +372,24 @@ class Invariants:
 
     # -- after each step of a process
 
+    def _check_memberships(self, process: ObservedProcess) -> None:
+        """Check that any two consecutive configurations share a voter in every two majorities."""
+        log = process.replica.core.log
+        if self._members.get(process.node_id) is log.membership:
+            return
+        self._members[process.node_id] = log.membership
+        for before, after in pairwise(log.memberships):
+            if any(member.uid == UNKNOWN_UID for member in before.membership.identities):
+                continue  # what a node assumes that was added later
+            if not share_majorities(before.membership, after.membership):
+                raise Violation(
+                    "configurations share a majority",
+                    f"{process.node_id} has {after} right after {before}",
+                )
+
     def after_step(self, process: ObservedProcess) -> None:
         core, mirror = process.replica.core, self.mirrors[process.node_id]
+        self._check_memberships(process)
         view = mirror.view
         values = (
             process.incarnation,
@@ -504,6 +540,14 @@ class Invariants:
             mirror.lost.append((mirror.durable_index, BatchLog(mirror.written.batches, mirror.written.base)))
         mirror.hard_state = new
 
+    def _forget_unheard(self, node_id: str, term: int) -> None:
+        """Forget terms that this node led before they were durable. A single voter wins an election at once;
+        if it crashes then, its vote and its entries were never stored, and nobody has heard of them."""
+        for led in [led for led, leader in self.leaders.items() if leader == node_id and led > term]:
+            del self.leaders[led]
+            for place in [place for place in self._chains if place[1] == led]:
+                del self._chains[place]
+
     def recovered(
         self,
         node_id: str,
@@ -557,6 +601,7 @@ class Invariants:
             raise Violation(
                 "recovery", f"{node_id} had stored {mirror.hard_state}, but recovers {hard_state}"
             )
+        self._forget_unheard(node_id, hard_state.term)
         mirror.hard_state = mirror.hard_state_wanted = hard_state
         mirror.hard_state_under_way = None
         mirror.truncating_after = mirror.purging_to = mirror.resetting_to = None
@@ -574,69 +619,3 @@ def _chain_at(log: BatchLog, index: int) -> int | None:
         return log.base.chain_crc
     batch = log.ending_at(index)
     return None if batch is None else batch.chain_crc
-
-
-# Checks of the transition between the states of a running node before and after a step.
-#
-# Invariants of a single state cannot detect that it moved backwards. These checks compare two states, like
-# LogCabin's `checkDelta` (https://github.com/logcabin/logcabin, Server/RaftConsensusInvariants.cc).
-
-
-class ObservedState(NamedTuple):
-    """State of one process of a node between two steps. `begin_index`: the log starts after this entry.
-    `committed_chain`: chain checksum at the committed index, which covers everything before it; None if the
-    log starts after that index."""
-
-    term: int
-    voted_for: str | None
-    role_epoch: int
-    committed_index: int
-    applied_index: int
-    begin_index: int
-    durable_index: int
-    committed_chain: int | None
-
-
-#: Fields that never decrease.
-_ONLY_GROW = ("term", "role_epoch", "committed_index", "applied_index", "begin_index")
-
-
-def check_step(
-    node_id: str, old: ObservedState, new: ObservedState, *, cut_after: int | None, chain_before: int | None
-) -> None:
-    """Check a step. `cut_after`: the lowest index after which the step truncated the log; None if it did not
-    truncate. `chain_before`: current chain checksum at the previous committed index; None if the log starts
-    after it. Raises Violation."""
-    for name in _ONLY_GROW:
-        if name == "applied_index" and _is_forgotten(old, new):
-            continue
-        before, after = getattr(old, name), getattr(new, name)
-        if after < before:
-            raise Violation("nothing goes back", f"{name} of {node_id} decreased from {before} to {after}")
-    if new.term == old.term and old.voted_for not in (None, new.voted_for):
-        raise Violation(
-            "one vote per term",
-            f"{node_id} changed its vote from {old.voted_for} to {new.voted_for} within a term",
-        )
-    least = old.durable_index if cut_after is None else min(old.durable_index, cut_after)
-    if new.durable_index < least:
-        raise Violation(
-            "nothing goes back",
-            f"durable_index of {node_id} decreased from {old.durable_index} to {new.durable_index}; the "
-            f"log was cut after {cut_after}",
-        )
-    if old.committed_chain is not None and chain_before not in (None, old.committed_chain):
-        raise Violation(
-            "committed is forever",
-            f"the log of {node_id} up to {old.committed_index} has changed although it was committed",
-        )
-    if old.committed_chain is not None and chain_before is None and new.begin_index < old.committed_index:
-        raise Violation(
-            "committed is forever", f"{node_id} has lost the committed entry {old.committed_index}"
-        )
-
-
-def _is_forgotten(old: ObservedState, new: ObservedState) -> bool:
-    """Return True if the log starts after the next entry to apply, so that an image will replace the
-    state."""
-    return new.applied_index == -1 and new.begin_index > old.applied_index

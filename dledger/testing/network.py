@@ -17,7 +17,7 @@ from typing import Protocol
 
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
 from dledger.testing.profile import Profile
@@ -72,12 +72,12 @@ class Endpoint(Protocol):
     def serve(
         self,
         peer: str,
-        directories: tuple[int, int],
+        claims: PeerClaims,
         message: Request,
         deadline_ms: int,
         answer: Callable[[Outcome], None],
     ) -> None:
-        """Handle a request in a turn of the process. `directories`: as in PeerIdentity, when it was sent."""
+        """Handle a request in a turn of the process. `claims`: as in PeerIdentity, when it was sent."""
 
     def serve_push(self, stream: SimPushStream) -> None:
         """Handle a push stream in turns of the process."""
@@ -157,14 +157,14 @@ class SimNetwork:
         never."""
         if self._is_lost(source.node_id, target, message):
             return
-        directories = source.identity.directories(target)
+        claims = source.identity.claims(target)
 
         def arrive() -> None:
             process = self.process_of(target)
             if self.is_cut(source.node_id, target):
                 self.counts["messages lost"] += 1
             elif process is not None:
-                process.post(lambda: process.serve(source.node_id, directories, message, deadline_ms, back))
+                process.post(lambda: process.serve(source.node_id, claims, message, deadline_ms, back))
             else:
                 # A running machine reports that the port is closed; a stopped one does not respond.
                 self.counts["messages lost"] += 1
@@ -207,7 +207,7 @@ class SimNetwork:
         self, leader: Endpoint, peer: str, stream_id: int, on_stream: Callable[[SimPushStream | None], None]
     ) -> None:
         """Open a stream to `peer`. `on_stream` is called in a turn of the leader, with None if that fails."""
-        directories = leader.identity.directories(peer)
+        claims = leader.identity.claims(peer)
 
         def reach_follower() -> None:
             follower = self.process_of(peer)
@@ -215,7 +215,7 @@ class SimNetwork:
             if follower is None or is_cut or not leader.alive:
                 leader.after(self.delay_ms(), lambda: on_stream(None))
                 return
-            stream = SimPushStream(self, stream_id, leader, follower, directories)
+            stream = SimPushStream(self, stream_id, leader, follower, claims)
             self.streams.append(stream)
             follower.post(lambda: follower.serve_push(stream))
             leader.post(lambda: on_stream(stream))
@@ -281,12 +281,12 @@ class SimPushStream:
         stream_id: int,
         leader: Endpoint,
         follower: Endpoint,
-        directories: tuple[int, int],
+        claims: PeerClaims,
     ) -> None:
-        """`directories`: in the leader's handshake, as in PeerIdentity."""
+        """`claims`: in the leader's handshake, as in PeerIdentity."""
         self.network = network
         self.stream_id = stream_id
-        self.directories = directories
+        self.claims = claims
         self.leader = leader
         self.follower = follower
         self.is_up = False  # the leader has been notified

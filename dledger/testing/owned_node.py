@@ -128,7 +128,9 @@ class OwnedNode:
     async def hand_over(self) -> bool:
         replica = self._process.replica
         leadership = replica.core.leadership
-        to = leadership.peer_with_least_backlog(replica.owner) if leadership is not None else None
+        to = (
+            leadership.handing_over.peer_with_least_backlog(replica.owner) if leadership is not None else None
+        )
         if to is None:
             return False
         await self.transfer(to)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.rpc.envelope import PeerClaims
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question, check_fetch
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
@@ -182,11 +183,11 @@ class _SimReceivedPushes:
 
 
 async def answer(
-    process: NodeLife, peer: str, directories: tuple[int, int], message: Request
+    process: NodeLife, peer: str, claims: PeerClaims, message: Request
 ) -> Answer | SimFetched | DLedgerError:
     """Serve a call in the same way as a node's PeerService."""
     try:
-        process.inbound.check_directories(peer, *directories)
+        process.inbound.check_claims(peer, claims)
         if isinstance(message, SimFetch):
             first, last, size = message.first_index, message.last_index, message.max_bytes
             check_fetch(first, last)
@@ -201,7 +202,7 @@ async def answer(
 async def receive_pushes(process: NodeLife, stream: SimPushStream) -> None:
     """Serve a push stream in the same way as a node's PeerService."""
     try:
-        process.inbound.check_directories(stream.leader.node_id, *stream.directories)
+        process.inbound.check_claims(stream.leader.node_id, stream.claims)
     except InvalidRequest as error:
         stream.answer(error)
         return

@@ -20,10 +20,11 @@ from dledger.node.members.fetching import LogFetcher
 from dledger.node.members.read_points import ReadPoints
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.parts import NodeParts, PartFactories, start_incarnation
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.ticker import next_tick_ms
 from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice, WriteJob
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.store.api import Damage, Frames, LogStore, RepairWork
 from dledger.store.format.batch import Batch
 from dledger.testing import peer_transport
@@ -93,8 +94,11 @@ class SimProcess(NodeLife):
         """Assemble the parts of a NodeServer; only disk, network and threads are simulated."""
         rng, profile = self._rng, self.sim.profile
         self.identity = PeerIdentity(
-            *("sim", "sim", self.node_id, profile.node_ids, self.incarnation),
+            *("sim", "sim", self.node_id),
+            () if self.store.identity.is_joined else profile.founders,
+            self.incarnation,
             directory_of=lambda node_id: self.replica.core.rejoining.announced_directory(node_id),
+            uid_of=lambda node_id: self.replica.core.announced_uid(node_id),
         )
         makers = PartFactories(
             shell=self._make_shell,
@@ -105,7 +109,6 @@ class SimProcess(NodeLife):
             fetch=lambda parts: LogFetcher(self.store, parts.readable, None, self.suspect).fetch,
             repairer=lambda parts: repairer_of(self, parts, rng),
             scrubber=lambda parts: scrubber_of(self),
-            peers=[peer for peer in profile.node_ids if peer != self.node_id],
             identity=self.identity,
             call_timeout_ms=profile.timing.election_min_ms,
             max_waiting_reads=_MAX_WAITING_READS,
@@ -118,7 +121,7 @@ class SimProcess(NodeLife):
     def _make_shell(self, readable: ReadableLog) -> SimShell:
         self.shell = SimShell(
             self.store,
-            {node_id: node_id for node_id in self.sim.profile.node_ids},
+            MemberBook({node_id: node_id for node_id in self.sim.profile.node_ids}, {}),
             readable,
             None,
             on_role=self._on_role,
@@ -172,7 +175,7 @@ class SimProcess(NodeLife):
     def serve(
         self,
         peer: str,
-        directories: tuple[int, int],
+        claims: PeerClaims,
         message: Request,
         deadline_ms: int,
         answer: Callable[[Outcome], None],
@@ -180,7 +183,7 @@ class SimProcess(NodeLife):
         """Handle a call in a turn (one scheduled step) of the simulated process."""
 
         async def serve() -> None:
-            answer(await peer_transport.answer(self, peer, directories, message))
+            answer(await peer_transport.answer(self, peer, claims, message))
 
         def give_up() -> None:
             if not task.done():
@@ -201,7 +204,8 @@ class SimProcess(NodeLife):
             self.owner.role_changed(notice)
 
     def _on_fatal(self, error: DLedgerError) -> None:
-        if error.code is not Code.DIRECTORY_REPLACED or not self.sim.directory_replaced(self.node_id):
+        is_earlier = error.code in (Code.DIRECTORY_REPLACED, Code.MEMBER_REPLACED)
+        if not (is_earlier and self.sim.directory_replaced(self.node_id)):
             self.loop.fail(Violation("fatal", f"{self.node_id} stops: {error}"))
 
 

@@ -19,6 +19,8 @@ BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 PURGE_FAULTS = ("crash_in_purge", "crash_in_repair", "full_slow_disk")
 
 #: Share of such runs.
+#: Share of seeds whose members change.
+CHANGING_MEMBERS = 0.12
 PURGED_DAMAGE = 0.15
 
 #: Share of runs in which all disks are always slow, and the minimum duration of each job.
@@ -63,6 +65,7 @@ class Profile:
     """All choices of a seed before its run starts."""
 
     nodes: int = 3
+    spares: int = 0  # of these nodes, the last ones: not members at the beginning
     on_disk: bool = False  # DiskLogStore on SimDisk; otherwise MemoryLogStore
     data_file_size: int = 4096  # small, so that files roll
     timing: Timing = SIM_TIMING
@@ -111,6 +114,10 @@ class Profile:
     @property
     def node_ids(self) -> tuple[str, ...]:
         return tuple(f"n{i}" for i in range(self.nodes))
+
+    @property
+    def founders(self) -> tuple[str, ...]:
+        return self.node_ids[: self.nodes - self.spares]
 
 
 #: Approximate size of an entry in a push, in addition to its body.
@@ -188,6 +195,24 @@ def with_purged_damage(rng: Random, profile: Profile, on_disk: bool | None = Non
         fault_every_ms=rng.choice((60, 120, 250)),
         retention=retention,
         scrub_every_ms=rng.choice((10, 20, 100)),
+    )
+
+
+def with_changing_members(rng: Random, profile: Profile) -> Profile:
+    """Turn some profiles into runs whose members change all the time, among all machines. `rng` is a separate
+    one, so that other runs do not change."""
+    if not profile.faults or rng.random() >= CHANGING_MEMBERS:
+        return profile
+    # These count the machines that may fail among all of them.
+    others = tuple(
+        fault for fault in profile.faults if fault not in ("lose_disk", "return_disk", "flip_bits")
+    )
+    return replace(
+        profile,
+        nodes=profile.nodes + rng.randint(0, 2),
+        spares=rng.randint(1, profile.nodes - 1),
+        faults=(*others, *["change_members"] * max(2, len(others) // 2), "return_disk"),
+        minority_gone=False,
     )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol, TextIO
 
-from dledger.core.values import Role
+from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
+from dledger.core.values import UNKNOWN_UID, Membership, Role
 from dledger.infra.files.disk import CrashKind
 from dledger.replica.replica import Replica
 from dledger.testing.clients import PlainClient, SessionClient, SimReader
 from dledger.testing.durable import MakeMachine
-from dledger.testing.profile import Profile, draw_profile, with_purged_damage
+from dledger.testing.profile import Profile, draw_profile, with_changing_members, with_purged_damage
 from dledger.testing.simulator import Simulation
 from dledger.testing.virtual.sim_disk import CrashPoint
 from dledger.testing.virtual.violation import Violation
@@ -62,6 +63,8 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
     if profile is None:
         profile = draw_profile(Random(f"profile {seed}"), options.nodes, options.on_disk)
         profile = with_purged_damage(Random(f"damage: {seed}"), profile, options.on_disk)
+        if options.nodes is None and "flip_bits" not in profile.faults:
+            profile = with_changing_members(Random(f"members: {seed}"), profile)
     simulation = Simulation(
         profile,
         seed=seed,
@@ -164,9 +167,13 @@ def _repair_all(sim: Simulation, limit_ms: int) -> None:
 
 def check_end(sim: Simulation) -> None:
     """Check that all logs are equal and contain every acknowledged entry at its position."""
-    logs = [mirror.view for mirror in sim.invariants.mirrors.values()]
+    leader = sim.leader()
+    assert leader is not None
+    members = sim.process(leader).replica.core.membership.nodes
+    mirrors = [mirror for mirror in sim.invariants.mirrors.values() if mirror.node_id in members]
+    logs = [mirror.view for mirror in mirrors]
     reference = sim.invariants.committed
-    for mirror in sim.invariants.mirrors.values():
+    for mirror in mirrors:
         begin = mirror.view.base.index
         if begin >= 0:
             sim.invariants.housekeeping.check_base(mirror.node_id, mirror.view.base)
@@ -180,10 +187,11 @@ def check_end(sim: Simulation) -> None:
     assert all(log.end_index == reference.end_index for log in logs)
     sim.cluster_time.check_end()
     sim.oracle.check_final()
-    tables = {p.node_id: p.replica.admission.sessions.encode_committed() for p in sim.processes()}
+    processes = [p for p in sim.processes() if p.node_id in members]
+    tables = {p.node_id: p.replica.admission.sessions.encode_committed() for p in processes}
     if len(set(tables.values())) > 1:
         raise Violation("sessions", f"the session tables differ although the logs are equal: {sim.summary()}")
-    digests = [p.machine.digest() for p in sim.processes() if p.machine is not None]
+    digests = [p.machine.digest() for p in processes if p.machine is not None]
     if any(digest != digests[0] for digest in digests):
         raise Violation("state machines equal", f"the digests differ although the logs are equal: {digests}")
 
@@ -230,6 +238,7 @@ class SimNemesis:
             "transfer": self._transfer,
             "graceful_stop": self._graceful_stop,
             "lossy_minute": self._lossy_minute,
+            "change_members": self._change_members,
             "lose_disk": self._lose_disk,
             "return_disk": self._return_disk,
             "clock_jump": self._clock_jump,
@@ -339,6 +348,63 @@ class SimNemesis:
 
         if process.replica.core.role is Role.LEADER:
             process.post(lambda: process.transfer(to, ended))
+
+    def _change_members(self) -> None:
+        """Ask the leader for one or two steps, most of them sensible."""
+        leader = self.sim.leader()
+        if leader is None:
+            return
+        process = self.sim.process(leader)
+        membership = process.replica.core.membership
+        steps = [self._step(membership) for _ in range(self.rng.choice((1, 1, 2, 4)))]
+        self._prepare(process, {step.node_id for step in steps if step.kind is ChangeKind.ADD})
+        steps = [step for step in steps if step.kind is not ChangeKind.ADD or self._can_join(step.node_id)]
+        if not steps:
+            return
+
+        def ended(outcome: object) -> None:
+            result = "done" if outcome is None else getattr(outcome, "code", outcome)
+            self.sim.counts[f"changes of members: {result}"] += 1
+
+        change = MembershipChange(tuple(map(self._with_directory, steps)), force=self.rng.random() < 0.3)
+        process.post(lambda: process.change_members(change, ended))
+
+    def _can_join(self, node_id: str) -> bool:
+        process = self.sim.nodes[node_id].process
+        return process is not None and process.replica.core.hard_state.uid == UNKNOWN_UID
+
+    def _with_directory(self, step: MemberStep) -> MemberStep:
+        """Add what the leader of a real group asks the new node for."""
+        if step.kind is not ChangeKind.ADD:
+            return step
+        directory = self.sim.process(step.node_id).replica.core.directory_of(step.node_id)
+        return replace(step, directory=directory)
+
+    def _prepare(self, leader: NodeLife, added: set[str]) -> None:
+        """Replace the machines that were members before, unless they may still count."""
+        core, sim = leader.replica.core, self.sim
+        known = list(core.log.memberships_from(core.committed_index))
+        for node_id in known[0].membership.nodes:
+            known += sim.invariants.mirrors[node_id].hard_state.memberships[-1:]
+        may_count = {node_id for at in known for node_id in at.membership.nodes}
+        for node_id in sorted(added - may_count):
+            node = sim.nodes[node_id]
+            if sim.invariants.mirrors[node_id].hard_state.uid != UNKNOWN_UID and node.later is None:
+                sim.replace_machine(node_id)
+
+    def _step(self, membership: Membership) -> MemberStep:
+        spare = [node_id for node_id in self.sim.profile.node_ids if node_id not in membership.nodes]
+        choices = [
+            (ChangeKind.ADD, spare),
+            (ChangeKind.PROMOTE, list(membership.learners)),
+            (ChangeKind.PROMOTE, list(membership.learners)),
+            (ChangeKind.DEMOTE, list(membership.voters)),
+            (ChangeKind.REMOVE, list(membership.nodes)),
+            (ChangeKind.MOVE, list(membership.nodes)),
+        ]
+        kind, nodes = self.rng.choice([choice for choice in choices if choice[1]])
+        node_id = self.rng.choice(nodes)
+        return MemberStep(kind, node_id, node_id)
 
     # -- links
 

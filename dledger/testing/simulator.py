@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TextIO
 
-from dledger.core.values import CoreConfig, HardState, Membership, Role
+from dledger.core.membership_change import first_members, unknown_members
+from dledger.core.values import CoreConfig, HardState, Role
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.infra.files.disk import CrashKind
 from dledger.node.machine.state_machine import AppliedEntry
@@ -28,7 +29,7 @@ from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
 from dledger.store.api import LogStore
 from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
-from dledger.store.identity import Identity
+from dledger.store.identity import Identity, first_uid, joined
 from dledger.testing.bit_flips import BitFlips
 from dledger.testing.checks.oracle import ClientAppend
 from dledger.testing.clients import submit
@@ -103,10 +104,12 @@ class Simulation(SimWorld):
 
     def _new_node(self, node_id: str) -> SimNode:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
-        first = FIRST_INCARNATION if "lose_disk" in self.profile.faults else 0
+        if node_id not in self.profile.founders:
+            identity = joined(identity)
+        first = FIRST_INCARNATION if {"lose_disk", "change_members"} & {*self.profile.faults} else 0
         host: StoreHost = (DiskHost if self.profile.on_disk else MemoryHost)(identity, first)
         mirror = self.invariants.mirrors[node_id]
-        mirror.hard_state = mirror.hard_state_wanted = HardState(incarnation=first)
+        mirror.hard_state = mirror.hard_state_wanted = HardState(incarnation=first, uid=first_uid(identity))
         return SimNode(node_id, host, self.seeds.random_for(node_id), self.new_files())
 
     def preload(self, node_id: str, terms: Sequence[int], hard_state: HardState) -> None:
@@ -170,17 +173,19 @@ class Simulation(SimWorld):
         return max(leaders, key=lambda p: p.replica.core.term).node_id if leaders else None
 
     def is_settled(self) -> bool:
-        """Return True if all nodes, except for permanently removed ones, follow one leader, and their logs
+        """Return True if all members, except for permanently removed ones, follow one leader, and their logs
         are equal, committed, durable and rebuilt."""
-        processes = self.processes()
-        if len(processes) < self.profile.nodes - len(self.gone):
-            return False
         leader = self.leader()
+        if leader is None:
+            return False
+        membership = self.process(leader).replica.core.membership
+        processes = [p for p in self.processes() if p.node_id in membership.nodes]
+        if membership.is_joint or len(processes) < len(set(membership.nodes) - self.gone):
+            return False
         cores = [p.replica.core for p in processes]
         first = cores[0]
         return (
-            leader is not None
-            and all(
+            all(
                 core.leader_id == leader
                 and core.term == first.term
                 and core.log.end_index == first.log.end_index
@@ -274,6 +279,18 @@ class Simulation(SimWorld):
         node.earlier = RemovedDisk(node.host.disk, replace(mirror, lost=list(mirror.lost)))
         self.invariants.wiped(node_id, node.host.replace_disk(incarnation))
         return True
+
+    def replace_machine(self, node_id: str) -> None:
+        """Replace a machine that is no member any more, so that it can be added again."""
+        node = self.nodes[node_id]
+        self.crash(node_id, CrashKind.POWER)
+        self.counts["machines replaced"] += 1
+        self.trace.add(self.clock.now_ms, node_id, "its machine is replaced")
+        mirror = self.invariants.mirrors[node_id]
+        node.earlier = RemovedDisk(node.host.disk, replace(mirror, lost=list(mirror.lost)))
+        state = node.host.replace_machine(node.rng.randint(1 << 20, 2 * FIRST_INCARNATION))
+        self.invariants.wiped(node_id, state)
+        self.boot_if_down(node_id)
 
     def has_lost_disk(self, node_id: str) -> bool:
         """Return True if the node has lost a disk that can return. One without all its log would rejoin."""
@@ -536,7 +553,6 @@ class Simulation(SimWorld):
         profile = self.profile
         core = CoreConfig(
             process.node_id,
-            Membership(profile.node_ids),
             profile.timing,
             preferred_leaders=profile.preferred_leaders,
             max_inflight_bytes=profile.max_inflight_bytes,
@@ -552,7 +568,11 @@ class Simulation(SimWorld):
             # small, because elections are frequent and each may advance time by this amount
             owner_stamp_every_ms=20,
         )
-        config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
+        if store.identity.is_joined:
+            members = unknown_members({node: node for node in profile.node_ids}, process.node_id)
+        else:
+            members = first_members({node: node for node in profile.founders})
+        config = ReplicaConfig(core, members, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.random_for(f"{process.node_id} core")
         return self._replica_type(
             config, store, process.shell, random_ms=rng.randint, wall_ms=process.wall_ms

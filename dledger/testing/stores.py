@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from dledger.core.values import HardState
+from dledger.core.values import UNKNOWN_UID, HardState
 from dledger.infra.files.disk import Buffer, CrashKind
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.disk_store import DiskLogStore
@@ -23,7 +23,7 @@ from dledger.store.format.layout import (
     unpack_record,
 )
 from dledger.store.format.properties import is_intact, parse_properties
-from dledger.store.identity import Identity, init_directory
+from dledger.store.identity import Identity, first_uid, init_directory, joined
 from dledger.testing.checks.mirror import BatchLog
 from dledger.testing.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
@@ -47,6 +47,9 @@ class StoreHost(Protocol):
 
     def replace_disk(self, incarnation: int) -> HardState:
         """Replace the disk of a stopped node that is to rejoin. Returns its hard state."""
+
+    def replace_machine(self, incarnation: int) -> HardState:
+        """Replace a stopped node by a new one with the same node id. Returns its hard state."""
 
     def fill(self, files_left: int) -> None:
         """Fill the disk so that only this number of data files fits in addition to the reserve."""
@@ -78,7 +81,7 @@ class MemoryHost:
         self._identity = identity
         self._reserve = RESERVE_FILES * identity.data_file_size
         self.disk = self._new_store()
-        self.disk.save_hard_state(HardState(incarnation=incarnation))
+        self.disk.save_hard_state(HardState(incarnation=incarnation, uid=first_uid(identity)))
 
     def _new_store(self) -> MemoryLogStore:
         return MemoryLogStore(self._identity, disk_reserve_bytes=self._reserve)
@@ -92,6 +95,12 @@ class MemoryHost:
     def replace_disk(self, incarnation: int) -> HardState:
         self.disk = self._new_store()
         self.disk.save_hard_state(HardState(0, None, incarnation, rejoining=True))
+        return self.disk.hard_state
+
+    def replace_machine(self, incarnation: int) -> HardState:
+        self._identity = joined(self._identity)
+        self.disk = self._new_store()
+        self.disk.save_hard_state(HardState(incarnation=incarnation, uid=UNKNOWN_UID))
         return self.disk.hard_state
 
     def fill(self, files_left: int) -> None:
@@ -137,6 +146,12 @@ class DiskHost:
         self.disk = OrderedDisk(DIRECTORY, self._identity.data_file_size)
         init_directory(DIRECTORY, self._identity, disk=self.disk, incarnation=incarnation, rejoining=True)
         return HardState(0, None, incarnation, rejoining=True)
+
+    def replace_machine(self, incarnation: int) -> HardState:
+        self._identity = joined(self._identity)
+        self.disk = OrderedDisk(DIRECTORY, self._identity.data_file_size)
+        init_directory(DIRECTORY, self._identity, disk=self.disk, incarnation=incarnation)
+        return HardState(incarnation=incarnation, uid=UNKNOWN_UID)
 
     def fill(self, files_left: int) -> None:
         used = self.disk.capacity - self.disk.free_bytes(DIRECTORY)

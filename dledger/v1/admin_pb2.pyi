@@ -22,17 +22,21 @@ class GetStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., node: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
 
 class MemberAddress(_message.Message):
-    __slots__ = ("node_id", "address", "http_address")
+    __slots__ = ("node_id", "address", "http_address", "role", "uid")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     http_address: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
+    role: str
+    uid: int
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., uid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls", "owner", "rebuilding", "clocks", "clock_spread_ms", "age_purge_step_ms", "age_purge_pause_ms")
+    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls", "owner", "rebuilding", "clocks", "clock_spread_ms", "age_purge_step_ms", "age_purge_pause_ms", "membership_index", "membership_changes", "uid", "directory")
     class LimitsHitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +109,10 @@ class NodeStatus(_message.Message):
     CLOCK_SPREAD_MS_FIELD_NUMBER: _ClassVar[int]
     AGE_PURGE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     AGE_PURGE_PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     node_id: str
@@ -163,7 +171,11 @@ class NodeStatus(_message.Message):
     clock_spread_ms: int
     age_purge_step_ms: int
     age_purge_pause_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ..., owner: _Optional[str] = ..., rebuilding: _Optional[str] = ..., clocks: _Optional[_Mapping[str, int]] = ..., clock_spread_ms: _Optional[int] = ..., age_purge_step_ms: _Optional[int] = ..., age_purge_pause_ms: _Optional[int] = ...) -> None: ...
+    membership_index: int
+    membership_changes: bool
+    uid: int
+    directory: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ..., owner: _Optional[str] = ..., rebuilding: _Optional[str] = ..., clocks: _Optional[_Mapping[str, int]] = ..., clock_spread_ms: _Optional[int] = ..., age_purge_step_ms: _Optional[int] = ..., age_purge_pause_ms: _Optional[int] = ..., membership_index: _Optional[int] = ..., membership_changes: bool = ..., uid: _Optional[int] = ..., directory: _Optional[int] = ...) -> None: ...
 
 class DamagedRange(_message.Message):
     __slots__ = ("first_index", "last_index", "file", "offset", "reason")
@@ -180,7 +192,7 @@ class DamagedRange(_message.Message):
     def __init__(self, first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
-    __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms", "owner_lag_bytes", "owner_unfit")
+    __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms", "owner_lag_bytes", "owner_unfit", "not_ready")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PUSH_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +203,7 @@ class FollowerStatus(_message.Message):
     LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
     OWNER_LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
     OWNER_UNFIT_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     connected: bool
     push_state: str
@@ -201,7 +214,8 @@ class FollowerStatus(_message.Message):
     last_contact_ms: int
     owner_lag_bytes: int
     owner_unfit: bool
-    def __init__(self, node_id: _Optional[str] = ..., connected: bool = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ..., owner_lag_bytes: _Optional[int] = ..., owner_unfit: bool = ...) -> None: ...
+    not_ready: str
+    def __init__(self, node_id: _Optional[str] = ..., connected: bool = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ..., owner_lag_bytes: _Optional[int] = ..., owner_unfit: bool = ..., not_ready: _Optional[str] = ...) -> None: ...
 
 class ElectionEvent(_message.Message):
     __slots__ = ("unix_ms", "term", "role", "leader_id", "cause")
@@ -234,6 +248,34 @@ class TransferLeadershipResponse(_message.Message):
     term: int
     leader_id: str
     def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ...) -> None: ...
+
+class ChangeMembersRequest(_message.Message):
+    __slots__ = ("group", "steps", "force")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    steps: _containers.RepeatedCompositeFieldContainer[MemberStep]
+    force: bool
+    def __init__(self, group: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[MemberStep, _Mapping]]] = ..., force: bool = ...) -> None: ...
+
+class MemberStep(_message.Message):
+    __slots__ = ("kind", "node_id", "address")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    node_id: str
+    address: str
+    def __init__(self, kind: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ChangeMembersResponse(_message.Message):
+    __slots__ = ("status", "membership_index")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    membership_index: int
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., membership_index: _Optional[int] = ...) -> None: ...
 
 class PurgeRequest(_message.Message):
     __slots__ = ("group", "before_index", "before_age_ms")

@@ -49,6 +49,11 @@ class AdminServiceStub(object):
                 request_serializer=dledger_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
                 response_deserializer=dledger_dot_v1_dot_admin__pb2.PurgeResponse.FromString,
                 _registered_method=True)
+        self.ChangeMembers = channel.unary_unary(
+                '/dledger.v1.AdminService/ChangeMembers',
+                request_serializer=dledger_dot_v1_dot_admin__pb2.ChangeMembersRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_admin__pb2.ChangeMembersResponse.FromString,
+                _registered_method=True)
         self.Scrub = channel.unary_stream(
                 '/dledger.v1.AdminService/Scrub',
                 request_serializer=dledger_dot_v1_dot_admin__pb2.ScrubRequest.SerializeToString,
@@ -85,6 +90,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeMembers(self, request, context):
+        """On the leader: change the members. Responds when the change is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scrub(self, request, context):
         """Verify all stored data of this node and repair damage. Streams the progress until the end.
         """
@@ -116,6 +128,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Purge,
                     request_deserializer=dledger_dot_v1_dot_admin__pb2.PurgeRequest.FromString,
                     response_serializer=dledger_dot_v1_dot_admin__pb2.PurgeResponse.SerializeToString,
+            ),
+            'ChangeMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMembers,
+                    request_deserializer=dledger_dot_v1_dot_admin__pb2.ChangeMembersRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_admin__pb2.ChangeMembersResponse.SerializeToString,
             ),
             'Scrub': grpc.unary_stream_rpc_method_handler(
                     servicer.Scrub,
@@ -209,6 +226,33 @@ class AdminService(object):
             '/dledger.v1.AdminService/Purge',
             dledger_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
             dledger_dot_v1_dot_admin__pb2.PurgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dledger.v1.AdminService/ChangeMembers',
+            dledger_dot_v1_dot_admin__pb2.ChangeMembersRequest.SerializeToString,
+            dledger_dot_v1_dot_admin__pb2.ChangeMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

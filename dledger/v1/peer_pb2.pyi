@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret", "rules_version", "directory", "known_directory")
+    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret", "rules_version", "directory", "known_directory", "uid", "known_uid", "features")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,9 @@ class Envelope(_message.Message):
     RULES_VERSION_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_UID_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
@@ -30,7 +33,10 @@ class Envelope(_message.Message):
     rules_version: int
     directory: int
     known_directory: int
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., rules_version: _Optional[int] = ..., directory: _Optional[int] = ..., known_directory: _Optional[int] = ...) -> None: ...
+    uid: int
+    known_uid: int
+    features: int
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ..., rules_version: _Optional[int] = ..., directory: _Optional[int] = ..., known_directory: _Optional[int] = ..., uid: _Optional[int] = ..., known_uid: _Optional[int] = ..., features: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")
@@ -107,7 +113,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ..., wall_ms: _Optional[int] = ..., cluster_time: _Optional[_Union[CountedTime, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all", "wall_ms")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all", "wall_ms", "features")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +124,7 @@ class HeartbeatResponse(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     STORED_ALL_FIELD_NUMBER: _ClassVar[int]
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -128,7 +135,8 @@ class HeartbeatResponse(_message.Message):
     owner: OwnerFitness
     stored_all: bool
     wall_ms: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ..., wall_ms: _Optional[int] = ...) -> None: ...
+    features: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ..., wall_ms: _Optional[int] = ..., features: _Optional[int] = ...) -> None: ...
 
 class OwnerFitness(_message.Message):
     __slots__ = ("lag_bytes", "unfit")
@@ -205,16 +213,28 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class InstallBase(_message.Message):
-    __slots__ = ("index", "term", "pos", "chain_crc")
+    __slots__ = ("index", "term", "pos", "chain_crc", "members")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     POS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     term: int
     pos: int
     chain_crc: int
-    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+    members: MembersAt
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., chain_crc: _Optional[int] = ..., members: _Optional[_Union[MembersAt, _Mapping]] = ...) -> None: ...
+
+class MembersAt(_message.Message):
+    __slots__ = ("index", "term", "members")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    members: bytes
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., members: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term", "no_room", "owner")
@@ -283,7 +303,7 @@ class PositionRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., directory: _Optional[int] = ...) -> None: ...
 
 class PositionResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index", "rejoining", "directories")
+    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index", "rejoining", "directories", "memberships")
     class DirectoriesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +318,7 @@ class PositionResponse(_message.Message):
     LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     REJOINING_FIELD_NUMBER: _ClassVar[int]
     DIRECTORIES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIPS_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -305,7 +326,8 @@ class PositionResponse(_message.Message):
     ledger_end_index: int
     rejoining: bool
     directories: _containers.ScalarMap[str, int]
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ..., directories: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    memberships: _containers.RepeatedCompositeFieldContainer[MembersAt]
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ..., directories: _Optional[_Mapping[str, int]] = ..., memberships: _Optional[_Iterable[_Union[MembersAt, _Mapping]]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("envelope", "first_index", "last_index", "max_bytes", "uncommitted")

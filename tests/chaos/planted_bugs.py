@@ -290,10 +290,11 @@ RETENTION_BUGS = (
     ),
     Bug(
         "purge-beyond-the-committed-base",
-        "dledger/replica/replica.py",
+        "dledger/replica/retainer.py",
         "                self.purge_to = mark.base\n",
-        "                borders = self.store.borders()\n"
-        "                self.purge_to = [b for b in borders if b.index < self.core.committed_index][-1]\n",
+        "                store, committed = self._replica.store, self._replica.core.committed_index\n"
+        "                below = [b for b in store.borders() if b.index < committed]\n"
+        "                self.purge_to = below[-1]\n",
         BY_SIZE + fault("kill", "leader", 4, 0.5),
         seconds=8,
         checks=("B6",),

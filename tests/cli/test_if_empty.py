@@ -51,7 +51,8 @@ def test_the_variable_applies_only_to_a_node_without_an_identity(
         init_directory(directory, identity)
     rejoins = list[bool]()
 
-    def run_node(*_: object, rejoin: bool) -> int:
+    def run_node(*_: object, rejoin: bool, join: bool) -> int:
+        assert not join
         rejoins.append(rejoin)
         return Exit.OK
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dledger.core.effects import (
+    AppendMembership,
     AppendNoop,
     CommitAdvanced,
     Effect,
@@ -32,6 +33,7 @@ from dledger.core.events import (
     Tick,
 )
 from dledger.core.log_view import LogView
+from dledger.core.membership_change import first_members
 from dledger.core.messages import (
     Append,
     Compare,
@@ -45,10 +47,11 @@ from dledger.core.messages import (
 )
 from dledger.core.raft import RaftCore
 from dledger.core.values import (
+    FEATURES,
     NO_BASE,
     CoreConfig,
     HardState,
-    Membership,
+    MembershipAt,
     Role,
     TermRun,
     Timing,
@@ -70,8 +73,13 @@ def runs_of(terms: Sequence[int], first_index: int = 0) -> list[TermRun]:
     return runs
 
 
-def log_of(terms: Sequence[int]) -> LogView:
-    return LogView(NO_BASE, runs_of(terms), len(terms) - 1)
+def founded_by(*voters: str) -> list[MembershipAt]:
+    """These are the voters of a log from its beginning."""
+    return [MembershipAt(-1, -1, first_members({voter: f"{voter}:1" for voter in voters}))]
+
+
+def log_of(terms: Sequence[int], voters: Sequence[str] = ("a", "b", "c")) -> LogView:
+    return LogView(NO_BASE, runs_of(terms), len(terms) - 1, founded_by(*voters))
 
 
 def lowest(low: int, high: int) -> int:
@@ -105,13 +113,13 @@ class Node:
             term = terms[-1] if terms else 0
         config = CoreConfig(
             node_id,
-            Membership(tuple(voters)),
             timing or Timing(),
             preferred_leaders=preferred,
             max_inflight_bytes=max_inflight_bytes,
         )
         hard_state = HardState(term, voted_for, incarnation)
-        self.core = RaftCore(config, hard_state, log_of(terms), committed, random_ms)
+        self.core = RaftCore(config, hard_state, log_of(terms, voters), committed, random_ms)
+        self.core.features = dict.fromkeys(voters, FEATURES)
         self.id = node_id
         self.now = START_MS
         self.fast_disk = fast_disk
@@ -164,6 +172,13 @@ class Node:
                     queue += self.core.step(EntriesAppended(end, end, term, ENTRY_BYTES), self.now)
                     if self.fast_disk:
                         queue += self.core.step(EntriesStored(end, term, log.generation), self.now)
+                case AppendMembership(membership):
+                    end = log.end_index + 1
+                    known = (MembershipAt(end, self.core.term, membership),)
+                    event = EntriesAppended(end, end, self.core.term, ENTRY_BYTES, known)
+                    queue += self.core.step(event, self.now)
+                    if self.fast_disk:
+                        queue += self.core.step(EntriesStored(end, self.core.term, log.generation), self.now)
                 case PushRange(peer, stream_id, first, last, _, prev_term):
                     runs = log.runs_between(first, last)
                     push = Append(

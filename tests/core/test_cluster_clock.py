@@ -16,6 +16,7 @@ from dledger.core.member_clocks import (
     changed_stamp,
     correction,
 )
+from dledger.core.messages import HeartbeatResponse
 from dledger.core.values import Membership
 
 DAY_MS = 86_400_000
@@ -169,7 +170,7 @@ def test_rule_12_clocks_that_are_old_or_impossible_do_not_count() -> None:
     for wall_ms in (None, -1, MAX_WALL_MS + 1):
         clocks.note("c", wall_ms, 100)
     assert set(clocks.fresh(150, 0)) == {"b"}
-    clocks.forget("b")
+    clocks.hear("b", HeartbeatResponse(1, "b", 1, True, counts=False), 150)
     assert clocks.fresh(150, 0) == {}
 
 

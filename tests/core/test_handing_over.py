@@ -130,7 +130,7 @@ def owners_say(node: Node, **owners: OwnerFitness | None) -> None:
 
 def fittest(node: Node, own: OwnerFitness | None = None) -> str | None:
     assert node.core.leadership is not None
-    return node.core.leadership.peer_with_least_backlog(own)
+    return node.core.leadership.handing_over.peer_with_least_backlog(own)
 
 
 def test_the_fittest_is_who_lags_least_and_less_than_we_do() -> None:

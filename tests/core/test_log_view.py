@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dledger.core.log_view import LogView
 from dledger.core.values import NO_BASE, Base, TermRun
-from tests.core.driver import runs_of
+from tests.core.driver import founded_by, runs_of
 
 
 class LogViewMachine(RuleBasedStateMachine):
@@ -27,7 +27,9 @@ class LogViewMachine(RuleBasedStateMachine):
         self.durable = base.index + len(self.terms)
         self.generation = 0
         self.writes: list[tuple[int, int, int]] = []
-        self.log = LogView(base, runs_of(self.terms, base.index + 1), base.index + len(self.terms))
+        self.log = LogView(
+            base, runs_of(self.terms, base.index + 1), base.index + len(self.terms), founded_by("a")
+        )
 
     @property
     def last_term(self) -> int:
@@ -107,7 +109,7 @@ TestLogView = LogViewMachine.TestCase
 
 
 def test_a_completion_of_an_older_generation_is_void() -> None:
-    log = LogView(NO_BASE, [TermRun(1, 0)], 3)
+    log = LogView(NO_BASE, [TermRun(1, 0)], 3, founded_by("a"))
     log.append([TermRun(1, 4)], 5)
     log.truncate_after(3)
     log.append([TermRun(1, 4)], 5)

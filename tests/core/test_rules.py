@@ -50,13 +50,12 @@ from dledger.core.values import (
     Base,
     CoreConfig,
     HardState,
-    Membership,
     Role,
     TermRun,
     VoteResult,
 )
 from dledger.errors import Code
-from tests.core.driver import Node, compare, heartbeat, lowest, push, vote_request
+from tests.core.driver import Node, compare, founded_by, heartbeat, lowest, push, vote_request
 from tests.core.test_raft_paper import talk
 
 # -- rule 1
@@ -634,8 +633,8 @@ def test_rule_7_a_leader_finds_the_last_common_entry_in_one_step_per_term(seed: 
 
 @pytest.mark.parametrize(("checkpoint", "committed"), [(-1, 4), (3, 4), (5, 5), (7, 7), (9, 7)])
 def test_rule_8_on_start_committed_is_the_checkpoint_within_the_log(checkpoint: int, committed: int) -> None:
-    log = LogView(Base(4, 1, 0, 0), [TermRun(2, 5)], 7)
-    config = CoreConfig("a", Membership(("a", "b")))
+    log = LogView(Base(4, 1, 0, 0), [TermRun(2, 5)], 7, founded_by("a", "b"))
+    config = CoreConfig("a")
     core = RaftCore(config, HardState(2, None, 1), log, checkpoint, lowest)
     assert core.committed_index == core.log.verified_index == committed
 

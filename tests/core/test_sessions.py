@@ -211,3 +211,34 @@ def test_what_is_no_session_table_is_refused_and_changes_nothing(data: bytes) ->
         table.load(data)
     assert table.encode_committed() == before
     assert len(table) == 1
+
+
+def test_a_recovery_ends_all_sessions_and_moves_the_ids_of_new_ones() -> None:
+    table = SessionTable(max_sessions=2)
+    table.opened(3)
+    table.appended(3, 1, StoredBatch(5, 1, 0, 1, 100, 5))
+    offset = (1 << 48) + 17
+    table.recovered(offset)
+    assert len(table) == 0 and table.offset == offset
+    # An entry at an index where the former cluster opened a session, too, gives another id.
+    table.opened(7)
+    assert table.judge(7, 1, 1, 0, 0)[0] is SequenceStatus.EXPIRED
+    assert table.unknown_since(7) < 0, "no entry of this log can have opened it"
+    assert table.judge(offset + 7, 1, 1, 0, 0)[0] is SequenceStatus.NEW
+    table.recovered(offset)  # repeated by the next configuration
+    assert len(table) == 1
+    loaded = SessionTable()
+    loaded.load(table.encode_all())
+    assert loaded.encode_all() == table.encode_all() and loaded.session_at(9) == offset + 9
+    table.truncate_after(6)
+    assert len(table) == 0
+
+
+def test_an_eviction_after_a_recovery_is_final_once_its_entry_is_committed() -> None:
+    table = SessionTable(max_sessions=1)
+    table.recovered(1 << 48)
+    table.opened(10)
+    table.opened(20)
+    assert table.unknown_since(table.session_at(10)) == 20
+    table.committed(20)
+    assert table.unknown_since(table.session_at(10)) == 10

@@ -39,9 +39,9 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.raft import RaftCore
-from dledger.core.values import NO_BASE, CoreConfig, HardState, Membership, TermRun, VoteResult
+from dledger.core.values import NO_BASE, CoreConfig, HardState, TermRun, VoteResult
 from dledger.errors import Code
-from tests.core.driver import compare, lowest, push
+from tests.core.driver import compare, founded_by, lowest, push
 
 
 def message_text(message: Message) -> str:
@@ -103,9 +103,9 @@ def transcript(core: RaftCore, told: list[tuple[str, int, Event]]) -> list[str]:
 
 
 def new_core(terms: list[TermRun], end: int) -> RaftCore:
-    config = CoreConfig("a", Membership(("a", "b", "c")))
+    config = CoreConfig("a")
     state = HardState(terms[-1].term if terms else 0, None, 0)
-    return RaftCore(config, state, LogView(NO_BASE, terms, end), -1, lowest)
+    return RaftCore(config, state, LogView(NO_BASE, terms, end, founded_by("a", "b", "c")), -1, lowest)
 
 
 def test_transcript_of_an_election_an_append_and_its_commit() -> None:

@@ -12,8 +12,19 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger import EntryRun
 from dledger.client import reader as client_reader
+from dledger.core.membership_json import decode_membership, encode_membership
 from dledger.core.sessions import SessionTable
-from dledger.core.values import EMPTY_TAIL, Base, HardState, Tail, TermRun
+from dledger.core.values import (
+    EMPTY_TAIL,
+    NO_RECOVERY,
+    Base,
+    HardState,
+    Member,
+    Membership,
+    Recovery,
+    Tail,
+    TermRun,
+)
 from dledger.errors import InvalidRequest, StorageError
 from dledger.infra.transport.handlers import parser
 from dledger.infra.transport.wire import read_varint
@@ -278,6 +289,18 @@ def _decode_push(data: bytes) -> None:
         convert_peer.push_from_pb(found, "n2")
 
 
+def _membership(rng: Random) -> bytes:
+    names = [f"n{number}" for number in range(rng.randint(1, 6))]
+    identities = tuple(
+        Member(name, rng.randint(0, 1 << 40), f"{name}:1", rng.randint(0, 9)) for name in names
+    )
+    split = rng.randint(1, len(names))
+    voters, learners = tuple(names[:split]), tuple(names[split:])
+    outgoing = tuple(rng.sample(names, rng.randint(0, len(names))))
+    recovery = Recovery(rng.randint(1, 9), rng.randint(1, 1 << 62)) if rng.random() < 0.5 else NO_RECOVERY
+    return encode_membership(Membership(voters, outgoing, learners, identities, recovery))
+
+
 def _peer(name: str, message_type: type[Any], convert: Callable[..., Any], *more: Any) -> Target:
     decode = from_wire(message_type, convert, *more)
     return Target(name, made(message_type, KNOWN), decode, (convert,), (InvalidRequest,))
@@ -431,6 +454,8 @@ TARGETS = (
         "n2",
     ),
     _peer("push-response", peer.PushResponse, convert_peer.push_response_from_pb, "n2"),
+    Target("membership", _membership, decode_membership, (decode_membership,)),
+    _peer("change-of-members", admin.ChangeMembersRequest, convert_admin.change_from_pb),
     Target(
         "node-status",
         made(admin.NodeStatus, KNOWN),

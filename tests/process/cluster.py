@@ -17,7 +17,7 @@ from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import gettempdir
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, Self, TypeVar
 
 from dledger.cli.local.cluster_plan import HOST, port_in_use
 from dledger.errors import DLedgerError
@@ -122,7 +122,7 @@ class ProcessCluster:
     def addresses(self) -> list[str]:
         return list(self.members.values())
 
-    async def __aenter__(self) -> ProcessCluster:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

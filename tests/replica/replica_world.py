@@ -136,9 +136,13 @@ class Host:
         self.store.save_hard_state(HardState(old.term, old.voted_for, old.incarnation + 1))
         self.store.prepare(FILE_SIZE // 2)
         self.shell = RecordingShell()
-        core = CoreConfig(node_id, Membership(tuple(voters)), max_push_bytes=max_push_bytes)
+        core = CoreConfig(node_id, max_push_bytes=max_push_bytes)
         config = ReplicaConfig(
-            core, limits or AppendLimits(), cache_bytes=cache_bytes, max_waiting_reads=max_waiting_reads
+            core,
+            Membership(tuple(voters)),
+            limits or AppendLimits(),
+            cache_bytes=cache_bytes,
+            max_waiting_reads=max_waiting_reads,
         )
         self.replica = Replica(
             config,

@@ -31,7 +31,16 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import EMPTY_TAIL, RULES_VERSION, Base, OwnerFitness, Tail, TermRun, VoteResult
+from dledger.core.values import (
+    EMPTY_TAIL,
+    RULES_VERSION,
+    UNKNOWN_UID,
+    Base,
+    OwnerFitness,
+    Tail,
+    TermRun,
+    VoteResult,
+)
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import encode_append
@@ -352,12 +361,26 @@ def test_another_list_of_members_is_refused_whoever_asks(
     assert ", ".join(ours) in str(caught.value) and ", ".join(sorted(theirs)) in str(caught.value)
 
 
-def test_a_sender_that_names_no_members_is_refused() -> None:
-    envelope = _IDENTITY.envelope("n2")
-    del envelope.members[:]
+@pytest.mark.parametrize(
+    ("uid", "known", "accepted"),
+    [
+        (7, 7, True),
+        (7, UNKNOWN_UID, True),  # it may lead by a configuration that this node does not have yet
+        (UNKNOWN_UID, 7, True),  # it has just been added
+        (UNKNOWN_UID, UNKNOWN_UID, False),  # it runs, and was not added
+        (0, UNKNOWN_UID, False),  # the first members are known
+    ],
+)
+def test_a_sender_beyond_the_first_members_must_have_been_added(uid: int, known: int, accepted: bool) -> None:
+    uids = {"n2": 0, "n4": known}
+    receiver = PeerIdentity("c", "g", "n2", ("n1", "n2"), 1, uid_of=uids.__getitem__)
+    sender = PeerIdentity("c", "g", "n4", (), 1, uid_of={"n4": uid, "n2": 0}.__getitem__)
+    if accepted:
+        assert receiver.check(sender.envelope("n2")) == "n4"
+        return
     with pytest.raises(InvalidRequest) as caught:
-        PeerIdentity("c", "g", "n2", ("n1", "n2"), 1).check(envelope)
-    assert caught.value.code is Code.MEMBERS_DIFFER
+        receiver.check(sender.envelope("n2"))
+    assert caught.value.code is Code.UNKNOWN_MEMBER
 
 
 @pytest.mark.parametrize(
@@ -453,6 +476,7 @@ def test_every_number_of_a_peer_has_an_upper_end(
     at = message
     for step in path:
         at = getattr(at, step)
+        at = at.add() if hasattr(at, "add") else at
     setattr(at, name, value)
     with pytest.raises(InvalidRequest):
         reader(message)
@@ -462,7 +486,7 @@ def test_every_number_of_a_peer_has_an_upper_end(
 def test_numbers_of_directories_have_a_lower_and_an_upper_end(value: int) -> None:
     for envelope in (pb.Envelope(directory=value), pb.Envelope(known_directory=value)):
         with pytest.raises(InvalidRequest):
-            convert.directories_of(envelope)
+            convert.claims_of(envelope)
     with pytest.raises(InvalidRequest):
         convert.position_response_from_pb(pb.PositionResponse(directories={"n1": value}), "n2")
 

@@ -13,7 +13,7 @@ import pytest
 from dledger.core.messages import Message, PushMessage
 from dledger.errors import Code
 from dledger.infra.transport.peer_names import PeerNames
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import FetchedFrames, PushPeer
 from dledger.v1 import peer_pb2 as pb
@@ -43,7 +43,7 @@ class Port:
     def __init__(self) -> None:
         self.reached: list[object] = []
 
-    def check_directories(self, peer: str, directory: int, expected: int) -> None: ...
+    def check_claims(self, peer: str, claims: PeerClaims) -> None: ...
 
     async def request(self, peer: str, message: Message) -> Message:
         self.reached.append(message)

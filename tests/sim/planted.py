@@ -21,7 +21,7 @@ from dledger.core.election import compare_logs
 from dledger.core.following import Follower
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
-from dledger.core.member_clocks import ClockBounds
+from dledger.core.member_clocks import ClockBounds, MemberClocks
 from dledger.core.messages import (
     Append,
     HeartbeatResponse,
@@ -585,10 +585,10 @@ def stamps_not_undone(patch: pytest.MonkeyPatch) -> None:
 def rejoining_clocks_counted(patch: pytest.MonkeyPatch) -> None:
     """The clock of a member that lost its log counts for a majority."""
 
-    def note_clock(core: RaftCore, peer: str, message: Any) -> None:
-        core.member_clocks.note(peer, message.wall_ms, core.now_ms)
+    def hear(clocks: MemberClocks, peer: str, message: Any, now_ms: int) -> None:
+        clocks.note(peer, message.wall_ms, now_ms)
 
-    patch.setattr(RaftCore, "_note_clock", note_clock)
+    patch.setattr(MemberClocks, "hear", hear)
 
 
 def room_not_reserved(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from dledger.core.messages import PositionRequest, PositionResponse
 from dledger.core.rejoining import RejoinProcess
 from dledger.node.members import peers
 from dledger.node.members.inbound import PeerRequests
+from dledger.rpc.envelope import PeerClaims
 from tests.sim.planted_stalls import leader_that_commits_nothing_stays
 
 
@@ -69,17 +70,17 @@ def stream_not_opened_again(patch: pytest.MonkeyPatch) -> None:
 
 def earlier_directories_admitted(patch: pytest.MonkeyPatch) -> None:
     """A disk that returns after its node has rejoined votes and counts as if it were the newer one."""
-    patch.setattr(PeerRequests, "check_directories", lambda *_: None)
+    patch.setattr(PeerRequests, "check_claims", lambda *_: None)
 
 
 def own_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
     """The node with the earlier disk is refused, but answers others: it elects them."""
-    original = PeerRequests.check_directories
+    original = PeerRequests.check_claims
 
-    def check(inbound: PeerRequests, peer: str, directory: int, expected: int) -> None:
-        original(inbound, peer, directory, 0)
+    def check(inbound: PeerRequests, peer: str, claims: PeerClaims) -> None:
+        original(inbound, peer, claims._replace(receiver_directory=0))
 
-    patch.setattr(PeerRequests, "check_directories", check)
+    patch.setattr(PeerRequests, "check_claims", check)
 
 
 def reported_before_the_directory_is_recorded(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from dledger.infra.files.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
 from tests.client import test_session_appends
 from tests.conftest import is_long
-from tests.core import test_commit_stall, test_installed_base, test_rejoining
+from tests.core import test_commit_stall, test_installed_base, test_membership, test_rejoining
 from tests.node import test_bad_days, test_owner
 from tests.node.disk import test_disk_reports
 from tests.replica import (
@@ -36,6 +36,7 @@ from tests.sim import (
     planted,
     planted_bad_days,
     planted_disk,
+    planted_members,
     planted_owners,
     planted_purges,
     planted_stalls,
@@ -124,6 +125,21 @@ OWNED = replace(
     fault_phase_ms=10_000,
 )
 
+#: Members that change all the time, and machines that come back after they were replaced.
+MEMBERS = replace(
+    ROUGH,
+    nodes=6,
+    spares=3,
+    skew=0.0,
+    fault_phase_ms=6000,
+    plain_clients=2,
+    session_clients=1,
+    faults=(
+        *("change_members", "change_members", "change_members", "return_disk", "return_disk"),
+        *("isolate", "split", "one_way", "pause", "crash_process", "break_all_streams", "transfer"),
+    ),
+)
+
 #: Machines whose clocks are wrong by minutes or years.
 CLOCKS = replace(
     ROUGH,
@@ -133,6 +149,17 @@ CLOCKS = replace(
 )
 
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
+    (planted_members.only_the_new_half_decides, MEMBERS),
+    (planted_members.learners_count, MEMBERS),
+    (planted_members.removed_leader_counts_itself, MEMBERS),
+    (planted_members.only_its_own_change_is_ended, MEMBERS),
+    (planted_members.members_not_recorded, MEMBERS),
+    (planted_members.new_members_not_pushed_to, MEMBERS),
+    (planted_members.removed_leader_stays, MEMBERS),
+    (planted_members.only_the_old_half_decides, MEMBERS),
+    (planted_members.halves_are_one_set, MEMBERS),
+    (planted_members.voters_change_in_one_step, MEMBERS),
+    (planted_members.in_force_when_committed, MEMBERS),
     (planted.vote_not_persisted, None),
     (planted.term_not_persisted, None),
     (planted.message_before_hard_state, None),
@@ -337,6 +364,27 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (
         planted_owners.leadership_begins_at_the_last_stamp,
         test_owner.test_stamps_are_those_of_the_log_and_do_not_fall_with_a_new_leader,
+    ),
+]
+
+
+BY_SCENARIO += [
+    (
+        planted_members.changed_before_the_first_commit,
+        test_membership.test_a_leader_commits_an_entry_of_its_term_before_a_change,
+    ),
+    (planted_members.truncated_changes_stay, test_membership.test_a_truncation_undoes_a_change),
+    (
+        planted_members.unknown_peers_ignored,
+        test_membership.test_a_voter_elects_a_candidate_that_it_does_not_know,
+    ),
+    (
+        planted_members.base_without_its_members,
+        test_membership.test_a_log_that_starts_at_a_base_has_the_configuration_of_that_base,
+    ),
+    (
+        planted_members.directory_not_in_the_addition,
+        test_membership.test_the_directory_of_a_new_member_is_not_that_of_an_earlier_one_with_its_name,
     ),
 ]
 

@@ -34,7 +34,7 @@ from dledger.core.messages import (
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded, ReadFailed
 from dledger.infra.files.disk import CrashKind
 from dledger.infra.transport.channels import new_server
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.peer_client import PeerClient
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.peer_transport import PeerTransport, PeerUnreachable, Question
@@ -68,11 +68,11 @@ class Port:
         self.events: list[object] = []
         self.streams: list[PushPeer] = []
         self.cancelled = 0
-        self.directories: list[tuple[str, int, int]] = []
+        self.claims: list[tuple[str, PeerClaims]] = []
         self.refusal: InvalidRequest | None = None
 
-    def check_directories(self, peer: str, directory: int, expected: int) -> None:
-        self.directories.append((peer, directory, expected))
+    def check_claims(self, peer: str, claims: PeerClaims) -> None:
+        self.claims.append((peer, claims))
         if self.refusal is not None:
             raise self.refusal
 
@@ -263,7 +263,7 @@ def test_refusals_keep_their_numbers(run: Run, error: Exception, code: Code) -> 
 
 @both
 @pytest.mark.parametrize("kind", ["call", "fetch", "push"])
-def test_directories_are_checked_before_anything_else(run: Run, kind: str) -> None:
+def test_claims_are_checked_before_anything_else(run: Run, kind: str) -> None:
     async def ask(transport: PeerTransport) -> None:
         if kind == "call":
             await transport.request(VOTE, PATIENT_S)
@@ -277,7 +277,7 @@ def test_directories_are_checked_before_anything_else(run: Run, kind: str) -> No
         with pytest.raises(InvalidRequest, match="an earlier one") as caught:
             await ask(world.transport)
         assert caught.value.code is Code.DIRECTORY_REPLACED
-        assert world.port.directories == [("n0", DIRECTORIES["n0"], DIRECTORIES["n1"])]
+        assert world.port.claims == [("n0", PeerClaims(0, 0, DIRECTORIES["n0"], DIRECTORIES["n1"]))]
         assert not world.port.asked and not world.port.events
 
     run(script)

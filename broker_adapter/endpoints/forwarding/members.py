@@ -11,22 +11,26 @@ from dledger import Code, InvalidRequest, NodeConfig, TlsFiles
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.peer_names import PeerNames
 from dledger.infra.transport.tls import ClientTls
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.secret_file import load_secret
 
 
 class Members:
     """Authenticates members like the log does: by certificate and cluster secret, if these are configured."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        """Raises ConfigError if the TLS files or the secret file are invalid."""
+    def __init__(self, config: NodeConfig, members: MemberBook | None = None) -> None:
+        """`members`: those in force; by default, those of the configuration.
+
+        Raises ConfigError if the TLS files or the secret file are invalid."""
         self._config = config
+        self._members = members or MemberBook(config.members, config.peer_addresses)
         secret_file = config.cluster_secret_file
         self._secret = None if secret_file is None else load_secret(secret_file)
         tls = config.tls
         self._names: PeerNames | None = None
         self._tls: ClientTls | None = None
         if tls is not None:
-            self._names = PeerNames(config.members, tls.peer_names)
+            self._names = PeerNames(self._members, tls.peer_names)
             is_mutual = tls.client_auth == "require"
             self._checks = is_mutual
             files = TlsFiles(tls.ca, tls.certificate, tls.key) if is_mutual else TlsFiles(tls.ca)
@@ -56,8 +60,8 @@ class Members:
         if (hello.cluster_id, hello.group) != (config.cluster_id, config.group):
             text = f"cluster {hello.cluster_id!r}, group {hello.group!r}: this node belongs to another"
             raise InvalidRequest(text, code=Code.UNKNOWN_CLUSTER)
-        if hello.node_id not in config.members or hello.node_id == config.node_id:
-            text = f"{hello.node_id!r} is not another member of {sorted(config.members)}"
+        if hello.node_id not in self._members or hello.node_id == config.node_id:
+            text = f"{hello.node_id!r} is not another member of {sorted(self._members)}"
             raise InvalidRequest(text, code=Code.UNKNOWN_MEMBER)
         if hello.remote_id != config.node_id:
             text = f"calls are addressed to {hello.remote_id!r}, but this node is {config.node_id!r}"
@@ -67,7 +71,7 @@ class Members:
         return hello.node_id
 
     def address(self, node_id: str) -> str:
-        return self._config.peer_address(node_id)
+        return self._members.peer_address(node_id)
 
     def security(self, node_id: str) -> ChannelSecurity | None:
         """Return the current TLS settings for a channel to a member, or None for plain text."""

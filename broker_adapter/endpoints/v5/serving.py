@@ -175,29 +175,16 @@ def routes_by_port(
                 known = ", ".join(sorted(members))
                 text = f"rocketmq_v2.{key} names {node_id!r}, which is not one of the members: {known}"
                 raise ConfigError(text, code=Code.CONFIG_INVALID)
-    plain = {**_at_port_of(settings.listen, members), **settings.advertise}
-    tls = {**_at_port_of(settings.tls_listen, members), **settings.tls_advertise}
     ports = {
-        NODE_PORT: (settings.advertise, node_has_tls),
-        PLAIN_PORT: (plain, False),
-        TLS_PORT: (tls, True),
+        NODE_PORT: (settings.advertise, "", node_has_tls),
+        PLAIN_PORT: (settings.advertise, settings.listen, False),
+        TLS_PORT: (settings.tls_advertise, settings.tls_listen, True),
     }
     by_request = settings.advertise_requested
     return {
-        port: Routes(broker_name, members, advertised, has_tls=has_tls, by_request=by_request)
-        for port, (advertised, has_tls) in ports.items()
+        port: Routes(broker_name, members, advertised, listen=listen, has_tls=has_tls, by_request=by_request)
+        for port, (advertised, listen, has_tls) in ports.items()
     }
-
-
-def _at_port_of(listen: str, members: Mapping[str, str]) -> dict[str, str]:
-    """Return the hosts of the members with the port of `listen`.
-
-    All nodes use the same port, unless they advertise another one.
-    """
-    if not listen:
-        return {}
-    port = listen.rpartition(":")[2]
-    return {node_id: f"{address.rpartition(':')[0]}:{port}" for node_id, address in members.items()}
 
 
 def check_transaction(half: OrphanedHalf, send_to_producer: SendToProducer) -> bool:

@@ -53,6 +53,7 @@ def cluster() -> None:
       dledger cluster status --dir /tmp/log
       dledger cluster kill --dir /tmp/log leader        SIGKILL the leader
       dledger cluster restart-node --dir /tmp/log n1
+      dledger cluster replace-node --dir /tmp/log n3    put a new node in its place
       dledger cluster down --dir /tmp/log
     """
 
@@ -345,6 +346,65 @@ def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> No
     node_id = _resolve(local, node)
     pid = local.restart_node(node_id, seconds=timeout, rejoin=rejoin)
     click.echo(f"{node_id} started (pid {pid})")
+
+
+@cluster.command("add-node")
+@_dir_option
+@click.option("--timeout", type=TIMEOUT, default=120.0, show_default=True, help="Time limit in seconds.")
+def add_node(directory: Path, timeout: float) -> None:
+    """Start a further node and add it to the group, as a voter.
+
+    \b
+    Example:
+      dledger cluster add-node --dir /tmp/log
+    """
+    from dledger.cli.local import local_members  # imports gRPC
+
+    new = local_members.add_node(LocalCluster(directory), timeout, _tell)
+    click.echo(f"{new.node_id} is a voter, at {new.address}")
+
+
+@cluster.command("replace-node")
+@_dir_option
+@click.argument("node")
+@click.option("--timeout", type=TIMEOUT, default=120.0, show_default=True, help="Time limit in seconds.")
+def replace_node(directory: Path, node: str, timeout: float) -> None:
+    """Replace NODE (n1, n2, ..., or `leader`), which may be down and its directory lost, by a new node.
+
+    \b
+    Example:
+      dledger cluster kill --dir /tmp/log n3 && rm -r /tmp/log/n3
+      dledger cluster replace-node --dir /tmp/log n3
+    """
+    from dledger.cli.local import local_members  # imports gRPC
+
+    local = LocalCluster(directory)
+    old = _resolve(local, node)
+    new = local_members.replace_node(local, old, timeout, _tell)
+    click.echo(f"{new.node_id} is a voter in place of {old}, at {new.address}")
+
+
+@cluster.command("remove-node")
+@_dir_option
+@click.argument("node")
+@click.option("--timeout", type=TIMEOUT, default=120.0, show_default=True, help="Time limit in seconds.")
+def remove_node(directory: Path, node: str, timeout: float) -> None:
+    """Remove NODE (n1, n2, ..., or `leader`) from the group and stop it. Its directory is kept.
+
+    \b
+    Example:
+      dledger cluster remove-node --dir /tmp/log n4
+    """
+    from dledger.cli.local import local_members  # imports gRPC
+
+    local = LocalCluster(directory)
+    gone = _resolve(local, node)
+    local_members.remove_node(local, gone, timeout, _tell)
+    click.echo(f"{gone} is no member; its directory is {local.directory / gone}")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _resolve(local: LocalCluster, node: str) -> str:

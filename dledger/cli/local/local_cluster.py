@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from dledger.cli.local.cluster_plan import (
     DEFAULT_BASE_PORT,
     DEFAULT_GROUP,
+    MAX_NODES,
     PLAN_FILE,
     ClusterPlan,
     CompanionPlan,
@@ -113,7 +114,13 @@ class LocalCluster:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
-        self.plan: ClusterPlan = load_plan(self.directory)
+        #: Set by a signal handler. Starts and waits then raise KeyboardInterrupt.
+        self.is_interrupted = False
+        self.use(load_plan(self.directory))
+
+    def use(self, plan: ClusterPlan) -> None:
+        """Use another plan, which is in `cluster.json` already."""
+        self.plan = plan
         self._processes = {
             node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
             for node in self.plan.nodes
@@ -122,8 +129,6 @@ class LocalCluster:
             c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
             for c in self.plan.companions
         }
-        #: Set by a signal handler. Starts and waits then raise KeyboardInterrupt.
-        self.is_interrupted = False
         ca = self.directory / TLS_FOLDER / "ca.pem"
         self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
 
@@ -170,10 +175,11 @@ class LocalCluster:
         if tls:
             from dledger.cli.local.certificates import make_local  # an optional dependency
 
+        possible = [f"n{number}" for number in range(1, MAX_NODES + 1)]
         root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         if tls:
-            names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
-            make_local(root / TLS_FOLDER, names)
+            # The authority is not kept, so nodes that are added later get their certificates now.
+            make_local(root / TLS_FOLDER, [*possible, *(c.name for c in plan.companions)])
         make_secret(root / SECRET_FILE)
         members = member_list(node.node_id for node in plan.nodes)
         for number, node in enumerate(plan.nodes):
@@ -192,7 +198,7 @@ class LocalCluster:
             (root / companion.name).mkdir(PRIVATE_DIRECTORY)
             if tls:
                 section = {**_certificates(root, companion.name), "admin_names": [CLIENT_NAME]}
-                config = {**config, "tls": {**section, "broker_names": list(members)}}
+                config = {**config, "tls": {**section, "broker_names": possible}}
             (root / companion.name / "config.toml").write_text(to_toml(config))
         save_plan(root, plan)
         return cls(root)

@@ -28,8 +28,9 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self._run_until_stopped()
-            if self._grace_s and self._calls:
-                self.loop.run_until_complete(asyncio.wait(self._calls, timeout=self._grace_s))
+            calls = tuple(self._calls)  # they may end, and leave the set, before the wait begins
+            if self._grace_s and calls:
+                self.loop.run_until_complete(asyncio.wait(calls, timeout=self._grace_s))
             tasks = asyncio.all_tasks(self.loop)  # a follow() of another thread, which must not wait forever
             for task in tasks:
                 task.cancel()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dledger.errors import Code, InvalidRequest
@@ -25,34 +24,32 @@ class PeerNames:
     are derived from id and address."""
 
     def __init__(self, members: Mapping[str, str], configured: Mapping[str, str]) -> None:
-        hosts = {node: _host(address) for node, address in members.items()}
-        used = Counter(hosts.values())
-        self._ids: dict[str, str] = {}  # names that must match exactly
-        # hosts, compared case-insensitively and in any spelling of an address
-        self._hosts: dict[str, str] = {}
-        self._server_names: dict[str, str] = {}
-        for node, host in hosts.items():
-            if node in configured:
-                self._hosts[node] = _normal(configured[node])
-                self._server_names[node] = configured[node]
-            elif used[host] == 1:
-                self._ids[node], self._hosts[node] = node, host
-                self._server_names[node] = ""
-            else:
-                # A host that several members share identifies none of them.
-                self._ids[node] = node
-                self._server_names[node] = node
+        """`members`: address by node id, read at each check, because members come and go."""
+        self._members = members
+        self._configured = configured
         self._logged: set[tuple[str, tuple[str, ...]]] = set()
 
     def server_name(self, node: str) -> str:
         """Return the name that the certificate of a member must contain when this node connects to it. ""
         stands for the host of its address."""
-        return self._server_names[node]
+        if node in self._configured:
+            return self._configured[node]
+        _, host = self._accepted(node)
+        return node if host is None else ""
+
+    def _accepted(self, node: str) -> tuple[str | None, str | None]:
+        """Return the name that must match exactly, and the host that may have any spelling. None: none."""
+        if node in self._configured:
+            return None, _normal(self._configured[node])
+        hosts = {member: _host(address) for member, address in self._members.items()}
+        # A host that several members share identifies none of them.
+        is_alone = node in hosts and list(hosts.values()).count(hosts[node]) == 1
+        return node, hosts[node] if is_alone else None
 
     def check(self, node: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
         """Raise InvalidRequest (CERTIFICATE_REFUSED) unless the connection's certificate is one of `node`."""
         names = tuple(names_of(auth_context))
-        as_id, as_host = self._ids.get(node), self._hosts.get(node)
+        as_id, as_host = self._accepted(node)
         if self._are_of(node, names):
             return
         shown = ", ".join(names) or "no name"
@@ -68,10 +65,10 @@ class PeerNames:
     def are_of_a_member(self, names: Iterable[str]) -> bool:
         """Return True if these names identify some member."""
         presented = tuple(names)
-        return any(self._are_of(node, presented) for node in self._hosts.keys() | self._ids.keys())
+        return any(self._are_of(node, presented) for node in self._members)
 
     def _are_of(self, node: str, names: tuple[str, ...]) -> bool:
-        as_id, as_host = self._ids.get(node), self._hosts.get(node)
+        as_id, as_host = self._accepted(node)
         return any(name == as_id or _normal(name) == as_host for name in names)
 
 

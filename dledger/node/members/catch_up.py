@@ -7,7 +7,8 @@ event loop twice: before it is requested and before it is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dledger.infra.loops.pacing import Pacer
@@ -44,12 +45,10 @@ class _ReadAhead(NamedTuple):
 class CatchUp:
     """Performs the reads for all followers. Used on the loop's thread only."""
 
-    def __init__(
-        self, peers: Iterable[str], bytes_per_second: int, read: Read, appends: Callable[[], AppendTotals]
-    ) -> None:
+    def __init__(self, bytes_per_second: int, read: Read, appends: Callable[[], AppendTotals]) -> None:
         """`bytes_per_second`: limit per follower; 0: no limit. `appends`: totals of client appends so far."""
         self._loop = asyncio.get_running_loop()
-        self._paces = {peer: Pacer(bytes_per_second) for peer in peers}
+        self._paces: defaultdict[str, Pacer] = defaultdict(lambda: Pacer(bytes_per_second))
         self._ahead: dict[str, _ReadAhead] = {}
         self._read = read
         self._appends = appends

@@ -28,8 +28,9 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.core.values import UNKNOWN_UID
 from dledger.errors import Code, InvalidRequest, Overloaded
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.ports import FetchedFrames, PushPeer
 
 _ANSWER_WITHIN_S = 5.0
@@ -56,6 +57,8 @@ class InboundEvents(Protocol):
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None: ...
     def directory_seen(self, peer: str, number: int) -> None: ...
     def directory_replaced(self, reason: str) -> None: ...
+    def uid_assigned(self, uid: int) -> None: ...
+    def member_replaced(self, reason: str) -> None: ...
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
 
@@ -89,8 +92,45 @@ class PeerRequests:
     def identity(self) -> PeerIdentity:
         return self._identity
 
-    def check_directories(self, peer: str, directory: int, expected: int) -> None:
-        """See PeerPort. A rejoining node has no number yet, because it may still take a higher one."""
+    def check_claims(self, peer: str, claims: PeerClaims) -> None:
+        """See PeerPort."""
+        self._check_uids(peer, claims)
+        is_known = claims.uid != UNKNOWN_UID and claims.uid == self._identity.uid_of(peer)
+        knows_this = claims.receiver_uid != UNKNOWN_UID
+        self._check_directories(
+            peer,
+            claims.directory if is_known else 0,
+            claims.receiver_directory if knows_this else 0,
+        )
+
+    def _check_uids(self, peer: str, claims: PeerClaims) -> None:
+        identity = self._identity
+        known, own = identity.uid_of(peer), identity.uid_of(identity.node_id)
+        if UNKNOWN_UID < claims.uid < known:
+            raise InvalidRequest(
+                f"{peer} was replaced: it was added as {claims.uid}, and {identity.node_id} knows {known}",
+                code=Code.MEMBER_REPLACED,
+            )
+        named = claims.receiver_directory
+        if claims.receiver_uid == UNKNOWN_UID and named not in (0, identity.directory_of(identity.node_id)):
+            # Its addition is not committed yet. Another machine must not get the log in its place.
+            raise InvalidRequest(
+                f"{identity.node_id} does not use directory {named}", code=Code.UNEXPECTED_MEMBER
+            )
+        if claims.receiver_uid in (UNKNOWN_UID, own):
+            return
+        if own == UNKNOWN_UID and named == identity.directory_of(identity.node_id):
+            self._events.uid_assigned(claims.receiver_uid)
+            return
+        if claims.receiver_uid > own != UNKNOWN_UID:
+            self._events.member_replaced(f"{peer} knows another {identity.node_id}, added later")
+        raise InvalidRequest(
+            f"{identity.node_id} was added as {own}, not as {claims.receiver_uid}",
+            code=Code.UNEXPECTED_MEMBER,
+        )
+
+    def _check_directories(self, peer: str, directory: int, expected: int) -> None:
+        """A rejoining node has no number yet, because it may still take a higher one."""
         identity = self._identity
         known, own = identity.directory_of(peer), identity.directory_of(identity.node_id)
         is_new = directory not in (0, known)

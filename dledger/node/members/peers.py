@@ -50,6 +50,7 @@ class PeerEvents(Protocol):
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
     def stream_down(self, peer: str, stream_id: int) -> None: ...
     def directory_replaced(self, reason: str) -> None: ...
+    def member_replaced(self, reason: str) -> None: ...
 
 
 class PeerLink:
@@ -63,15 +64,18 @@ class PeerLink:
         *,
         role_epoch: Callable[[], int],
         call_timeout_ms: int,
+        last_stream_id: int = 0,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`role_epoch`: current value of this node. `uniform`: random source for pauses."""
+        """`role_epoch`: current value of this node. `last_stream_id`: of an earlier link to the peer.
+        `uniform`: random source for pauses.
+        """
         self.peer = peer
         self._client = client
         self._events = events
         self._uniform = uniform
         self._role_epoch = role_epoch
-        self._stream_id = 0  # id of the newest stream
+        self.last_stream_id = last_stream_id  # id of the newest stream
         self._timeout_s = call_timeout_ms / 1000
         self._calls: dict[type, deque[asyncio.Task[None]]] = {kind: deque() for kind in _MAX_CALLS}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,6 +83,10 @@ class PeerLink:
         self._stream: PushStream | None = None
         self._last_refusal = ""
         self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._client.address
 
     @property
     def is_connected(self) -> bool:
@@ -190,8 +198,8 @@ class PeerLink:
 
         Usually the streams to all members have the same id, so that a push is encoded once for all of them.
         """
-        self._stream_id = max(self._stream_id + 1, self._role_epoch())
-        return self._stream_id
+        self.last_stream_id = max(self.last_stream_id + 1, self._role_epoch())
+        return self.last_stream_id
 
     async def _run_stream(self, stream: PushStream) -> None:
         self._stream = stream
@@ -223,6 +231,8 @@ class PeerLink:
         self._log_once(str(error))
         if error.code is Code.DIRECTORY_REPLACED:
             self._events.directory_replaced(error.message)
+        elif error.code is Code.MEMBER_REPLACED:
+            self._events.member_replaced(error.message)
 
     def _log_once(self, reason: str) -> None:
         if self._last_refusal != reason:  # log it once, not with every heartbeat

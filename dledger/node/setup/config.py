@@ -20,6 +20,7 @@ from dledger.infra.addresses import host_of
 from dledger.infra.files.config_faults import read_toml, validate
 from dledger.infra.files.disk import Disk
 from dledger.infra.transport.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
+from dledger.replica.admission import AppendLimits
 from dledger.replica.retention import RetentionLimits
 from dledger.rpc.ports import ServiceLimits
 from dledger.store.format.batch import max_batch_size
@@ -181,6 +182,15 @@ class LimitsConfig(_ConfigSection):
                 f"data files of {data_file_size} bytes hold batches of at most {largest}"
             )
         return self.max_batch_bytes
+
+    def appends(self, max_batch_bytes: int) -> AppendLimits:
+        return AppendLimits(
+            max_body_bytes=self.max_body_bytes,
+            max_batch_bytes=max_batch_bytes,
+            max_batch_entries=self.max_batch_entries,
+            max_pending_bytes=self.max_pending_bytes,
+            max_pending_appends=self.max_pending_appends,
+        )
 
     def service(self, data_file_size: int) -> ServiceLimits:
         return ServiceLimits(

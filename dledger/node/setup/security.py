@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 
 import grpc
 
@@ -18,11 +19,12 @@ _log = get_logger("tls")
 class NodeSecurity:
     """TLS state of a running node. Raises ConfigError if files are missing or invalid."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, members: Mapping[str, str] | None = None) -> None:
+        """`members`: those in force, by node id; by default those of the configuration."""
         section = config.tls
         assert section is not None
         self._config, self._section = config, section
-        self._names = PeerNames(config.members, section.peer_names)
+        self._names = PeerNames(config.members if members is None else members, section.peer_names)
         self._keeper = tls.TlsKeeper(
             tls.TlsFiles(section.ca, section.certificate, section.key),
             "both" if self.is_mutual else "server",

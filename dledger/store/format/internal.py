@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from zlib_ng.zlib_ng import crc32
 
 from dledger.core.cluster_clock import ClockChange, Stamp
-from dledger.core.values import Base
+from dledger.core.membership_json import decode_membership, encode_membership
+from dledger.core.values import Base, Membership
 
 TAG_SESSION_OPEN = b"SO"
 TAG_SESSION_BATCH = b"SB"
@@ -21,6 +22,7 @@ TAG_IMAGE_BEGIN = b"IB"
 TAG_IMAGE_CHUNK = b"IC"
 TAG_IMAGE_END = b"IE"
 TAG_PURGE = b"PU"
+TAG_MEMBERS = b"CF"
 TAG_STAMP = b"T1"  # cluster time; another internal body follows
 TAG_CHANGE = b"T2"  # cluster time with a change of its rate or offset; another internal body follows
 
@@ -93,6 +95,13 @@ class Purge:
 
 
 @dataclass(slots=True)
+class Configuration:
+    """The members from this entry on (rule 15), as JSON."""
+
+    membership: Membership
+
+
+@dataclass(slots=True)
 class StampedInternal:
     """An internal body with the cluster time of its batch, in milliseconds since the Unix epoch."""
 
@@ -120,6 +129,7 @@ Internal = (
     | ImageChunk
     | ImageEnd
     | Purge
+    | Configuration
     | StampedInternal
     | UnknownInternal
 )
@@ -146,6 +156,8 @@ def encode_internal(value: Internal) -> bytes:
             return _IMAGE_END.pack(TAG_IMAGE_END, image_index, chunks, crc)
         case Purge(base):
             return _PURGE.pack(TAG_PURGE, base.index, base.term, base.pos, base.chain_crc)
+        case Configuration(membership):
+            return TAG_MEMBERS + encode_membership(membership)
         case UnknownInternal(body):
             return body
 
@@ -177,6 +189,9 @@ def decode_internal(body: bytes) -> Internal:
         return ImageEnd(*_IMAGE_END.unpack(body)[1:])
     if tag == TAG_PURGE and size == _PURGE.size:
         return Purge(Base(*_PURGE.unpack(body)[1:]))
+    if tag == TAG_MEMBERS:
+        membership = decode_membership(body[2:])
+        return UnknownInternal(body) if membership is None else Configuration(membership)
     return UnknownInternal(body)
 
 
@@ -190,6 +205,18 @@ def _decode_change(body: bytes) -> Internal:
     ):
         return UnknownInternal(body)
     return StampedInternal(stamp_ms, inner, change)
+
+
+def membership_in(head: bytes) -> Membership | None:
+    """Return the configuration that the body of an INTERNAL entry contains, if any. Cheap for all others."""
+    if TAG_MEMBERS not in (
+        head[:2],
+        head[_STAMP.size : _STAMP.size + 2],
+        head[_CHANGE.size : _CHANGE.size + 2],
+    ):
+        return None
+    value = strip_stamp(decode_internal(head))[1]
+    return value.membership if isinstance(value, Configuration) else None
 
 
 def strip_stamp(value: Internal) -> tuple[int | None, Internal]:

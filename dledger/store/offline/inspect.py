@@ -171,7 +171,7 @@ class _Inspection:
         self._disk = disk
         self._paths = NodePaths(Path(directory))
         self._problems: list[str] = []
-        self._identity = self._attempt(lambda: load_identity(self._paths.root, disk=disk))
+        self._identity = self._attempt(lambda: load_identity(self._paths.root, disk=disk, unfinished=True))
         self._checkpoint = self._attempt(lambda: read_checkpoint(disk, self._paths.checkpoint))
         size = self._identity.data_file_size if self._identity else DEFAULT_DATA_FILE_SIZE
         self._data = FileSequence(disk, self._paths.data, size, write=False)

@@ -52,12 +52,14 @@ from broker_adapter.delivery_state.records import (
     encode,
     encode_stored_ids,
 )
-from broker_adapter.delivery_state.state import DeliveryState
+from broker_adapter.delivery_state.state import DeliveryState, first_number, index_of
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.metadata.commands import PutTopic
 from broker_adapter.metadata.records import encode as encode_metadata
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.server.replicated_state import ReplicatedState
+from dledger.core.values import MAX_TERM
+from dledger.store.offline.recover import MIN_TERM_ADVANCE
 
 KEY = QueueKey("g", "t", 2)
 IDENTITY = SendIdentity(b"z" * 16, b"c" * 16, 77)
@@ -147,6 +149,27 @@ def filled() -> DeliveryState:
     state.apply(4, 1000, encode([Pop(KEY, "c", "a", 50, True, False, False, 0, 3, (0, 2), ()), DEFER]))
     state.apply(5, 1001, encode([DEFER._replace(digest=b""), EndDeferred((4 << 16) + 1, Ending.COMMITTED)]))
     return state
+
+
+def test_a_handle_of_lost_nodes_does_not_fit_a_delivery_of_the_recovered_cluster() -> None:
+    """Both were delivered by a command at index 4, in terms that a forced recovery lies between."""
+    pop = encode([Pop(KEY, "c", "a", 50, True, False, False, 0, 3, (0, 2), ())])
+    lost, recovered = DeliveryState(), DeliveryState()
+    lost.apply(4, 1000, pop, term=9)
+    recovered.apply(4, 1000, pop, term=9 + MIN_TERM_ADVANCE)
+    old, new = (state.queues[KEY].pending[2].pop for state in (lost, recovered))
+    assert old == 4 << 16 != new and index_of(old) == index_of(new) == 4
+    recovered.apply(5, 1001, encode([Ack(KEY, 2, old)]), term=9 + MIN_TERM_ADVANCE)
+    assert 2 in recovered.queues[KEY].pending, "nothing was acknowledged"
+    recovered.apply(6, 1001, encode([Ack(KEY, 2, new)]), term=9 + MIN_TERM_ADVANCE)
+    assert 2 not in recovered.queues[KEY].pending
+
+
+def test_numbers_have_64_bits_and_start_at_the_index() -> None:
+    assert [first_number(7, term) for term in (-1, 0, 5, MIN_TERM_ADVANCE - 1)] == [7 << 16] * 4
+    assert first_number((1 << 44) - 1, MAX_TERM) + 0xFFFF < 1 << 63
+    numbers = [first_number(7, MIN_TERM_ADVANCE * n) for n in range(8)]
+    assert len(set(numbers)) == 8 and {index_of(number) for number in numbers} == {7}
 
 
 def test_an_image_holds_everything() -> None:
@@ -351,7 +374,7 @@ def test_an_image_from_before_there_was_delivery_is_taken() -> None:
     both.load(old.save())
     assert metadata.topic("t") == TopicConfig("t")
     assert image.save(delivery) == image.save(DeliveryState())
-    both.apply_delivery(4, 1000, encode([DEFER]), 70, 200)
+    both.apply_delivery(4, 1000, encode([DEFER]), 70, 200, 7)
     saved = both.save()
     other = DeliveryState()
     ReplicatedState(MetadataState(), other).load(saved)

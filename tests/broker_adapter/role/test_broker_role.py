@@ -33,7 +33,7 @@ class Writer:
 async def test_a_service_whose_stop_was_cancelled_is_stopped_by_the_next_change() -> None:
     services = [Service(), Service()]
     adapter = BrokerRoleAdapter(
-        cast(Any, Writer()), cast(Any, None), services, slave_id=1, on_change=lambda: None
+        cast(Any, Writer()), cast(Any, None), services, slave_id=lambda: 1, on_change=lambda: None
     )
     await adapter.change_to_master(1, 1)
     superseded = asyncio.create_task(adapter.change_to_slave(1, 1, None))

@@ -217,7 +217,7 @@ class SimBroker:
                 self.topic_expiry,
                 self.group_expiry,
             ],
-            slave_id=1,
+            slave_id=lambda: 1,
             on_change=self._on_change,
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)

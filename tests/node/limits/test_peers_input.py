@@ -65,7 +65,6 @@ WRONG = [
     ({"remote_id": "n3"}, Code.UNEXPECTED_MEMBER),
     ({"members": ["n1", "n2", "n3", "n4", "n5"]}, Code.MEMBERS_DIFFER),
     ({"members": ["n1", "n2", "n3", "n4", "n5"], "local_id": "n5"}, Code.MEMBERS_DIFFER),
-    ({"members": []}, Code.MEMBERS_DIFFER),
     ({"members": [], "version": 1}, Code.UNSUPPORTED_VERSION),
 ]
 

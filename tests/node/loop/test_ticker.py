@@ -167,7 +167,7 @@ UNDER_WAY: dict[str, Callable[[Replica], None]] = {
     "a log that is read again": set_to("admission.state.is_rebuilding", True),
     "an index that could not be read": set_to("suspects", [0]),
     "a probe that was not answered": set_to("unread_probes", {"a": None}),
-    "a purge that is to be carried out": set_to("purge_to", Base(0, 1, 64, 7)),
+    "a purge that is to be carried out": set_to("retainer.purge_to", Base(0, 1, 64, 7)),
     "an image that is written": set_to("retainer._writer", object()),
 }
 

@@ -40,7 +40,7 @@ class Follower:
         self.reads = Reads()
         self.got: list[int | None] = []
         self.appends = NO_APPENDS
-        self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads, lambda: self.appends)
+        self._catch_up = CatchUp(bytes_per_second, self.reads, lambda: self.appends)
         self._given = asyncio.Event()
 
     def ask(self, first: int, last: int = 99, *, stream: int = 1, peer: str = "n2") -> None:

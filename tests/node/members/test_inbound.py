@@ -6,9 +6,10 @@ import pytest
 
 from dledger.core.directories import FIRST_REJOINED
 from dledger.core.messages import PushResponse, PushType
+from dledger.core.values import UNKNOWN_UID
 from dledger.errors import Code, InvalidRequest
 from dledger.node.members.inbound import PeerRequests
-from dledger.rpc.envelope import PeerIdentity
+from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import PushReceiver
 
@@ -18,6 +19,7 @@ class Events:
         self.lost: list[tuple[str, int]] = []
         self.seen: list[tuple[str, int]] = []
         self.stopped: list[str] = []
+        self.assigned: list[int] = []
 
     def receive(self, peer: str, message: object, payload: object) -> None: ...
 
@@ -26,6 +28,12 @@ class Events:
 
     def directory_replaced(self, reason: str) -> None:
         self.stopped.append(reason)
+
+    def member_replaced(self, reason: str) -> None:
+        self.stopped.append(reason)
+
+    def uid_assigned(self, uid: int) -> None:
+        self.assigned.append(uid)
 
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
         self.lost.append((leader_id, stream_id))
@@ -103,7 +111,7 @@ def test_rule_11_the_newest_directories_are_admitted(
     own: int, known: int, claims: tuple[int, int], seen: int | None
 ) -> None:
     inbound, events = make_numbered(own, known)
-    inbound.check_directories("m", *claims)
+    inbound.check_claims("m", PeerClaims(0, 0, *claims))
     assert events.seen == ([] if seen is None else [("m", seen)]) and not events.stopped
 
 
@@ -112,7 +120,7 @@ def test_rule_11_another_directory_of_a_peer_is_refused(known: int, directory: i
     """What it says of this node does not count."""
     inbound, events = make_numbered(3, known)
     with pytest.raises(InvalidRequest) as caught:
-        inbound.check_directories("m", directory, REJOINED)
+        inbound.check_claims("m", PeerClaims(0, 0, directory, REJOINED))
     assert caught.value.code is Code.DIRECTORY_REPLACED
     assert not events.seen and not events.stopped
 
@@ -123,6 +131,63 @@ def test_rule_11_a_node_with_another_directory_than_its_peer_knows_stops_itself_
 ) -> None:
     inbound, events = make_numbered(own, 0)
     with pytest.raises(InvalidRequest) as caught:
-        inbound.check_directories("m", 9, expected)
+        inbound.check_claims("m", PeerClaims(0, 0, 9, expected))
     assert caught.value.code is Code.UNEXPECTED_MEMBER
     assert len(events.stopped) == 1 and not events.seen
+
+
+def make_known(own: int, known: int) -> tuple[PeerRequests, Events]:
+    """A node with the directory 3 and a uid, which knows a uid of its peer."""
+    events, uids = Events(), {"n": own, "m": known}
+    identity = PeerIdentity(
+        "c", "g", "n", (), 1, directory_of={"n": 3, "m": 4}.__getitem__, uid_of=uids.__getitem__
+    )
+    return PeerRequests(identity, events, no_fetch), events
+
+
+@pytest.mark.parametrize(
+    ("own", "known", "claims", "assigned"),
+    [
+        (0, 7, PeerClaims(7, 0, 4, 3), []),
+        (0, UNKNOWN_UID, PeerClaims(7, 0, 9, 3), []),  # this node lags behind the configuration of its leader
+        (0, 7, PeerClaims(8, 0, 9, 3), []),  # the peer was replaced, which this node does not know yet
+        (8, 0, PeerClaims(0, UNKNOWN_UID, 4, 0), []),  # the peer does not know this node yet
+        (UNKNOWN_UID, 0, PeerClaims(0, UNKNOWN_UID, 4, 0), []),
+        (UNKNOWN_UID, 0, PeerClaims(0, UNKNOWN_UID, 4, 3), []),
+        (UNKNOWN_UID, 0, PeerClaims(0, 9, 4, 3), [9]),
+    ],
+)
+def test_rule_15_members_of_newer_configurations_are_admitted(
+    own: int, known: int, claims: PeerClaims, assigned: list[int]
+) -> None:
+    inbound, events = make_known(own, known)
+    inbound.check_claims("m", claims)
+    assert events.assigned == assigned and not events.stopped
+
+
+def test_rule_15_a_peer_that_was_replaced_is_refused() -> None:
+    inbound, events = make_known(0, 7)
+    with pytest.raises(InvalidRequest) as caught:
+        inbound.check_claims("m", PeerClaims(0, 0, 4, 3))
+    assert caught.value.code is Code.MEMBER_REPLACED
+    assert not events.stopped
+
+
+@pytest.mark.parametrize(
+    ("own", "receiver", "directory", "stops"),
+    [
+        (0, 7, 5, True),  # another machine has taken the place of this one
+        (7, 0, 5, False),  # the peer lags behind, and means the machine before this one
+        (UNKNOWN_UID, 7, 5, False),  # the peer means another machine
+        (UNKNOWN_UID, 0, 0, False),
+        (0, UNKNOWN_UID, 5, False),  # the addition of that machine is not committed yet
+    ],
+)
+def test_rule_15_a_message_for_another_machine_with_this_node_id_changes_nothing(
+    own: int, receiver: int, directory: int, stops: bool
+) -> None:
+    inbound, events = make_known(own, 0)
+    with pytest.raises(InvalidRequest) as caught:
+        inbound.check_claims("m", PeerClaims(0, receiver, 4, directory))
+    assert caught.value.code is Code.UNEXPECTED_MEMBER
+    assert bool(events.stopped) == stops and not events.assigned and not events.seen

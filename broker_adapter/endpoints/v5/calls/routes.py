@@ -60,9 +60,12 @@ def accepts(config: TopicConfig, kind: pb.MessageType) -> bool:
 class Routes:
     """Builds the routes of all topics for one port, with or without TLS.
 
-    `members`: host:port by node id; addresses in `advertised` take precedence. `by_request`: the endpoints of
-    a request replace both.
+    `members`: host:port by node id, which may change; addresses in `advertised` take precedence. `listen`:
+    all members serve these clients at its port; "": at their own ports. `by_request`: the endpoints of a
+    request replace all.
     """
+
+    _known: Mapping[str, str] | None = None  # as of the last call
 
     def __init__(
         self,
@@ -70,12 +73,25 @@ class Routes:
         members: Mapping[str, str],
         advertised: Mapping[str, str],
         *,
+        listen: str = "",
         has_tls: bool = False,
         by_request: bool = False,
     ) -> None:
-        places = {node_id: advertised.get(node_id, members[node_id]) for node_id in sorted(members)}
         self._broker_name, self._has_tls, self._by_request = broker_name, has_tls, by_request
-        self._set({node_id: _split(address) for node_id, address in places.items()})
+        self._members, self._advertised = members, advertised
+        self._port = listen.rpartition(":")[2]
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        known = dict(self._members)
+        if known == self._known:
+            return
+        self._known = known
+        places = {node_id: _split(address) for node_id, address in sorted(known.items())}
+        if self._port:
+            places = {node_id: (host, int(self._port)) for node_id, (host, _) in places.items()}
+        advertised = {node_id: _split(address) for node_id, address in self._advertised.items()}
+        self._set({node_id: advertised.get(node_id, place) for node_id, place in places.items()})
 
     def requested(self, endpoints: pb.Endpoints) -> Routes:
         """Return the routes for a client that sends these endpoints, which it has connected to.
@@ -84,6 +100,7 @@ class Routes:
         endpoints are invalid.
         """
         if not self._by_request or not endpoints.addresses:
+            self._follow_members()
             return self
         _check(endpoints)
         routes = copy(self)

@@ -38,6 +38,7 @@ from dledger.infra.transport.tls import ClientTls, ServerTls
 from dledger.metrics import NodeMetrics
 from dledger.node.program_ports import ProgramPorts
 from dledger.node.setup.config import is_loopback
+from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.secret_file import load_secret
 
 _log = get_logger("classic")
@@ -97,6 +98,7 @@ class ClassicNode:
         command.
         """
         self.config = config
+        self.members = MemberBook(config.members, config.peer_addresses)
         self.metrics = NodeMetrics()
         self.is_released = True
         self._is_open = False

@@ -1,0 +1,149 @@
+"""Adds, replaces and removes nodes of a local cluster that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tomllib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dledger.cli.local.cluster_plan import (
+    HOST,
+    MAX_NODES,
+    NodePlan,
+    free_ports,
+    save_plan,
+    to_toml,
+)
+from dledger.cli.local.local_cluster import TLS_FOLDER, LocalCluster
+from dledger.cli.local.node_process import NodeProcess
+from dledger.client import AsyncClient
+from dledger.client.member_changes import MemberChanges
+from dledger.core.membership_change import ChangeKind, MemberStep
+from dledger.errors import Code, ConfigError, StorageError
+from dledger.infra.files.descriptors import PRIVATE_DIRECTORY
+from dledger.store.identity import load_identity
+
+Tell = Callable[[str], None]
+
+
+def add_node(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
+    """Start a new node, add it to the group and make it a voter.
+
+    `timeout`: seconds. `tell` receives lines about the progress. Raises DLedgerErrors of the group; a node
+    that was not added yet is then removed again.
+    """
+    if len(local.plan.nodes) >= MAX_NODES:
+        raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
+    new, process = _start_new(local)
+    _added(local, new, process, timeout, tell)
+    _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=True))
+    return new
+
+
+def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> NodePlan:
+    """Put a new node in the place of a node, whose directory may be gone. See `add_node`."""
+    gone = local.plan.node(old)
+    new, process = _start_new(local)
+    _added(local, new, process, timeout, tell)
+    _run(local, timeout, tell, lambda changes: changes.replace(old, new.node_id, new.address))
+    _drop(local, gone)
+    return new
+
+
+def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -> None:
+    """Remove a node from the group and stop it. Its directory is kept."""
+    gone = local.plan.node(node_id)
+    step = MemberStep(ChangeKind.REMOVE, node_id)
+    _run(local, timeout, tell, lambda changes: changes.change(step))
+    _drop(local, gone)
+
+
+def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
+    """Start a node with an empty directory. Its configuration is that of another node."""
+    model = _model(local)
+    names = [path.name for path in local.directory.iterdir()]
+    node_id = f"n{1 + max(int(name[1:]) for name in names if re.fullmatch(r'n[0-9]+', name))}"
+    if local.plan.tls and not (local.directory / TLS_FOLDER / f"{node_id}.pem").exists():
+        text = f"there is no certificate for {node_id}: a local cluster has those of n1 to n{MAX_NODES}"
+        raise ConfigError(text)
+    ports = [f"{HOST}:{port}" for port in free_ports(4 if model.remoting_address else 2)]
+    new = NodePlan(node_id, *ports)
+    folder = local.directory / node_id
+    folder.mkdir(PRIVATE_DIRECTORY)
+    (folder / "node.toml").write_text(_config_like(local, model, new, folder))
+    process = NodeProcess(folder, folder / "node.toml")
+    process.start(None, ["--join"])
+    return new, process
+
+
+def _model(local: LocalCluster) -> NodePlan:
+    """Return a node that still has its directory, with a replicated log."""
+    for node in local.plan.nodes:
+        try:
+            load_identity(local.store_directory(node.node_id))
+        except StorageError as error:
+            if error.code is not Code.NOT_INITIALIZED:
+                raise
+        else:
+            return node
+    raise ConfigError("no node of this cluster has a replicated log, whose members could change")
+
+
+def _config_like(local: LocalCluster, model: NodePlan, new: NodePlan, folder: Path) -> str:
+    values = tomllib.loads((local.folder(model.node_id) / "node.toml").read_text())
+    nodes = (*local.plan.nodes, new)
+    values |= {
+        "node_id": new.node_id,
+        "directory": str(folder / "store"),
+        "http_listen": new.http_address,
+        "members": {node.node_id: node.address for node in nodes},
+        "http_members": {node.node_id: node.http_address for node in nodes},
+    }
+    if "tls" in values:
+        certificates = local.directory / TLS_FOLDER
+        values["tls"] |= {
+            "certificate": str(certificates / f"{new.node_id}.pem"),
+            "key": str(certificates / f"{new.node_id}.key"),
+        }
+    text = to_toml(values)
+    if model.remoting_address:
+        text = text.replace(model.remoting_address, new.remoting_address)
+        text = text.replace(model.send_address, new.send_address)
+    return text
+
+
+def _added(local: LocalCluster, new: NodePlan, process: NodeProcess, timeout: float, tell: Tell) -> None:
+    """Add the node as a learner, and only then to the plan."""
+    try:
+        _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=False))
+    except BaseException:
+        process.stop(1.0)
+        shutil.rmtree(local.directory / new.node_id)
+        raise
+    _save(local, (*local.plan.nodes, new))
+
+
+def _drop(local: LocalCluster, gone: NodePlan) -> None:
+    local.stop_node(gone.node_id)
+    _save(local, tuple(node for node in local.plan.nodes if node != gone))
+
+
+def _save(local: LocalCluster, nodes: tuple[NodePlan, ...]) -> None:
+    plan = replace(local.plan, nodes=nodes)
+    save_plan(local.directory, plan)
+    local.use(plan)
+
+
+def _run(
+    local: LocalCluster, timeout: float, tell: Tell, work: Callable[[MemberChanges], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        client = AsyncClient(local.addresses, group=local.plan.group, session=False, tls=local.tls_files)
+        async with client:
+            await work(MemberChanges(client, timeout=timeout, tell=tell))
+
+    asyncio.run(run())

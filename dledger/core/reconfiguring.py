@@ -1,0 +1,144 @@
+"""Changes of the configuration, on the leader (Raft thesis, chapter 4; docs/guarantees.md rule 15).
+
+A change of the voters takes two entries. The first is joint: from then on, decisions need a majority of the
+voters before and one of the voters after the change. The second follows once the first is committed, and
+ends the change. A new leader that finds a committed joint configuration writes the second entry itself.
+Other changes take one entry. An entry is in force once it is in the log, and a truncation undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from dledger.core.core_state import CoreState
+from dledger.core.effects import AppendMembership, ChangeEnded
+from dledger.core.membership_change import (
+    ChangeKind,
+    ChangeRefused,
+    MembershipChange,
+    first_entry,
+    last_entry,
+    target_of,
+)
+from dledger.core.quorum import is_majority
+from dledger.core.values import Membership
+from dledger.errors import Code
+
+#: Members that one leader can add in its term.
+_MAX_ADDITIONS = 1 << 20
+
+
+class Leader(Protocol):
+    """What a change needs of the leadership that makes it."""
+
+    @property
+    def noop_is_committed(self) -> bool: ...
+    @property
+    def transferring_to(self) -> str | None: ...
+    def live(self) -> Collection[str]:
+        """Members that count and have responded lately, including this node."""
+
+    def lag_of(self, node_id: str) -> str:
+        """Why a learner is not ready to vote; "" if it is."""
+
+    def retire(self) -> None:
+        """Step down: this node is no voter any more."""
+
+
+class Reconfiguration:
+    """The change in progress of one leadership."""
+
+    def __init__(self, core: CoreState, leader: Leader) -> None:
+        self._core = core
+        self._leader = leader
+        self._request_id: int | None = None
+        self._is_submitted = False  # an AppendMembership has not been executed yet
+        self._additions = 0
+
+    @property
+    def is_running(self) -> bool:
+        log = self._core.log
+        in_log = log.membership.is_joint or log.membership_index > self._core.committed_index
+        return self._is_submitted or in_log
+
+    def request(self, request_id: int, change: MembershipChange) -> None:
+        try:
+            target = self._check(change)
+        except ChangeRefused as refusal:
+            self._core.emit(ChangeEnded(request_id, refusal.code, refusal.reason))
+            return
+        if target is self._core.membership:
+            self._core.emit(ChangeEnded(request_id, Code.SUCCESS, "already in force"))
+            return
+        self._request_id = request_id
+        self._additions += sum(step.kind is ChangeKind.ADD for step in change.steps)
+        self._append(first_entry(self._core.membership, target))
+
+    def _check(self, change: MembershipChange) -> Membership:
+        """Return the configuration after the change. Raises ChangeRefused."""
+        core, leader = self._core, self._leader
+        if not leader.noop_is_committed:
+            # Without this, two changes of leaders of different terms could have disjoint majorities.
+            text = "this leader has not committed an entry of its term yet; try again"
+            raise ChangeRefused(Code.CHANGE_RUNNING, text)
+        if leader.transferring_to is not None:
+            text = f"a transfer of leadership to {leader.transferring_to} is under way; try again"
+            raise ChangeRefused(Code.CHANGE_RUNNING, text)
+        if self.is_running:
+            raise ChangeRefused(Code.CHANGE_RUNNING, "another change of the members is under way; try again")
+        if self._additions + len(change.steps) > _MAX_ADDITIONS:
+            raise ChangeRefused(Code.CHANGE_REFUSED, "too many members were added in this term")
+        if core.log.membership_index < 0 and not change.force:
+            self._check_releases()
+        target = target_of(core.membership, change.steps, core.term * _MAX_ADDITIONS + self._additions + 1)
+        if not change.force:
+            self._check_readiness(target)
+        return target
+
+    def _check_releases(self) -> None:
+        """Before the first change: release 0.2 does not know the entry, and would count the first members."""
+        core = self._core
+        others = core.membership.others(core.node_id)
+        if older := [peer for peer in others if core.features.get(peer, 0) < 1]:
+            text = f"not known to run a release that can change members: {', '.join(older)}"
+            raise ChangeRefused(Code.MEMBER_OUTDATED, text)
+
+    def _check_readiness(self, target: Membership) -> None:
+        core, live = self._core, self._leader.live()
+        for node_id in target.voters:
+            if node_id in core.membership.learners and (lag := self._leader.lag_of(node_id)):
+                raise ChangeRefused(Code.LEARNER_NOT_READY, lag)
+        changes_voters = set(target.voters) != set(core.membership.voters)
+        if changes_voters and not is_majority(target, live):
+            names = ", ".join(sorted(set(target.voters) & set(live))) or "none"
+            text = f"of the voters {', '.join(target.voters)}, no majority is in contact: {names}"
+            raise ChangeRefused(Code.NO_LIVE_MAJORITY, text)
+
+    def appended(self) -> None:
+        self._is_submitted = False
+
+    def committed(self) -> None:
+        """Continue or end a change after a commit."""
+        core, membership = self._core, self._core.membership
+        if self._is_submitted or core.log.membership_index > core.committed_index:
+            return
+        if membership.is_joint:
+            if self._leader.noop_is_committed:
+                self._append(last_entry(membership))
+            return
+        request_id, self._request_id = self._request_id, None
+        if request_id is not None:
+            core.emit(ChangeEnded(request_id, Code.SUCCESS, "in force and committed"))
+        if core.node_id not in membership.voters:
+            self._leader.retire()
+
+    def resigned(self, reason: str) -> None:
+        request_id, self._request_id = self._request_id, None
+        if request_id is not None:
+            text = f"{reason}: the next leader may complete or undo the change; list the members"
+            self._core.emit(ChangeEnded(request_id, Code.CHANGE_UNKNOWN, text))
+
+    def _append(self, membership: Membership) -> None:
+        self._is_submitted = True
+        self._core.emit(AppendMembership(membership))

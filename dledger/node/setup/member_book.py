@@ -1,0 +1,45 @@
+"""Addresses of the members, which follow the configuration in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from dledger.core.values import Membership
+
+
+class MemberBook(Mapping[str, str]):
+    """Address of each member by node id, as clients use it. The configuration file counts until the log has
+    another configuration."""
+
+    def __init__(self, configured: Mapping[str, str], peer_addresses: Mapping[str, str]) -> None:
+        """`peer_addresses`: where this node reaches members on another network, by node id."""
+        self._addresses = dict(configured)
+        self._peer_addresses = dict(peer_addresses)
+        self._former: dict[str, str] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def __getitem__(self, node_id: str) -> str:
+        return self._addresses[node_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def peer_address(self, node_id: str) -> str:
+        """Return the address at which this node reaches another member."""
+        return self._peer_addresses.get(node_id) or self._addresses.get(node_id) or self._former[node_id]
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` on the event loop after each change."""
+        self._listeners.append(listener)
+
+    def update(self, membership: Membership) -> None:
+        """Take over the members of a configuration. Former members keep their addresses as peers."""
+        addresses = {member.node_id: member.address for member in membership.identities}
+        if addresses != self._addresses:
+            self._former |= self._addresses
+            self._addresses = addresses
+            for listener in self._listeners:
+                listener()

@@ -1,0 +1,259 @@
+"""Founds a new cluster on the log of one member, if a majority of its group is lost for good.
+
+A group without a majority neither elects a leader nor changes its members. An operator may then continue
+with the log of one survivor, which may lack acknowledged entries: those that only lost members had. The new
+cluster must never be mistaken for the former one, whose members may return:
+
+- It has another cluster id, so its nodes and those of the former cluster refuse each other.
+- It is in a term beyond any that the lost members can have reached. No entry of the new log has therefore the
+  index and the term of an entry of the former one, and NameServers prefer its master to a former one.
+- Its configuration ends all sessions, and gives new ones other ids (dledger.core.values.Recovery): the former
+  cluster may have opened a session at an index at which the new one opens another.
+
+The steps are durable one after the other. The first gives the directory an identity with which no node
+starts; the last one completes the identity. An interrupted recovery is repeated, with the cluster id of the
+first attempt.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+from dledger.core.directories import with_own_directory
+from dledger.core.log_view import confirmed_memberships
+from dledger.core.membership_change import first_members
+from dledger.core.values import (
+    MAX_SESSION_OFFSET,
+    MAX_TERM,
+    UNKNOWN_UID,
+    HardState,
+    Member,
+    Membership,
+    MembershipAt,
+    Recovery,
+    member_key,
+)
+from dledger.errors import Code, ConfigError, Refused, StorageError
+from dledger.infra.files.disk import Disk, OsDisk
+from dledger.store.api import Damage
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import encode_batch
+from dledger.store.format.internal import Configuration, encode_internal
+from dledger.store.format.layout import NodePaths
+from dledger.store.identity import Identity, member_list, recovered, recovering, save_identity
+
+#: The new term is this far beyond the known ones, plus a random number below it. The lost members would need
+#: an election every 100 ms for nineteen days to come that far. Nodes with an empty log accept it (rule 5).
+MIN_TERM_ADVANCE = 1 << 24
+#: Indexes stay below the first number, so all ids of a former cluster are below those of the next one. The
+#: random rest tells apart two clusters that were founded on two members of the same group.
+_MIN_OFFSET_ADVANCE, _OFFSET_RANGE = 1 << 48, 1 << 56
+_GENERATED_SUFFIX = re.compile(r"-r\d+-[0-9a-f]{6}$")
+
+
+class RecoveryReport(NamedTuple):
+    """The state of the survivor, and what the recovery makes of it."""
+
+    node_id: str
+    group: str
+    former_id: str  # of the cluster
+    cluster_id: str  # of the new cluster
+    number: int  # of forced recoveries, including this one
+    role: str  # in the newest configuration: "voter", "leaving", "learner", or "" if it is no member
+    is_repeated: bool  # an interrupted recovery is continued
+    committed_index: int  # last one that this node knows to be committed
+    end_index: int
+    end_term: int
+    lost_end: tuple[int, int] | None  # (term, index) up to which the log once reached, if its end was damaged
+    damages: tuple[Damage, ...]
+    dropped: tuple[Member, ...]  # all other members
+
+    @property
+    def uncommitted_count(self) -> int:
+        """Entries that are kept, although they may never have been acknowledged."""
+        return self.end_index - self.committed_index
+
+
+class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
+    """The recovery of a stopped node, whose directory stays locked until `close`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        node_id: str,
+        members: Mapping[str, str],
+        *,
+        cluster_id: str | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """`members`: addresses in the node's configuration, by node id. `cluster_id`: of the new cluster; by
+        default one is generated.
+
+        Raises the errors of DiskLogStore.open; ConfigError MEMBERS_DIFFER if the configuration names other
+        first members than the directory; Refused RECOVERY_REFUSED if there is nothing to recover.
+        """
+        self._disk = disk or OsDisk()
+        self._paths = NodePaths(directory)
+        self._address = members[node_id]
+        self._store = DiskLogStore.open(directory, disk=self._disk, node_id=node_id, unfinished=True)
+        try:
+            self._history = self._memberships(members)
+            self.report = self._report(cluster_id)
+            self._term = self._new_term()
+            self._recovery = Recovery(self.report.number, self._session_offset())
+        except BaseException:
+            self._store.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def others(self) -> frozenset[tuple[str, str]]:
+        """(node id, address) of all other members that this node has recorded, in force or not."""
+        state, node_id = self._store.hard_state, self._identity.node_id
+        known = {member for at in (*self._history, *state.memberships) for member in at.membership.identities}
+        return frozenset((member.node_id, member.address) for member in known if member.node_id != node_id)
+
+    def carry_out(self) -> None:
+        """Found the new cluster. Raises StorageError; after it, the recovery can be repeated."""
+        store, report = self._store, self.report
+        if not report.is_repeated:
+            self._save(recovering(self._identity, report.cluster_id, report.number))
+        if not self._has_entry:
+            self._write_configuration()
+        # The only voter has the entry, in a term in which it voted for itself.
+        store.save_checkpoint(store.end_index, None)
+        self._save(recovered(self._identity))
+
+    def _save(self, identity: Identity) -> None:
+        save_identity(self._disk, self._paths, identity)
+        self._store.identity = identity
+
+    @property
+    def _identity(self) -> Identity:
+        return self._store.identity
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> Membership:
+        return self._history[-1].membership
+
+    @property
+    def _has_entry(self) -> bool:
+        """True if an interrupted recovery has written its entry."""
+        identity, last = self._identity, self._history[-1]
+        return identity.former_id is not None and last.membership.recovery.number == identity.recovery
+
+    def _memberships(self, members: Mapping[str, str]) -> list[MembershipAt]:
+        """Return the configuration at the base of the log, and all later ones in the log."""
+        store, identity = self._store, self._store.identity
+        recorded = store.hard_state.memberships
+        if not recorded:
+            first = identity.members
+            if identity.is_joined and first is None:
+                raise _refused(f"{identity.node_id} was added to the group, but never received its log")
+            if first is not None and first != member_list(members):
+                raise ConfigError(
+                    f"{self._paths.root} belongs to a cluster with the members {', '.join(first)}; the "
+                    f"configuration names {', '.join(members)}",
+                    code=Code.MEMBERS_DIFFER,
+                )
+            recorded = (MembershipAt(-1, -1, first_members(members)),)
+        return confirmed_memberships(recorded, store.base, store.term_runs, store.end_index)
+
+    def _report(self, cluster_id: str | None) -> RecoveryReport:
+        store, identity, current = self._store, self._identity, self._current
+        state, node_id = store.hard_state, identity.node_id
+        is_repeated = identity.former_id is not None
+        if not is_repeated and current.nodes == (node_id,):
+            raise _refused(f"{node_id} is the only member of its group: start it")
+        number = identity.recovery if is_repeated else current.recovery.number + 1
+        former_id = identity.former_id or identity.cluster_id
+        if is_repeated:
+            cluster_id = identity.cluster_id
+        elif cluster_id is None:
+            stem = _GENERATED_SUFFIX.sub("", former_id)
+            cluster_id = f"{stem}-r{number}-{secrets.token_hex(3)}"
+        elif cluster_id == former_id:
+            raise _refused(f"the new cluster needs an id other than {former_id}")
+        dropped = {member.node_id: member for at in self._history for member in at.membership.identities}
+        dropped = {node: member for node, member in dropped.items() if node in current.nodes}
+        return RecoveryReport(
+            node_id,
+            identity.group,
+            former_id,
+            cluster_id,
+            number,
+            current.role_of(node_id) if node_id in current.nodes else "",
+            is_repeated,
+            store.committed_checkpoint,
+            store.end_index,
+            store.tail.term,
+            (state.floor_term, state.floor_index) if state.floor_index >= 0 else None,
+            store.damages,
+            tuple(member for node, member in sorted(dropped.items()) if node != node_id),
+        )
+
+    # -- what it becomes ----------------------------------------------------------------------------------
+
+    def _write_configuration(self) -> None:
+        """Append the configuration of which this node is the only member, after recording it with its term
+        (rule 15)."""
+        store, identity = self._store, self._identity
+        state, node_id = with_own_directory(store.hard_state, identity.node_id), identity.node_id
+        directory = state.directory_of(member_key(node_id, state.uid))
+        known = [at.membership for at in (*self._history, *state.memberships)]
+        uids = [member.uid for membership in known for member in membership.identities]
+        uid = max(UNKNOWN_UID, state.uid, *uids) + 1
+        membership = Membership(
+            (node_id,),
+            identities=(Member(node_id, uid, self._address, directory),),
+            recovery=self._recovery,
+        )
+        term = self._term
+        at = MembershipAt(store.end_index + 1, term, membership)
+        store.save_hard_state(
+            HardState(
+                term,
+                node_id,
+                state.incarnation,
+                directories=((member_key(node_id, uid), directory),),
+                memberships=(*self._history, at),
+                uid=uid,
+            )
+        )
+        head = encode_internal(Configuration(membership))
+        store.append([encode_batch(store.tail, term, [], data_file_size=store.data_file_size, head=head)])
+        store.sync()
+        self._history.append(at)
+
+    def _new_term(self) -> int:
+        state = self._store.hard_state
+        known = max(state.term, state.barred_term, state.floor_term, self._store.tail.term)
+        term = known + MIN_TERM_ADVANCE + secrets.randbelow(MIN_TERM_ADVANCE)
+        if term > MAX_TERM:
+            raise StorageError(
+                f"{self._paths.root} is in term {known}, near the maximum {MAX_TERM}", code=Code.TERM_REFUSED
+            )
+        return term
+
+    def _session_offset(self) -> int:
+        former = self._current.recovery.session_offset
+        offset = former + _MIN_OFFSET_ADVANCE + secrets.randbelow(_OFFSET_RANGE)
+        if offset > MAX_SESSION_OFFSET:
+            raise _refused("the log was recovered too often: restore a backup of it as a new cluster")
+        return offset
+
+
+def _refused(reason: str) -> Refused:
+    return Refused(reason, code=Code.RECOVERY_REFUSED)

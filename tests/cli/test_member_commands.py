@@ -1,0 +1,106 @@
+"""`dledger member`, and the commands that change the members of a local cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.cli.local.cluster_plan import MAX_NODES
+from dledger.cli.local.local_cluster import LocalCluster
+from tests.node.local import PATIENT
+
+from .conftest import DATA_FILE_SIZE, Command
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cli-members")]
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with LocalCluster.create(
+        tmp_path / "cluster",
+        nodes=3,
+        base_port=0,
+        data_file_size=DATA_FILE_SIZE,
+        settings={"timing": PATIENT},
+        tls=request.param,
+    ) as cluster:
+        cluster.start()
+        cluster.wait_for_all()
+        yield cluster
+        LocalCluster(cluster.directory).stop()  # with the nodes that were added
+
+
+def on(cluster: LocalCluster) -> Command:
+    """Commands with the addresses of the first nodes."""
+    variables = {"DLEDGER_SERVERS": ",".join(cluster.addresses)}
+    if (files := cluster.tls_files) is not None:
+        names = ("DLEDGER_TLS_CA", "DLEDGER_TLS_CERT", "DLEDGER_TLS_KEY")
+        variables |= dict(zip(names, map(str, files.paths()), strict=True))
+    return Command(variables)
+
+
+def members(command: Command) -> dict[str, Any]:
+    shown = json.loads(command("member", "list", "--json", "--timeout", "60").stdout)
+    return {member["node_id"]: member for member in shown["members"]}
+
+
+def test_a_local_cluster_grows_replaces_a_lost_node_and_shrinks(cluster: LocalCluster) -> None:
+    command, directory = on(cluster), str(cluster.directory)
+    command("append", stdin=b"before\n")
+    leader = cluster.wait_for_leader().node_id
+
+    assert "n4 is a voter" in command("cluster", "add-node", "--dir", directory).stdout
+    lost = next(node for node in ("n1", "n2", "n3") if node != leader)
+    command("cluster", "kill", "--dir", directory, lost)
+    shutil.rmtree(cluster.folder(lost))
+    replaced = command("cluster", "replace-node", "--dir", directory, lost)
+    assert f"n5 is a voter in place of {lost}" in replaced.stdout
+    assert {node: member["role"] for node, member in members(command).items()} == dict.fromkeys(
+        sorted({"n1", "n2", "n3", "n4", "n5"} - {lost}), "voter"
+    )
+    command("append", stdin=b"between\n")
+    removed = command("cluster", "remove-node", "--dir", directory, leader)
+    assert f"{leader} is no member" in removed.stdout
+    command("append", stdin=b"after\n")
+    assert command("read").stdout.split() == ["before", "between", "after"]
+
+    known = LocalCluster(cluster.directory)
+    assert set(known.node_ids) == set(members(command)) == {"n1", "n2", "n3", "n4", "n5"} - {lost, leader}
+    assert set(known.running()) == set(known.node_ids)
+    known.stop()
+    known.start()  # the file of each node names other members
+    known.wait_for_all()
+    assert set(members(command)) == set(known.node_ids)
+
+
+def test_members_are_listed_demoted_and_promoted(cluster: LocalCluster) -> None:
+    command = on(cluster)
+    node = next(n for n in cluster.node_ids if n != cluster.wait_for_leader().node_id)
+    assert f"{node} is a learner" in command("member", "demote", node).stdout
+    assert members(command)[node]["role"] == "learner"
+    shown = command("member", "list").stdout
+    assert shown.splitlines()[0].split() == ["node", "address", "role", "uid", "lag", "state"]
+    assert f"{node} is a voter" in command("member", "promote", node).stdout
+    assert members(command)[node]["role"] == "voter"
+
+
+def test_an_unknown_member_is_named_with_the_known_ones(cluster: LocalCluster) -> None:
+    refused = on(cluster)("member", "promote", "n9", "--timeout", "20", code=1)
+    assert "401 UNKNOWN_MEMBER: n9 is not a member; members: n1, n2, n3" in refused.stderr
+
+
+@pytest.mark.parametrize("address", ["here", "10.0.0.1", "10.0.0.1:0"])
+def test_a_wrong_address_is_refused_before_anything_is_asked(command: Command, address: str) -> None:
+    refused = command("member", "add", "n4", "--address", address, "--servers", "127.0.0.1:1", code=2)
+    assert "host:port" in refused.stderr
+
+
+def test_a_local_cluster_has_certificates_for_nodes_to_come(tmp_path: Path) -> None:
+    cluster = LocalCluster.create(tmp_path / "cluster", nodes=1, base_port=0, tls=True)
+    names = {path.stem for path in (cluster.directory / "tls").glob("n*.pem")}
+    assert names == {f"n{number}" for number in range(1, MAX_NODES + 1)}
