@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
 from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.cli.search_notice import reporting_search
+from dledger.cli.server_commands import parse_member
 from dledger.client import AsyncClient, TlsFiles
 from dledger.core.values import FlushMode
 from dledger.errors import ConfigError, DLedgerError
@@ -204,8 +205,21 @@ def _last_index(frames: bytes) -> int:
     show_default=True,
     help="Flush mode of the new cluster, the same on all nodes.",
 )
+@click.option(
+    "--member",
+    "members",
+    multiple=True,
+    metavar="ID=HOST:PORT",
+    help="A node of the new cluster; repeat it. Needed if the members of the old one have changed.",
+)
 def restore(
-    source: Path, directory: Path, cluster_id: str, node_id: str, group: str | None, flush_mode: str
+    source: Path,
+    directory: Path,
+    cluster_id: str,
+    node_id: str,
+    group: str | None,
+    flush_mode: str,
+    members: Sequence[str],
 ) -> None:
     """Create the directory of a node of a new cluster from a backup. Repeat it for every node.
 
@@ -225,6 +239,7 @@ def restore(
         manifest.data_file_size,
         FlushMode(flush_mode.upper()),
     )
-    restore_directory(source, directory, identity)
+    addresses = dict(parse_member(text) for text in members)
+    restore_directory(source, directory, identity, members=addresses)
     first, last = manifest.base.index + 1, manifest.tail.index
     click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and has entries {first}..{last}")

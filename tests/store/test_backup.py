@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dledger.core.membership_change import first_members
 from dledger.core.values import NO_BASE
-from dledger.errors import Code, StorageError
+from dledger.errors import Code, ConfigError, StorageError
 from dledger.store.api import Frames, LogStore
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import encode_batch
+from dledger.store.format.internal import Configuration, encode_internal
 from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import IDENTITY, SIZE, make_batches, new_sim_store, read_all
@@ -49,6 +52,41 @@ def test_three_directories_from_one_backup_are_equal(purged: bool) -> None:
         assert restored.committed_checkpoint == store.end_index
         state = restored.hard_state
         assert state.term >= store.tail.term and state.voted_for is None and not state.is_barred
+
+
+def with_a_change_of_members() -> tuple[SimDisk, LogStore]:
+    disk, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    membership = first_members({"n0": "old:1", "n9": "old:9"})
+    head, tail = encode_internal(Configuration(membership)), store.tail
+    store.append([encode_batch(tail, tail.term, [], data_file_size=SIZE, head=head)])
+    write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, disk=disk)
+    return disk, store
+
+
+def test_a_restored_log_names_the_members_of_the_new_cluster_after_those_of_the_old_one() -> None:
+    """A node that gets the log from them later would otherwise count the old ones."""
+    disk, store = with_a_change_of_members()
+    members = {"m1": "b:1", "m0": "a:1", "m2": "c:1"}
+    tails = set()
+    for node_id in members:
+        target, identity = Path(f"/{node_id}"), replace(NEW, node_id=node_id)
+        restore_directory(BACKUP, target, identity, members=members, backup_disk=disk, disk=disk)
+        restored = DiskLogStore.open(target, disk=disk)
+        [known] = restored.hard_state.memberships
+        assert known.membership == first_members({"m0": "a:1", "m1": "b:1", "m2": "c:1"})
+        assert known.index == restored.end_index == store.end_index + 1
+        assert restored.committed_checkpoint == restored.end_index
+        tails.add(restored.tail)
+    assert len(tails) == 1
+
+
+@pytest.mark.parametrize("members", [None, {}, {"m1": "b:1"}])
+def test_a_log_with_changed_members_is_restored_for_named_ones_only(members: dict[str, str] | None) -> None:
+    disk, _ = with_a_change_of_members()
+    with pytest.raises(ConfigError, match="--member"):
+        restore_directory(BACKUP, TARGET, NEW, members=members, backup_disk=disk, disk=disk)
+    assert not disk.exists(TARGET)
 
 
 def test_rule_11_a_directory_that_is_restored_again_is_another_one() -> None:

@@ -8,19 +8,21 @@ restore creates a new cluster that starts with the same log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import NO_BASE, Base, HardState, Tail
-from dledger.errors import Code, StorageError
+from dledger.core.membership_change import first_members
+from dledger.core.values import NO_BASE, Base, HardState, Membership, MembershipAt, Tail
+from dledger.errors import Code, ConfigError, StorageError
 from dledger.infra.files.disk import Disk, OsDisk, read_file, replace_file, write_all
 from dledger.store.api import Frames
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, parse_batch
+from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, encode_batch, parse_batch
+from dledger.store.format.internal import Configuration, encode_internal, membership_in
 from dledger.store.identity import Identity, first_incarnation, init_directory
 from dledger.store.state_files import tail_of
 
@@ -119,6 +121,7 @@ def restore_directory(
     target_dir: Path | str,
     identity: Identity,
     *,
+    members: Mapping[str, str] | None = None,
     backup_disk: Disk | None = None,
     disk: Disk | None = None,
 ) -> BackupManifest:
@@ -128,6 +131,10 @@ def restore_directory(
     cluster_id that differs from the old one: the two clusters must never communicate. Raises StorageError
     FOREIGN_DIRECTORY if the data_file_size, on which positions depend, differs, or if the cluster_id is the
     same.
+
+    `members`: addresses of all nodes of the new cluster by node id, the same for all nodes. They are needed
+    if the backup has a change of the members: an entry after it then names them, so that no node counts
+    those of the old cluster. Raises ConfigError CONFIG_INVALID if they are missing.
     """
     backup_disk, backup = backup_disk or OsDisk(), Path(backup_dir)
     manifest = read_manifest(backup, disk=backup_disk)
@@ -142,6 +149,7 @@ def restore_directory(
             "new cluster",
             code=Code.FOREIGN_DIRECTORY,
         )
+    founded = _new_members(_stored_batches(backup_disk, backup / ENTRIES, manifest), identity, members)
     # An interrupted restore must not be taken for a node with the complete log.
     init_directory(target_dir, identity, disk=disk, incarnation=first_incarnation(), rejoining=True)
     store = DiskLogStore.open(target_dir, disk=disk)
@@ -156,12 +164,40 @@ def restore_directory(
                 f"{backup} ends at {store.tail}, expected {manifest.tail}",
                 code=Code.DATA_DAMAGED,
             )
-        store.save_checkpoint(manifest.tail.index, None)
+        memberships = () if founded is None else (_found(store, founded),)
+        store.save_checkpoint(store.end_index, None)
         term, incarnation = max(manifest.tail.term, 0), store.hard_state.incarnation
-        store.save_hard_state(HardState(term, None, incarnation))
+        store.save_hard_state(HardState(term, None, incarnation, memberships=memberships))
     finally:
         store.close()
     return manifest
+
+
+def _new_members(
+    stored: Iterable[Sequence[Batch]], identity: Identity, members: Mapping[str, str] | None
+) -> Membership | None:
+    """Return the configuration that must follow the entries of the backup; None if it has none."""
+    former: Membership | None = None
+    for batches in stored:
+        for batch in batches:
+            former = (membership_in(batch.head) if batch.head else None) or former
+    if former is None:
+        return None
+    if not members or identity.node_id not in members:
+        raise ConfigError(
+            "the members of the old cluster have changed: name all nodes of the new one, this one included, "
+            "with --member ID=HOST:PORT",
+            code=Code.CONFIG_INVALID,
+        )
+    return replace(first_members(dict(sorted(members.items()))), recovery=former.recovery)
+
+
+def _found(store: DiskLogStore, membership: Membership) -> MembershipAt:
+    """Append the configuration of the new cluster, the same bytes on all nodes."""
+    head, tail = encode_internal(Configuration(membership)), store.tail
+    store.append([encode_batch(tail, tail.term, [], data_file_size=store.data_file_size, head=head)])
+    store.sync()
+    return MembershipAt(store.end_index, tail.term, membership)
 
 
 def _stored_batches(disk: Disk, path: Path, manifest: BackupManifest) -> Iterator[list[Batch]]:
