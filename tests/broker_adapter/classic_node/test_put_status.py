@@ -127,13 +127,13 @@ async def test_a_half_that_is_sent_again_before_it_is_in_its_queue_has_its_trans
         program = await started(pair)
         await program.files.wait_applied()
         dispatching = asyncio.create_task(pair.node("n1").feed.run(lambda: may_go_on.wait(60) or None))
-        wait_applied = program.files.wait_applied
+        record_attempt = program.sender.record_attempt
 
-        async def noted(*limits: Any, **more: Any) -> int:
+        async def noted(*attempt: Any) -> bool:
             may_go_on.set()
-            return await wait_applied(*limits, **more)
+            return await record_attempt(*attempt)
 
-        monkeypatch.setattr(program.files, "wait_applied", noted)
+        monkeypatch.setattr(program.sender, "record_attempt", noted)
         try:
             first = await half(program, "x")
             assert await half(program, "x") == first != ""
