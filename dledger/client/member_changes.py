@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dledger.client.async_client import AsyncClient
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.errors import Code, DLedgerError, Indeterminate
-from dledger.status.model import MemberAddress, NodeStatus
+from dledger.status.model import NodeStatus
 
 _PAUSE_S = 0.2
+_HEARD_S = 5.0
 #: After these errors the same step is tried again. A step that is in force already succeeds.
 _AGAIN = (Code.CHANGE_RUNNING, Code.LEARNER_NOT_READY, Code.NOT_LEADER)
 
@@ -51,7 +52,7 @@ class MemberChanges:
         have the same node id, the old one is removed first, and the group is smaller in the meantime.
         """
         self._start()
-        if old == new and not self._is_new(await self._members(), new, address):
+        if old == new and not self._is_new(await self._leader(), new, address):
             await self._change(MemberStep(ChangeKind.REMOVE, old))
         await self._add(new, address, force=force)
         if old == new:
@@ -71,23 +72,32 @@ class MemberChanges:
     def _start(self) -> None:
         self._deadline = asyncio.get_running_loop().time() + self._timeout
 
-    async def _members(self) -> tuple[MemberAddress, ...]:
-        status: NodeStatus = await self._client.leader(timeout=self._left_s())
-        return status.members
+    async def _leader(self) -> NodeStatus:
+        return await self._client.leader(timeout=self._left_s())
 
-    def _is_new(self, members: tuple[MemberAddress, ...], node_id: str, address: str) -> bool:
-        """Return True if the new member was added already, by an interrupted replacement."""
-        return any((m.node_id, m.address, m.role) == (node_id, address, "learner") for m in members)
+    def _is_new(self, leader: NodeStatus, node_id: str, address: str) -> bool:
+        """Return True if the new member was added already, by an earlier run of the same replacement: it is a
+        learner, or a voter that works."""
+        works = {leader.node_id, *(f.node_id for f in leader.followers if f.connected)}
+        return any(
+            (m.node_id, m.address) == (node_id, address)
+            and m.uid > 0
+            and (m.role == "learner" or node_id in works)
+            for m in leader.members
+        )
 
     async def _change(self, *steps: MemberStep, force: bool = False, insist: bool = False) -> None:
-        change = MembershipChange(steps, force)
+        change, begin_s = MembershipChange(steps, force), self._left_s()
         while True:
             try:
                 await self._client.change_members(change, timeout=self._left_s())
                 break
             except DLedgerError as error:
                 is_over = (force and not insist) or self._left_s() <= _PAUSE_S
-                if is_over or not (error.code in _AGAIN or isinstance(error, Indeterminate)):
+                # A new leader hears of the releases of the others within a moment.
+                is_early = error.code is Code.MEMBER_OUTDATED and begin_s - self._left_s() < _HEARD_S
+                is_passing = error.code in _AGAIN or is_early or isinstance(error, Indeterminate)
+                if is_over or not is_passing:
                     raise
                 self._say(error.message)
             await asyncio.sleep(_PAUSE_S)

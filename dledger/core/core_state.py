@@ -117,7 +117,8 @@ class CoreState(ABC):
         if node_id == self.node_id or node_id in self.membership.electors:
             return self.known_uid(node_id)
         committed = self.log.memberships_from(min(self.committed_index, self.log.end_index))[0]
-        return committed.membership.uid_of(node_id)
+        uid = committed.membership.uid_of(node_id)
+        return uid if uid == self.known_uid(node_id) else UNKNOWN_UID
 
     @property
     def disk_is_stuck(self) -> bool:
@@ -150,7 +151,11 @@ class CoreState(ABC):
         thesis, section 4.2.2).
         """
         known = self.log.memberships_from(min(self.committed_index, self.log.membership_index))
-        return any(self.node_id in at.membership.electors for at in known)
+        return any(
+            self.node_id in at.membership.electors
+            and at.membership.uid_of(self.node_id) == self.hard_state.uid  # not an earlier member
+            for at in known
+        )
 
     @property
     def next_term(self) -> int:

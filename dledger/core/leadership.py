@@ -430,9 +430,11 @@ class Leadership:
         if not self.noop_is_committed or self.handing_over.running:
             return False
         near = self.core.log.end_index - self.core.config.max_transfer_lag
-        voters = self.core.membership.electors
-        return self.core.node_id in voters and any(
-            p.awaits_new_term and p.stored_index >= near for p in self.progress.values() if p.peer in voters
+        membership = self.core.membership  # a learner counts once it is promoted
+        return self.core.node_id in membership.electors and any(
+            p.awaits_new_term and p.stored_index >= near
+            for p in self.progress.values()
+            if p.peer in membership.nodes
         )
 
     # -- members ------------------------------------------------------------------------------------------

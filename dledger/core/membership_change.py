@@ -67,6 +67,9 @@ def target_of(current: Membership, steps: Sequence[MemberStep], uid: int) -> Mem
 
     Returns `current` itself if the steps change nothing. Raises ChangeRefused.
     """
+    named = [step.node_id for step in steps]
+    if len(set(named)) < len(named):
+        raise ChangeRefused(Code.CHANGE_REFUSED, "a change has one step for each node")
     voters, learners = list(current.voters), list(current.learners)
     members = {member.node_id: member for member in current.identities}
     for step in steps:

@@ -89,18 +89,21 @@ class Reconfiguration:
             raise ChangeRefused(Code.CHANGE_RUNNING, "another change of the members is under way; try again")
         if self._additions + len(change.steps) > _MAX_ADDITIONS:
             raise ChangeRefused(Code.CHANGE_REFUSED, "too many members were added in this term")
-        if core.log.membership_index < 0 and not change.force:
-            self._check_releases()
+        if core.log.membership_index < 0:
+            self._check_releases(force=change.force)
         target = target_of(core.membership, change.steps, core.term * _MAX_ADDITIONS + self._additions + 1)
         if not change.force:
             self._check_readiness(target)
         return target
 
-    def _check_releases(self) -> None:
-        """Before the first change: release 0.2 does not know the entry, and would count the first members."""
+    def _check_releases(self, *, force: bool) -> None:
+        """Before the first change: release 0.2 does not know the entry, and would count the first members.
+
+        Force excuses only members that are not there to say which release they run.
+        """
         core = self._core
-        others = core.membership.others(core.node_id)
-        if older := [peer for peer in others if core.features.get(peer, 0) < 1]:
+        others = self._leader.live() if force else core.membership.others(core.node_id)
+        if older := [p for p in others if p != core.node_id and core.features.get(p, 0) < 1]:
             text = f"not known to run a release that can change members: {', '.join(older)}"
             raise ChangeRefused(Code.MEMBER_OUTDATED, text)
 

@@ -53,9 +53,20 @@ class RejoinProcess:
             lost = {*self._lost, self.core.node_id}
             without = lost if can_still_win(membership, lost) else {self.core.node_id}
             missing |= dict.fromkeys(
-                p for p in membership.electors if p not in self._reports and p not in without
+                p for p in membership.electors if p not in without and not self._has_report(p, membership)
             )
         return tuple(missing)
+
+    def _has_report(self, peer: str, membership: Membership) -> bool:
+        """Return True if this member has reported, and not an earlier one with its node id.
+
+        Every report has the number of the sender's own directory.
+        """
+        report = self._reports.get(peer)
+        if report is None:
+            return False
+        known = dict(report.directories)
+        return not known or member_key(peer, membership.uid_of(peer)) in known
 
     @property
     def _unreported(self) -> list[str]:

@@ -472,7 +472,8 @@ class AsyncShell:
             outgoing=membership.outgoing,
             learners=membership.learners,
         )
-        self._book.update(membership)
+        earlier = [known.membership for known in self._replica.core.log.memberships]
+        self._book.update(membership, earlier)
         for link in self._links.keep_only(peers, self._book.peer_address):
             task = self._loop.create_task(link.close())
             self._closing.add(task)

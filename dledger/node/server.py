@@ -353,9 +353,9 @@ class NodeServer(OwnerApi):
     def _make_replica(self, shell: AsyncShell) -> Replica:
         config = self._replica_config()
         replica = Replica(config, self.store, shell, random_ms=random.randint, wall_ms=self._wall_ms)
-        for known in replica.core.log.memberships:
-            if known.index >= 0:
-                self.members.update(known.membership)
+        known = [at.membership for at in replica.core.log.memberships]
+        if replica.core.log.membership_index >= 0:
+            self.members.update(known[-1], known)
         if self._needed_from is not None:
             replica.retainer.needed_from = self._needed_from
         return replica

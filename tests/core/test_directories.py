@@ -95,7 +95,7 @@ def test_rule_11_an_earlier_number_is_not_recorded_but_answered_with_the_known_o
 
 def test_rule_11_a_rejoining_node_takes_a_higher_number_and_asks_all_again() -> None:
     node = numbered(rejoining=True)
-    reports(node, "b", a=OWN, c=4)
+    reports(node, "b", a=OWN, b=3, c=4)
     assert node.core.hard_state.directory_of("c") == 4
     assert node.core.rejoining.missing == ("c",)
     asked_in = node.last_sent(PositionRequest).round

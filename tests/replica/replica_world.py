@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dledger.core.membership_change import first_members
 from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
-from dledger.core.values import CoreConfig, HardState, Membership, Role
+from dledger.core.values import CoreConfig, HardState, Role
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.replica.admission import AppendLimits
 from dledger.replica.parts import ReplicaConfig
@@ -139,7 +140,7 @@ class Host:
         core = CoreConfig(node_id, max_push_bytes=max_push_bytes)
         config = ReplicaConfig(
             core,
-            Membership(tuple(voters)),
+            first_members({voter: f"{voter}:1" for voter in voters}),
             limits or AppendLimits(),
             cache_bytes=cache_bytes,
             max_waiting_reads=max_waiting_reads,

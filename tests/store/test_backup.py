@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.core.log_view import LogView
 from dledger.core.membership_change import first_members
 from dledger.core.values import NO_BASE
 from dledger.errors import Code, ConfigError, StorageError
@@ -73,7 +74,8 @@ def test_a_restored_log_names_the_members_of_the_new_cluster_after_those_of_the_
         target, identity = Path(f"/{node_id}"), replace(NEW, node_id=node_id)
         restore_directory(BACKUP, target, identity, members=members, backup_disk=disk, disk=disk)
         restored = DiskLogStore.open(target, disk=disk)
-        [known] = restored.hard_state.memberships
+        first, known = restored.hard_state.memberships
+        LogView(restored.base, restored.term_runs, restored.end_index, [first, known])  # a node can start
         assert known.membership == first_members({"m0": "a:1", "m1": "b:1", "m2": "c:1"})
         assert known.index == restored.end_index == store.end_index + 1
         assert restored.committed_checkpoint == restored.end_index

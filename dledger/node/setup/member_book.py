@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dledger.core.values import Membership
 
@@ -35,11 +35,18 @@ class MemberBook(Mapping[str, str]):
         """Call `listener` on the event loop after each change."""
         self._listeners.append(listener)
 
-    def update(self, membership: Membership) -> None:
-        """Take over the members of a configuration. Former members keep their addresses as peers."""
-        addresses = {member.node_id: member.address for member in membership.identities}
+    def update(self, membership: Membership, earlier: Iterable[Membership] = ()) -> None:
+        """Take over the members of a configuration. Those of `earlier` ones, and former members, keep their
+        addresses as peers."""
+        for known in earlier:
+            self._former |= _addresses(known)
+        addresses = _addresses(membership)
         if addresses != self._addresses:
             self._former |= self._addresses
             self._addresses = addresses
             for listener in self._listeners:
                 listener()
+
+
+def _addresses(membership: Membership) -> dict[str, str]:
+    return {member.node_id: member.address for member in membership.identities}

@@ -164,9 +164,11 @@ def restore_directory(
                 f"{backup} ends at {store.tail}, expected {manifest.tail}",
                 code=Code.DATA_DAMAGED,
             )
-        memberships = () if founded is None else (_found(store, founded),)
+        if founded is not None:
+            _found(store, founded)
         store.save_checkpoint(store.end_index, None)
         term, incarnation = max(manifest.tail.term, 0), store.hard_state.incarnation
+        memberships = store.hard_state.memberships
         store.save_hard_state(HardState(term, None, incarnation, memberships=memberships))
     finally:
         store.close()
@@ -192,12 +194,14 @@ def _new_members(
     return replace(first_members(dict(sorted(members.items()))), recovery=former.recovery)
 
 
-def _found(store: DiskLogStore, membership: Membership) -> MembershipAt:
-    """Append the configuration of the new cluster, the same bytes on all nodes."""
+def _found(store: DiskLogStore, membership: Membership) -> None:
+    """Append the configuration of the new cluster, the same bytes on all nodes, after recording it (rule 15).
+    It also counts for all of the log before, whose configurations are not recorded."""
     head, tail = encode_internal(Configuration(membership)), store.tail
+    places = (MembershipAt(-1, -1, membership), MembershipAt(tail.index + 1, tail.term, membership))
+    store.save_hard_state(replace(store.hard_state, memberships=places))
     store.append([encode_batch(tail, tail.term, [], data_file_size=store.data_file_size, head=head)])
     store.sync()
-    return MembershipAt(store.end_index, tail.term, membership)
 
 
 def _stored_batches(disk: Disk, path: Path, manifest: BackupManifest) -> Iterator[list[Batch]]:
