@@ -269,6 +269,13 @@ class AsyncClient:
         check_timeout(timeout)
         return await self._directory.statuses(timeout)
 
+    async def status_of(self, server: str, *, timeout: float = 1.0) -> NodeStatus:
+        """Return the status of one server (host:port), which need not be a member. Raises NetworkFailure."""
+        self._check_open()
+        check_address(server)
+        check_timeout(timeout)
+        return await self._directory.client(server).get_status(timeout)
+
     @property
     def search_problem(self) -> NotLeader | None:
         """The reason why the search for a leader has not succeeded yet, such as refused connections, unknown

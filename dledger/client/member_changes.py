@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from dledger.client.async_client import AsyncClient
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
-from dledger.errors import Code, DLedgerError, Indeterminate
+from dledger.core.values import UNKNOWN_UID
+from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
 from dledger.status.model import NodeStatus
 
 _PAUSE_S = 0.2
 _HEARD_S = 5.0
+_STATUS_S = 2.0
 #: After these errors the same step is tried again. A step that is in force already succeeds.
 _AGAIN = (Code.CHANGE_RUNNING, Code.LEARNER_NOT_READY, Code.NOT_LEADER)
 
@@ -52,13 +54,18 @@ class MemberChanges:
         have the same node id, the old one is removed first, and the group is smaller in the meantime.
         """
         self._start()
-        if old == new and not self._is_new(await self._leader(), new, address):
-            await self._change(MemberStep(ChangeKind.REMOVE, old))
-        await self._add(new, address, force=force)
         if old == new:
+            if await self._is_to_be_removed(old, address):
+                await self._change(MemberStep(ChangeKind.REMOVE, old))
+            await self._add(new, address, force=force)
             await self._change(MemberStep(ChangeKind.PROMOTE, new))
-        else:
-            await self._change(MemberStep(ChangeKind.PROMOTE, new), MemberStep(ChangeKind.REMOVE, old))
+            return
+        roles = {member.node_id: member.role for member in (await self._leader()).members}
+        if old in roles and roles.get(new) == "voter":
+            text = f"{new} is a voter already: remove {old}, or name a new node"
+            raise InvalidRequest(text, code=Code.CHANGE_REFUSED)
+        await self._add(new, address, force=force)
+        await self._change(MemberStep(ChangeKind.PROMOTE, new), MemberStep(ChangeKind.REMOVE, old))
 
     async def change(self, *steps: MemberStep, force: bool = False) -> None:
         """Make one change."""
@@ -75,15 +82,18 @@ class MemberChanges:
     async def _leader(self) -> NodeStatus:
         return await self._client.leader(timeout=self._left_s())
 
-    def _is_new(self, leader: NodeStatus, node_id: str, address: str) -> bool:
-        """Return True if the new member was added already, by an earlier run of the same replacement: it is a
-        learner, or a voter that works."""
-        works = {leader.node_id, *(f.node_id for f in leader.followers if f.connected)}
-        return any(
-            (m.node_id, m.address) == (node_id, address)
-            and m.uid > 0
-            and (m.role == "learner" or node_id in works)
-            for m in leader.members
+    async def _is_to_be_removed(self, node_id: str, address: str) -> bool:
+        """Return True if this member is still the old one, and the new machine runs."""
+        new = await self._client.status_of(address, timeout=min(_STATUS_S, self._left_s()))
+        members = {member.node_id: member for member in (await self._leader()).members}
+        member = members.get(node_id)
+        if new.uid == UNKNOWN_UID:
+            return member is not None
+        if member is not None and new.node_id == node_id and new.uid == member.uid > 0:
+            return False  # added by an earlier run of this replacement
+        raise InvalidRequest(
+            f"{new.node_id} at {address} was a member before: start it with an empty directory and --join",
+            code=Code.CHANGE_REFUSED,
         )
 
     async def _change(self, *steps: MemberStep, force: bool = False, insist: bool = False) -> None:

@@ -74,6 +74,7 @@ def target_of(current: Membership, steps: Sequence[MemberStep], uid: int) -> Mem
     members = {member.node_id: member for member in current.identities}
     for step in steps:
         node_id = step.node_id
+        _check_free(members, step)
         is_member = node_id in voters or node_id in learners
         match step.kind:
             case ChangeKind.ADD if is_member:
@@ -110,6 +111,14 @@ def target_of(current: Membership, steps: Sequence[MemberStep], uid: int) -> Mem
         current.recovery,
     )
     return current if target == current else target
+
+
+def _check_free(members: dict[str, Member], step: MemberStep) -> None:
+    if step.kind in (ChangeKind.ADD, ChangeKind.MOVE):
+        for member in members.values():
+            if member.address == step.address and member.node_id != step.node_id:
+                text = f"{step.address} is the address of {member.node_id}"
+                raise ChangeRefused(Code.CHANGE_REFUSED, text)
 
 
 def _check_address(members: dict[str, Member], step: MemberStep) -> None:

@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the seeds. Returns 0 if no seed failed, otherwise 1. With 100 seeds or more, also returns 1 if a
     kind of fault never occurred."""
     options = _parser().parse_args(arguments)
-    overrules = RunOptions(nodes=options.nodes, on_disk={"memory": False, "disk": True}.get(options.store))
+    on_disk = {"memory": False, "disk": True}.get(options.store)
+    overrules = RunOptions(nodes=options.nodes, on_disk=on_disk, members=options.members)
     if options.trace is not None:
         return _trace_one(options.first, overrules, options.trace)
     begin = time.monotonic()
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--store", choices=("memory", "disk"), help="store of all nodes (default: the seed decides)"
     )
+    parser.add_argument("--members", action="store_true", help="change the members in some seeds")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run seeds (2)")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="run the first seed only, and write its trace"

@@ -117,8 +117,8 @@ LOG_BUGS = (
     Bug(
         "elect-with-a-minority",
         "dledger/core/quorum.py",
-        "return sum(voter in nodes for voter in membership.voters) >= membership.majority",
-        "return sum(voter in nodes for voter in membership.voters) >= membership.majority - 1",
+        "sum(v in nodes for v in voters) >= majority(voters)",
+        "sum(v in nodes for v in voters) >= majority(voters) - 1",
         fault("isolate", "leader", 1, 2.5),
         seconds=4,
         checks=("R1", "R3"),
@@ -445,8 +445,8 @@ BUGS = (
     Bug(
         "store-repeated-sends",
         "broker_adapter/delivery_state/duplicate_filter.py",
-        "        if nearest is not None:\n",
-        "        if (nearest := None) is not None:\n",
+        "        if nearest is not None or ended is not None:\n",
+        "        if (nearest := ended) is not None:\n",
         fault("kill", "leader", 1, 1, 3),
         workload="clients",
         seconds=10,

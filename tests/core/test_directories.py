@@ -108,7 +108,8 @@ def test_rule_11_a_rejoining_node_takes_a_higher_number_and_asks_all_again() -> 
     assert supersedes(number, OWN + 5)
     assert [(m.directory, m.round > asked_in) for m in asked] == [(number, True)] * 2
     for peer in "bc":
-        node.receive(peer, PositionResponse(0, peer, asked[0].round, -1, -1, False, (("a", number),)))
+        own = (("a", number), (peer, {"b": 3, "c": 4}[peer]))
+        node.receive(peer, PositionResponse(0, peer, asked[0].round, -1, -1, False, own))
     assert not node.core.hard_state.rejoining and node.core.hard_state.directory_of("a") == number
 
 

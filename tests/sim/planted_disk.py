@@ -48,7 +48,7 @@ def base_installed_over_stored_entries(patch: pytest.MonkeyPatch) -> None:
     def install_base(following: Follower, peer: str, message: InstallBase) -> None:
         core, log, base = following.core, following.core.log, message.base
         if log.base.index < base.index and log.holds(base.index, base.term):
-            log.reset_to(base)
+            log.reset_to(base, message.membership or log.memberships[-1])
             core.committed_index = max(core.committed_index, base.index)
             core.emit(ResetLog(base, log.generation))
         original(following, peer, message)

@@ -65,7 +65,8 @@ def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -
 def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
     """Start a node with an empty directory. Its configuration is that of another node."""
     model = _model(local)
-    names = [path.name for path in local.directory.iterdir()]
+    # A node whose directory is gone is still a member.
+    names = [*(path.name for path in local.directory.iterdir()), *local.node_ids]
     node_id = f"n{1 + max(int(name[1:]) for name in names if re.fullmatch(r'n[0-9]+', name))}"
     if local.plan.tls and not (local.directory / TLS_FOLDER / f"{node_id}.pem").exists():
         text = f"there is no certificate for {node_id}: a local cluster has those of n1 to n{MAX_NODES}"

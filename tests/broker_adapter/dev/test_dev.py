@@ -147,10 +147,10 @@ def test_a_signal_during_the_start_leaves_no_directory(
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
-        asyncio.run(until(lambda: list(tmp_path.iterdir()) != []))
+        asyncio.run(until(lambda: list(tmp_path.glob("dledger-dev-*")) != []))
         process.send_signal(number)
         assert process.wait(60) == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("dledger-dev-*")) == []
 
 
 def test_a_closed_terminal_does_not_stop_a_broker_under_nohup(tmp_path: Path) -> None:
