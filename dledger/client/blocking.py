@@ -234,6 +234,10 @@ class Client(BlockingAppender):
         """Return the status of each configured server, or its error. See `AsyncClient.status`."""
         return self._thread.run(self._client.status(timeout=timeout))
 
+    def status_of(self, server: str, *, timeout: float = 1.0) -> NodeStatus:
+        """Return the status of one server. See `AsyncClient.status_of`."""
+        return self._thread.run(self._client.status_of(server, timeout=timeout))
+
     def leader(self, *, timeout: float | None = None) -> NodeStatus:
         """Return the status of the leader. See `AsyncClient.leader`."""
         return self._thread.run(self._client.leader(timeout=timeout))
