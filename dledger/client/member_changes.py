@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dledger.client.async_client import AsyncClient
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.core.values import UNKNOWN_UID
-from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
+from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Refused
+from dledger.rpc.log_client import NetworkFailure
 from dledger.status.model import NodeStatus
 
 _PAUSE_S = 0.2
@@ -84,7 +85,11 @@ class MemberChanges:
 
     async def _is_to_be_removed(self, node_id: str, address: str) -> bool:
         """Return True if this member is still the old one, and the new machine runs."""
-        new = await self._client.status_of(address, timeout=min(_STATUS_S, self._left_s()))
+        try:
+            new = await self._client.status_of(address, timeout=min(_STATUS_S, self._left_s()))
+        except NetworkFailure as error:
+            text = f"{node_id} does not answer: start it first, with an empty directory and --join"
+            raise Refused(f"{text}; {error.message}", code=Code.LEARNER_NOT_READY) from None
         members = {member.node_id: member for member in (await self._leader()).members}
         member = members.get(node_id)
         if new.uid == UNKNOWN_UID:

@@ -71,8 +71,11 @@ class RejoinProcess:
     @property
     def _unreported(self) -> list[str]:
         """Members to be asked."""
-        nodes = dict.fromkeys(node for known in self._memberships() for node in known.nodes)
-        return [p for p in nodes if p not in self._reports and p != self.core.node_id]
+        own = self.core.node_id
+        asked = (
+            p for known in self._memberships() for p in known.others(own) if not self._has_report(p, known)
+        )
+        return list(dict.fromkeys(asked))
 
     def _memberships(self) -> list[Membership]:
         """The newest configuration known to be committed, and all later ones, here and in the reports."""
@@ -168,7 +171,7 @@ class RejoinProcess:
         if not response.rejoining and theirs not in (0, core.directory_of(peer)):
             return  # an earlier directory of the peer: what its newest one contains is unknown
         if not state.rejoining:
-            self._reports.setdefault(peer, response)
+            self._reports[peer] = response
             return
         if known not in (0, own) and not supersedes(own, known):
             core.change_hard_state(state.with_directories({own_key: next_number(own, known)}))
@@ -176,7 +179,8 @@ class RejoinProcess:
             self._request_again()
         elif not response.rejoining:
             self._lost.discard(peer)
-            self._reports.setdefault(peer, response)
+            if peer not in self._reports or not self._has_report(peer, core.membership):
+                self._reports[peer] = response
         elif peer not in self._lost:
             self._lost.add(peer)
             self._request_again()

@@ -116,12 +116,12 @@ def test_rule_11_a_rejoining_node_takes_a_higher_number_and_asks_all_again() -> 
 def test_rule_11_a_node_with_its_log_asks_until_all_have_answered_and_keeps_its_number() -> None:
     node = numbered(rejoining=False)
     assert {peer for peer, m in node.sent if isinstance(m, PositionRequest)} == {"b", "c"}
-    reports(node, "b", a=OWN + 5, c=4)
+    reports(node, "b", a=OWN + 5, b=3, c=4)
     assert (node.core.hard_state.directory_of("a"), node.core.hard_state.directory_of("c")) == (OWN, 4)
     node.forget()
     node.pass_time(node.core.timing.election_max_ms)
     assert {peer for peer, m in node.sent if isinstance(m, PositionRequest)} == {"c"}
-    reports(node, "c")
+    reports(node, "c", c=4)
     node.forget()
     node.pass_time(node.core.timing.election_max_ms)
     assert not node.all_sent(PositionRequest)

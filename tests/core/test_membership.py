@@ -546,6 +546,10 @@ def test_a_report_of_the_machine_before_a_member_is_not_that_of_the_member() -> 
         response = PositionResponse(1, peer, node.core.rejoining._round, 1, 8, False, own, known)
         node.receive(peer, response)
     assert node.core.rejoining.missing == ("c",)
+    assert node.core.rejoining._unreported == ["c"], "the member is asked again"
+    own = (("c\\9", 7),)
+    node.receive("c", PositionResponse(1, "c", node.core.rejoining._round, 1, 8, False, own, known))
+    assert node.core.rejoining.missing == ()
 
 
 def test_the_uid_of_a_member_is_announced_only_while_no_other_configuration_is_in_force() -> None:
