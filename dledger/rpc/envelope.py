@@ -102,8 +102,8 @@ class PeerIdentity:
         self._check_members(envelope)
         if envelope.local_id == self.node_id or not self._may_know(envelope):
             raise InvalidRequest(
-                f"sender {envelope.local_id!r} is not one of the other members; add it with `dledger member "
-                "add` before it starts",
+                f"sender {envelope.local_id!r} is not one of the other members: add it with `dledger member "
+                "add`, or correct the address of this node",
                 code=Code.UNKNOWN_MEMBER,
             )
         if envelope.remote_id != self.node_id:
