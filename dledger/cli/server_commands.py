@@ -242,7 +242,7 @@ def server(
         "group": group,
         "listen": listen,
         "http_listen": http_listen,
-        "members": dict(parse_member(text) for text in members) or None,
+        "members": dict(split_member(text) for text in members) or None,
     }
     if rejoin and join:
         raise click.UsageError("--rejoin is for a member that lost its directory, --join for a new one")
@@ -308,8 +308,8 @@ def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
     return parse_config(content, where=f"{path} and command line")
 
 
-def parse_member(text: str) -> tuple[str, str]:
-    """Parse a --member option: node id and address."""
+def split_member(text: str) -> tuple[str, str]:
+    """Split a --member option into node id and address."""
     node_id, equals, address = text.partition("=")
     if not equals:
         raise click.UsageError(f"--member {text!r}: expected ID=HOST:PORT")

@@ -13,7 +13,7 @@ from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
 from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.cli.search_notice import reporting_search
-from dledger.cli.server_commands import parse_member
+from dledger.cli.server_commands import split_member
 from dledger.client import AsyncClient, TlsFiles
 from dledger.core.values import FlushMode
 from dledger.errors import ConfigError, DLedgerError
@@ -239,7 +239,7 @@ def restore(
         manifest.data_file_size,
         FlushMode(flush_mode.upper()),
     )
-    addresses = dict(parse_member(text) for text in members)
+    addresses = dict(split_member(text) for text in members)
     restore_directory(source, directory, identity, members=addresses)
     first, last = manifest.base.index + 1, manifest.tail.index
     click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and has entries {first}..{last}")
