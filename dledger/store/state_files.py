@@ -105,14 +105,14 @@ def read_hard_state(disk: Disk, path: Path) -> HardState:
             floor_term,
             floor_index,
             tuple((unquote(node_id), int(number)) for node_id, number in pairs),
-            tuple(_split_membership(item) for item in values.get("memberships", "").split()),
+            tuple(_parse_membership(item) for item in values.get("memberships", "").split()),
             int(values.get("uid", 0)),
         )
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
 
 
-def _split_membership(item: str) -> MembershipAt:
+def _parse_membership(item: str) -> MembershipAt:
     index, term, text = item.split(":")
     membership = decode_membership(unquote(text).encode())
     if membership is None:

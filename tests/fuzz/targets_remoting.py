@@ -22,7 +22,7 @@ from broker_adapter.client.core.route_data import (
     parse_topic_list,
 )
 from broker_adapter.client.core.values import decode_one, first_messages
-from broker_adapter.client.group_requests import parse_locked, split_members
+from broker_adapter.client.group_requests import parse_locked, parse_members
 from broker_adapter.endpoints.v4.bodies import heartbeat, lock_request, parse
 from broker_adapter.endpoints.v4.sends import batch_of
 from broker_adapter.errors import FrameRefused, IllegalMessage, StoredDataDamaged
@@ -285,7 +285,7 @@ TARGETS = (
     ),
     Target("client-locks", _locked, parse_locked, (parse_locked,), (FrameRefused,), text=True),
     Target("client-notice", _notice, parse_topic_list, (parse_topic_list,), (FrameRefused,), text=True),
-    Target("client-members", _members, split_members, (split_members,), (FrameRefused,), text=True),
+    Target("client-members", _members, parse_members, (parse_members,), (FrameRefused,), text=True),
     Target(
         "client-admin",
         _admin,

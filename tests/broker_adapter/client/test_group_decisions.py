@@ -249,8 +249,8 @@ def test_locks_and_members_are_read() -> None:
     assert json.loads(request.body)["mqSet"] == [{"topic": "t", "brokerName": "a", "queueId": 0}]
     body = b'{"lockOKMQSet":[{"topic":"t","brokerName":"a","queueId":0}]}'
     assert group_requests.parse_locked(body) == set(QUEUES[:1])
-    assert group_requests.split_members(b'{"consumerIdList":["x","y"]}') == ["x", "y"]
-    assert group_requests.split_members(b"{}") == []
+    assert group_requests.parse_members(b'{"consumerIdList":["x","y"]}') == ["x", "y"]
+    assert group_requests.parse_members(b"{}") == []
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"lockOKMQSet":3}', b'{"lockOKMQSet":[1]}'])
@@ -262,4 +262,4 @@ def test_what_is_no_list_of_locks(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"consumerIdList":3}'])
 def test_what_is_no_list_of_members(body: bytes) -> None:
     with pytest.raises(FrameRefused):
-        group_requests.split_members(body)
+        group_requests.parse_members(body)

@@ -30,7 +30,7 @@ from broker_adapter.client.core.pulling import PullResult, PullStatus, pull_resu
 from broker_adapter.client.core.route_data import parse_route, parse_topic_list
 from broker_adapter.client.core.subscription import ALL, Subscription
 from broker_adapter.client.core.values import Steps, first_messages
-from broker_adapter.client.group_requests import parse_locked, split_members
+from broker_adapter.client.group_requests import parse_locked, parse_members
 from broker_adapter.client.instance import ClientInstance
 from broker_adapter.client.queue_worker import QueueWorker
 from broker_adapter.client.request_reply import CORRELATION_ID
@@ -300,7 +300,7 @@ _STRING = b'"' + b"x" * FRAME + b'"'
     [
         (parse_route, "queueDatas"),
         (parse_topic_list, "topicList"),
-        (split_members, "consumerIdList"),
+        (parse_members, "consumerIdList"),
         (parse_locked, "lockOKMQSet"),
     ],
 )
