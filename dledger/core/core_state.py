@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from dledger.core.commit_stall import CommitStallGuard
+from dledger.core.directories import newer_of
 from dledger.core.effects import CommitAdvanced, Effect, Fatal, SendMessage
 from dledger.core.election import Candidacy, Shortcut, SuccessorWait
 from dledger.core.leader_silence import LeaderSilence
@@ -106,7 +107,18 @@ class CoreState(ABC):
         """Return the number of the newest known directory of a member, also of this node; 0: unknown."""
         recorded = self.hard_state.directory_of(self.key_of(node_id))
         member = self.membership.member(node_id)
-        return recorded or (0 if member is None or node_id == self.node_id else member.directory)
+        if member is None or node_id == self.node_id:
+            return recorded
+        return newer_of(recorded, member.directory)
+
+    def known_directories(self) -> tuple[tuple[str, int], ...]:
+        """Return the numbers of the newest known directories by member_key, also those of the entry of the
+        configuration in force."""
+        in_force = {
+            self.key_of(node): self.directory_of(node) for node in self.membership.others(self.node_id)
+        }
+        newest = {key: number for key, number in in_force.items() if number}
+        return self.hard_state.with_directories(newest).directories
 
     def announced_uid(self, node_id: str) -> int:
         """Return the uid as which this node addresses a member, also of this node; or UNKNOWN_UID.

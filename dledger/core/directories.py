@@ -3,8 +3,9 @@
 Suppose the volume of a node is not mounted, the node rejoins with an empty directory, votes and acknowledges
 entries, and the volume returns. A node that started on the old directory could vote a second time, and could
 elect a leader without these entries. Members therefore remember the newest directory of every other member.
-They know it before it counts: a rejoining node waits for every other member, and each records the number
-before it reports.
+They know it before it counts: a rejoining node waits for every other elector, and each records the number
+before it reports. It does not wait for learners. Every configuration entry therefore has the newest numbers
+that its leader knows, and a learner knows them from the entry that makes it a voter.
 
 `init` gives a directory its first incarnation as its number, which is random. A member accepts the first such
 number that it sees and no other one, so that it also refuses a node that lost its directory and was
@@ -32,6 +33,11 @@ def with_own_directory(state: HardState, node_id: str) -> HardState:
 def supersedes(number: int, known: int) -> bool:
     """Return True if directory `number` of a node can have replaced the directory `known` (0: none)."""
     return number > known and (known == 0 or number >= FIRST_REJOINED)
+
+
+def newer_of(recorded: int, other: int) -> int:
+    """Return the newer of two directories of a node. `recorded` counts unless the other one supersedes it."""
+    return other if supersedes(other, recorded) else recorded
 
 
 def next_number(own: int, known: int) -> int:

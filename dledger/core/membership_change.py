@@ -11,6 +11,8 @@ from dledger.errors import Code
 
 #: Steps of one change.
 MAX_STEPS = 16
+#: The uids of added members start here. Brokers use smaller numbers for the first members of a group.
+_FIRST_UID = 1 << 20
 _MAX_NAME = 255
 
 
@@ -60,6 +62,16 @@ class ChangeRefused(Exception):
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
+
+
+def first_new_uid(index: int) -> int:
+    """Return the uid of the first member that a change adds whose entry has this index, or a later one.
+
+    It is greater than those of all changes in the log before it. A uid of a change that is undone may be
+    given again, because no node learns its uid before its addition is committed. Every entry takes at least
+    ENTRY_HEADER_SIZE bytes of MAX_POS, so that an index is below 2^57, and a uid below MAX_UID.
+    """
+    return _FIRST_UID + MAX_STEPS * index
 
 
 def target_of(current: Membership, steps: Sequence[MemberStep], uid: int) -> Membership:

@@ -9,24 +9,23 @@ Other changes take one entry. An entry is in force once it is in the log, and a 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Protocol
 
 from dledger.core.core_state import CoreState
+from dledger.core.directories import newer_of
 from dledger.core.effects import AppendMembership, ChangeEnded
 from dledger.core.membership_change import (
-    ChangeKind,
     ChangeRefused,
     MembershipChange,
     first_entry,
+    first_new_uid,
     last_entry,
     target_of,
 )
 from dledger.core.quorum import is_majority
-from dledger.core.values import Membership
+from dledger.core.values import Member, Membership, member_key
 from dledger.errors import Code
-
-#: Members that one leader can add in its term.
-_MAX_ADDITIONS = 1 << 20
 
 
 class Leader(Protocol):
@@ -54,7 +53,6 @@ class Reconfiguration:
         self._leader = leader
         self._request_id: int | None = None
         self._is_submitted = False  # an AppendMembership has not been executed yet
-        self._additions = 0
 
     @property
     def is_running(self) -> bool:
@@ -72,7 +70,6 @@ class Reconfiguration:
             self._core.emit(ChangeEnded(request_id, Code.SUCCESS, "already in force"))
             return
         self._request_id = request_id
-        self._additions += sum(step.kind is ChangeKind.ADD for step in change.steps)
         self._append(first_entry(self._core.membership, target))
 
     def _check(self, change: MembershipChange) -> Membership:
@@ -87,11 +84,9 @@ class Reconfiguration:
             raise ChangeRefused(Code.CHANGE_RUNNING, text)
         if self.is_running:
             raise ChangeRefused(Code.CHANGE_RUNNING, "another change of the members is under way; try again")
-        if self._additions + len(change.steps) > _MAX_ADDITIONS:
-            raise ChangeRefused(Code.CHANGE_REFUSED, "too many members were added in this term")
         if core.log.membership_index < 0:
             self._check_releases(force=change.force)
-        target = target_of(core.membership, change.steps, core.term * _MAX_ADDITIONS + self._additions + 1)
+        target = target_of(core.membership, change.steps, first_new_uid(core.log.end_index + 1))
         if not change.force:
             self._check_readiness(target)
         return target
@@ -144,4 +139,12 @@ class Reconfiguration:
 
     def _append(self, membership: Membership) -> None:
         self._is_submitted = True
-        self._core.emit(AppendMembership(membership))
+        identities = tuple(
+            member._replace(directory=newer_of(member.directory, self._directory_of(member)))
+            for member in membership.identities
+        )
+        self._core.emit(AppendMembership(replace(membership, identities=identities)))
+
+    def _directory_of(self, member: Member) -> int:
+        """Return the number of the newest directory of a member that this leader knows; 0: none."""
+        return self._core.hard_state.directory_of(member_key(member.node_id, member.uid))

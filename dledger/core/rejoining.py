@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dledger.core.core_state import CoreState
-from dledger.core.directories import next_number, supersedes
+from dledger.core.directories import newer_of, next_number, supersedes
 from dledger.core.messages import PositionRequest, PositionResponse
 from dledger.core.quorum import can_still_win
 from dledger.core.values import UNKNOWN_UID, Membership, member_key
@@ -78,12 +78,21 @@ class RejoinProcess:
         return list(dict.fromkeys(asked))
 
     def _memberships(self) -> list[Membership]:
-        """The newest configuration known to be committed, and all later ones, here and in the reports."""
-        log = self.core.log
-        histories = [log.memberships_from(min(self.core.committed_index, log.end_index))]
-        histories += [report.memberships for report in self._reports.values() if report.memberships]
-        committed = max(history[0].index for history in histories)
-        known = {at.membership: None for history in histories for at in history if at.index >= committed}
+        """The newest configuration known to be committed, and all later ones, here and in the reports.
+
+        A report may be old. The member may have lost a configuration in a truncation since, or it may have
+        been replaced by a committed one. Its entry is then not in this log, and before an entry committed
+        here in the order of (term, index), so that it can never be in force again.
+        """
+        log, committed_index = self.core.log, min(self.core.committed_index, self.core.log.end_index)
+        own = log.memberships_from(committed_index)
+        passed = (log.term_at(committed_index), committed_index)
+        reports = [report.memberships for report in self._reports.values() if report.memberships]
+        committed = max(history[0].index for history in (own, *reports))
+        reported = [
+            at for history in reports for at in history if at.index < 0 or (at.term, at.index) > passed
+        ]
+        known = {at.membership: None for at in (*own, *reported) if at.index >= committed}
         return list(known)
 
     @property
@@ -123,7 +132,7 @@ class RejoinProcess:
         newer = {
             key: number
             for key, number in directories.items()
-            if key in others and supersedes(number, state.directory_of(key) or others[key])
+            if key in others and supersedes(number, newer_of(state.directory_of(key), others[key]))
         }
         if newer:
             core.change_hard_state(state.with_directories(newer))
@@ -153,7 +162,7 @@ class RejoinProcess:
                     log.end_term,
                     log.end_index,
                     rejoining=core.hard_state.rejoining,
-                    directories=core.hard_state.directories,
+                    directories=core.known_directories(),
                     memberships=log.memberships_from(core.committed_index),
                 ),
             )

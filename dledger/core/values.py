@@ -97,7 +97,8 @@ class Member(NamedTuple):
     node_id: str
     uid: int  # 0: a member since the log began; otherwise unique, and greater than those before it
     address: str
-    directory: int = 0  # number of its directory when it was added (dledger.core.directories)
+    #: Number of its newest directory that the leader knew when it wrote the entry (dledger.core.directories).
+    directory: int = 0
 
 
 class Recovery(NamedTuple):

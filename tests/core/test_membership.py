@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.core.directories import FIRST_REJOINED
 from dledger.core.effects import AppendMembership, ChangeEnded, MembershipChanged
-from dledger.core.events import ChangeRequest, EntriesAppended, MessageReceived, StreamDown
+from dledger.core.events import ChangeRequest, DirectorySeen, EntriesAppended, MessageReceived, StreamDown
 from dledger.core.log_view import confirmed_memberships
 from dledger.core.membership_change import (
+    MAX_STEPS,
     ChangeKind,
     ChangeRefused,
     MembershipChange,
     MemberStep,
     first_entry,
     first_members,
+    first_new_uid,
     last_entry,
     target_of,
 )
@@ -26,13 +29,18 @@ from dledger.core.messages import (
     Goodbye,
     HeartbeatResponse,
     InstallBase,
+    PositionRequest,
     PositionResponse,
     TakeLeadership,
     Truncate,
 )
 from dledger.core.messages import VoteResponse as Vote
 from dledger.core.values import (
+    ENTRY_HEADER_SIZE,
     FEATURES,
+    MAX_POS,
+    MAX_TERM,
+    MAX_UID,
     NO_BASE,
     UNKNOWN_UID,
     Base,
@@ -154,6 +162,23 @@ def test_an_impossible_change_is_refused(text: str, code: Code) -> None:
     with pytest.raises(ChangeRefused) as refusal:
         target_of(with_voters("a"), steps(text), 1)
     assert refusal.value.code is code
+
+
+@pytest.mark.parametrize("term", [1, 1 << 43, 1 << 44, MAX_TERM - 1])
+def test_a_uid_is_within_its_bounds_in_every_term(term: int) -> None:
+    node = Node(voters=["a"], terms=[term - 1], term=term - 1, committed=0).become_leader()
+    assert node.core.term == term
+    uids = []
+    for text in ("add d add e", "remove d remove e", "add e add d"):
+        change(node, text)
+        membership = node.core.membership
+        uids += [membership.uid_of(node_id) for node_id in "de" if membership.member(node_id)]
+    assert uids[:2] == sorted(uids[:2]) and max(uids[:2]) < min(uids[2:]) and max(uids) <= MAX_UID
+
+
+def test_the_greatest_uid_is_within_its_bounds() -> None:
+    most_entries = MAX_POS // ENTRY_HEADER_SIZE
+    assert first_new_uid(most_entries) + MAX_STEPS <= MAX_UID
 
 
 def test_a_member_is_not_added_at_another_address() -> None:
@@ -491,6 +516,91 @@ def test_the_directory_of_a_new_member_is_not_that_of_an_earlier_one_with_its_na
         node.step(MessageReceived("b", message, None, (MembershipAt(index, 1, membership),)))
     known = node.core.directory_of("c")
     assert known == 7, "the number in the entry that added it"
+
+
+def test_a_configuration_has_the_newest_directories_that_its_leader_knows() -> None:
+    """A learner becomes a voter by this entry: it has not reported to members that rejoined before."""
+    node = leader("d")
+    rejoined, added = FIRST_REJOINED + 3, Member("d", 9, "d:1", 7)
+    first = node.core.log._memberships[0]
+    known = replace(first.membership, identities=(*members("a", "b", "c"), added))
+    node.core.log._memberships[0] = first._replace(membership=known)
+    node.core.change_hard_state(node.core.hard_state.with_directories({"a": 5, "b": rejoined}))
+    change(node, "promote d")
+    [joint] = node.all_effects(AppendMembership)
+    acknowledge(node, "b", "c", "d")
+    last = node.all_effects(AppendMembership)[-1]
+    for entry in (joint, last):
+        numbers = {member.node_id: member.directory for member in entry.membership.identities}
+        assert numbers == {"a": 5, "b": rejoined, "c": 0, "d": 7}, entry
+
+
+def test_a_promoted_learner_knows_and_reports_the_directories_of_the_entry() -> None:
+    rejoined = FIRST_REJOINED + 3
+    now = Membership(("a", "b"), identities=(*members("a"), Member("b", 0, "b:1", rejoined)))
+    node = follower_with(now)
+    node.core.change_hard_state(node.core.hard_state.with_directories({"a": 5, "b": 4}))
+    assert node.core.directory_of("b") == rejoined
+    node.step(DirectorySeen("b", FIRST_REJOINED + 2))
+    assert node.core.directory_of("b") == rejoined, "an earlier directory of b"
+    report = node.ask("b", PositionRequest(1, "b", 1, FIRST_REJOINED + 2))[-1]
+    assert isinstance(report, PositionResponse)
+    assert dict(report.directories) == {"a": 5, "b": rejoined}
+
+
+def test_a_rejoining_node_does_not_wait_for_members_of_a_change_that_was_undone() -> None:
+    """Member d is to come with entry 5 of term 1. A leader of term 2 has other entries there."""
+    node = Node("c", incarnation=1)
+    node.core.hard_state = HardState(0, None, 1, rejoining=True)
+    node.pass_time(1)
+    undone = MembershipAt(5, 1, with_voters("a", "b", "d", outgoing=["a", "b", "c"]))
+    founders = MembershipAt(-1, -1, with_voters("a", "b", "c"))
+    for peer, known in (("a", (founders,)), ("b", (founders, undone))):
+        response = PositionResponse(1, peer, node.core.rejoining._round, 1, 3, memberships=known)
+        node.receive(peer, response)
+    assert node.core.rejoining.missing == ("d",)
+    node.receive("a", push(1, -1, -1, [1] * 5, leader="a", committed=4))
+    assert node.core.rejoining.missing == ("d",), "the change can follow"
+    node.receive("b", push(2, 4, 1, [2], leader="b", committed=4))
+    assert node.core.rejoining.missing == ("d",), "entry 5 of term 2 can be undone itself"
+    node.receive("b", push(2, 5, 2, [2], leader="b", committed=5))
+    assert node.core.rejoining.missing == ()
+    node.pass_time(1)
+    assert not node.core.hard_state.rejoining
+
+
+def test_a_change_that_is_undone_by_a_shorter_log_counts_no_more() -> None:
+    node = Node("c", incarnation=1)
+    node.core.hard_state = HardState(0, None, 1, rejoining=True)
+    node.pass_time(1)
+    undone = MembershipAt(9, 1, with_voters("a", "b", "d", outgoing=["a", "b", "c"]))
+    founders = MembershipAt(-1, -1, with_voters("a", "b", "c"))
+    for peer in "ab":
+        response = PositionResponse(1, peer, node.core.rejoining._round, 1, 3, memberships=(founders, undone))
+        node.receive(peer, response)
+    node.receive("a", push(2, -1, -1, [1, 1, 1, 2], leader="a", committed=3))
+    assert node.core.rejoining.missing == (), "entry 9 of term 1 cannot follow entry 3 of term 2"
+
+
+def test_a_rejoining_node_does_not_wait_for_a_member_that_was_removed_meanwhile() -> None:
+    node = Node("c", incarnation=1)
+    node.core.hard_state = HardState(0, None, 1, rejoining=True)
+    node.pass_time(1)
+    founders = MembershipAt(-1, -1, with_voters("a", "b", "c"))
+    response = PositionResponse(1, "b", node.core.rejoining._round, 1, 0, memberships=(founders,))
+    node.receive("b", response)
+    assert node.core.rejoining.missing == ("a",)
+    node.receive("b", push(1, -1, -1, [1], committed=-1))
+    changes = tuple(
+        MembershipAt(index, 1, membership)
+        for index, membership in enumerate(
+            (with_voters("b", "c", outgoing=["a", "b", "c"]), with_voters("b", "c")), start=1
+        )
+    )
+    node.step(MessageReceived("b", push(1, 0, 1, [1, 1], committed=1), None, changes))
+    assert node.core.rejoining.missing == ("a",)
+    node.receive("b", Commit(1, "b", 1, 2))
+    assert node.core.rejoining.missing == ()
 
 
 def test_a_rejoining_node_waits_for_all_members_of_every_configuration_that_may_be_in_force() -> None:
