@@ -6,38 +6,24 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dledger.core.values import FlushMode
-from dledger.errors import Code, ConfigError, DLedgerError, NumberedError, StorageError
+from dledger.errors import Code, ConfigError, NumberedError
 from dledger.infra.files.descriptors import descriptors, raise_limit
-from dledger.infra.files.disk import Disk, OsDisk
+from dledger.infra.files.disk import Disk
 from dledger.infra.logs import configure_logging, get_logger
 from dledger.infra.loops.polling import NodeLoop
 from dledger.infra.loops.service_manager import ServiceManager
 from dledger.infra.loops.signals import STOP_SIGNALS, stop_signal
 from dledger.infra.loops.wakefulness import DEVICE, CpuLatency, CpuWakeLock
 from dledger.infra.loops.watchdog import LoopWatchdog
+from dledger.node.joining import prepare_join, prepare_rejoin
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.program import Program, ServedNode, load_program
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import NodeConfig
-from dledger.node.setup.security import NodeSecurity
-from dledger.rpc.log_client import LogClient
-from dledger.status.model import NodeStatus
-from dledger.store.format.layout import NodePaths
-from dledger.store.identity import (
-    Identity,
-    first_incarnation,
-    init_directory,
-    joined,
-    load_identity,
-    member_list,
-)
-from dledger.store.state_files import read_hard_state
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -164,106 +150,3 @@ async def _start(server: ServedNode, program: Program | None, *, rejoin: bool, j
     except BaseException:
         await server.stop()
         raise
-
-
-# Directories of nodes that get the log from others: of a node whose directory was lost, marked as rejoining
-# (rule 11 of docs/guarantees.md), and of one that is added to a running group (rule 15).
-
-_log = get_logger("rejoin")
-
-_STATUS_TIMEOUT_S = 2.0
-_PAUSE_S = 0.5
-
-
-async def prepare_rejoin(config: NodeConfig) -> None:
-    """Initialize an empty or absent directory for a rejoining node. A directory that is already rejoining is
-    kept.
-
-    Values that are equal on all nodes (data file size, flush mode) come from another member. Raises
-    StorageError ALREADY_INITIALIZED if the directory holds a node that has not lost its state.
-    """
-    try:
-        load_identity(config.directory, cluster_id=config.cluster_id, node_id=config.node_id)
-    except StorageError as error:
-        if error.code is not Code.NOT_INITIALIZED:
-            raise
-    else:
-        if read_hard_state(OsDisk(), NodePaths(config.directory).hard_state).rejoining:
-            return
-        raise StorageError(
-            f"{config.directory} belongs to a node that still has its term and vote: start it without "
-            "--rejoin; if its log is lost, move the directory away first",
-            code=Code.ALREADY_INITIALIZED,
-        )
-    model = await _fetch_member_status(config)
-    identity = replace(_identity_like(config, model), members=member_list(config.members))
-    own = next((member for member in model.members if member.node_id == config.node_id), None)
-    if own is None and model.membership_index > 0:
-        raise ConfigError(
-            f"{config.node_id} is not a member of the group any more: start it with --join, and add it with "
-            "`dledger member add`",
-            code=Code.UNKNOWN_MEMBER,
-        )
-    if model.membership_index > 0:  # the first members are not known here
-        identity = joined(identity)
-    init_directory(
-        config.directory,
-        identity,
-        incarnation=first_incarnation(),
-        rejoining=True,
-        uid=0 if own is None else own.uid,
-    )
-
-
-async def prepare_join(config: NodeConfig) -> None:
-    """Initialize an empty or absent directory for a node that is added to a running group. An initialized
-    directory is kept. Raises StorageError FOREIGN_DIRECTORY if it belongs to another node."""
-    try:
-        load_identity(config.directory, cluster_id=config.cluster_id, node_id=config.node_id)
-    except StorageError as error:
-        if error.code is not Code.NOT_INITIALIZED:
-            raise
-        identity = joined(_identity_like(config, await _fetch_member_status(config)))
-        init_directory(config.directory, identity, incarnation=first_incarnation())
-
-
-def _identity_like(config: NodeConfig, model: NodeStatus) -> Identity:
-    """Return this node's identity, with the fixed values of the group that `model` belongs to."""
-    _log.info("created an empty directory; the other members will supply the log", like=model.node_id)
-    return Identity(
-        config.cluster_id, config.group, config.node_id, model.data_file_size, FlushMode(model.flush_mode)
-    )
-
-
-async def _fetch_member_status(config: NodeConfig) -> NodeStatus:
-    """Return the status of the first other member that responds."""
-    security = NodeSecurity(config) if config.tls is not None else None
-    others = {node: config.peer_address(node) for node in config.members if node != config.node_id}
-    if not others:
-        raise StorageError(
-            f"{config.node_id} is the only one of `members`: no other member has the log that it needs"
-        )
-    clients = {
-        node: LogClient(address, config.group, security.channel(node) if security else None)
-        for node, address in others.items()
-    }
-    logged = ""
-    try:
-        while True:
-            for node, client in clients.items():
-                try:
-                    status = await client.get_status(_STATUS_TIMEOUT_S)
-                except DLedgerError as error:
-                    if logged != str(error):
-                        logged = str(error)
-                        _log.warning("waiting for a member to answer", peer=node, reason=logged)
-                    continue
-                if (status.cluster_id, status.node_id) == (config.cluster_id, node):
-                    return status
-                if logged != (stranger := f"it is node {status.node_id!r} of cluster {status.cluster_id!r}"):
-                    logged = stranger
-                    _log.warning("another node answers at a member's address", peer=node, reason=logged)
-            await asyncio.sleep(_PAUSE_S)
-    finally:
-        for client in clients.values():
-            await client.close()

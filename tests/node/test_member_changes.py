@@ -13,7 +13,7 @@ from dledger.client import AsyncClient
 from dledger.client.member_changes import MemberChanges
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.errors import Code, DLedgerError, InvalidRequest, Refused
-from dledger.node.run import prepare_rejoin
+from dledger.node.joining import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.store.identity import Identity, first_incarnation, init_directory, joined
 from tests.node.local import CLUSTER, GROUP, leader_of, make_server, running_nodes, until
