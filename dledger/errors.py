@@ -356,6 +356,13 @@ class Code(IntEnum):
         "The identity, or term and vote, of the node are missing or damaged. It does not start.",
         "A lost or edited file. Without its vote a node could vote twice.",
         "Move the directory away and rejoin with `--rejoin`. For a backup: use another copy.")
+    BACKUP_INCOMPLETE = (643, StorageError, "The directory does not contain a complete backup.",
+        "The path is wrong, or the backup was interrupted.",
+        "Use another backup. A repeated `dledger backup` into the same directory starts over.")
+    BACKUP_DISK_FULL = (644, StorageError, "The disk of a backup is full. No backup was made.",
+        "The file system of the target has too little space.",
+        "Free space there, or choose another directory, and make the backup again. The broker is not "
+        "affected.")
     # -- programs that own a node
     APPENDS_BY_OWNER_ONLY = (650, InvalidRequest,
         "Only the program that runs in the nodes may append to this log.",

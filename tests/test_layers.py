@@ -184,6 +184,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.cli.dev_signals",
         "dledger.infra",
     },
+    "broker_adapter.cli.backup_commands": {"broker_adapter.server"},
     "broker_adapter.cli.dev_signals": set(),
     "broker_adapter.cli.dev_nodes": {
         "dledger.core",
@@ -342,6 +343,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.endpoints.v5.calls",
         "broker_adapter.endpoints.forwarding",
         "broker_adapter.scheduled",
+        "dledger.store.offline",
     },
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli.connect": {
@@ -358,6 +360,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.client",
     },
     "broker_adapter.cli": {
+        "broker_adapter.cli.backup_commands",
         "broker_adapter.cli.connect",
         "broker_adapter.cli.messages",
         *_BROKER_BASE,

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from broker_adapter.cli.backup_commands import backup, restore
 from broker_adapter.cli.connect.errors import error_line, exit_code_of
 from broker_adapter.cli.group_commands import group
 from broker_adapter.cli.import_command import import_
@@ -56,5 +57,18 @@ def broker() -> None:
     """
 
 
-for _command in (topic, produce, consume, offsets, group, query, status, import_, mirror, role):
+for _command in (
+    topic,
+    produce,
+    consume,
+    offsets,
+    group,
+    query,
+    status,
+    import_,
+    mirror,
+    role,
+    backup,
+    restore,
+):
     broker.add_command(_command)

@@ -14,14 +14,19 @@ from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.cli.search_notice import reporting_search
 from dledger.cli.server_commands import split_member
-from dledger.client import AsyncClient, TlsFiles
+from dledger.client import AsyncClient, BackupHead, TlsFiles
 from dledger.core.values import FlushMode
-from dledger.errors import ConfigError, DLedgerError
+from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.node.setup.config import duration_ms
 from dledger.store.api import Frames
 from dledger.store.format.batch import decode_entries
 from dledger.store.identity import Identity
-from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
+from dledger.store.offline.backup import BackupManifest, read_manifest, restore_directory, write_backup
+
+#: Pause before the servers are asked again whether they are up to date.
+_PAUSE_S = 0.1
+#: A server that does not respond within this time, in seconds, is passed over.
+_ANSWER_S = 3.0
 
 
 @click.command()
@@ -130,49 +135,97 @@ async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
     type=click.Path(file_okay=False, path_type=Path),
     help="Target directory: new, or without a backup.",
 )
-@click.option("--node", help="host:port to copy from.  [default: the first of --servers]")
-def backup(servers: list[str], group: str, tls: TlsFiles | None, directory: Path, node: str | None) -> None:
-    """Copy all committed entries of a running node: a consistent prefix of the log.
+@click.option("--node", help="host:port to copy from.  [default: the first of --servers that is up to date]")
+@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds until it starts.")
+def backup(
+    servers: list[str], group: str, tls: TlsFiles | None, directory: Path, node: str | None, timeout: float
+) -> None:
+    """Copy the log of a running group, of a broker too: topics, groups, offsets and messages are in it.
+
+    The backup has all entries that were acknowledged before the command started, and is a consistent prefix
+    of the log. It is verified before the command ends. If it fails, the directory contains no backup. Without
+    a leader, name a node with --node: the backup then has the entries that this node knows to be committed.
 
     \b
     Example:
       dledger backup --to /backup/orders-2025-01-31
     """
-    manifest = asyncio.run(_backup(servers, group, tls, node or servers[0], directory))
-    click.echo(f"{directory}: entries {manifest[0]}..{manifest[1]}")
+    manifest = asyncio.run(_backup(servers, group, tls, node, directory, timeout))
+    click.echo(f"{directory}: entries {manifest.base.index + 1}..{manifest.tail.index}")
 
 
 async def _backup(
-    servers: list[str], group: str, tls: TlsFiles | None, node: str, directory: Path
-) -> tuple[int, int]:
+    servers: list[str],
+    group: str,
+    tls: TlsFiles | None,
+    node: str | None,
+    directory: Path,
+    timeout: float,
+) -> BackupManifest:
+    deadline = asyncio.get_running_loop().time() + timeout
+    async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
+        try:
+            async with reporting_search(client):
+                acknowledged = await client.read_index(timeout=timeout)
+        except ReadFailed as error:
+            if node is None:
+                raise
+            acknowledged = -1
+            text = "the backup has what this node knows to be committed"
+            click.echo(f"{error.message}; {text}", err=True)
+        head, parts = await _open_backup(client, [node] if node else servers, acknowledged, deadline)
+        async with aclosing(parts):
+            return await _store(head, parts, directory)
+
+
+async def _open_backup(
+    client: AsyncClient, servers: Sequence[str], acknowledged: int, deadline: float
+) -> tuple[BackupHead, AsyncGenerator[BackupHead | bytes, None]]:
+    """Start the backup at the first server that has committed the entry `acknowledged`.
+
+    Raises the last failure at `deadline`, a time of the event loop.
+    """
+    while True:
+        for server in servers:
+            parts = client.backup(server)
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    head = await anext(parts)
+                assert not isinstance(head, bytes)
+                if head.last_index >= acknowledged:
+                    return head, parts
+                text = f"{server} has committed entries up to {head.last_index}, not yet {acknowledged}"
+                failure: DLedgerError = ReadFailed(text, code=Code.READ_NOT_CONFIRMED)
+            except TimeoutError:
+                text = f"{server} did not respond within {_ANSWER_S:g} s"
+                failure = ReadFailed(text, code=Code.READ_NOT_CONFIRMED)
+            except DLedgerError as error:
+                failure = error
+            await parts.aclose()
+        if asyncio.get_running_loop().time() >= deadline:
+            raise failure
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _store(
+    head: BackupHead, parts: AsyncGenerator[BackupHead | bytes, None], directory: Path
+) -> BackupManifest:
     loop = asyncio.get_running_loop()
-    async with (
-        AsyncClient(servers, group=group, session=False, tls=tls) as client,
-        aclosing(client.backup(node)) as parts,
-    ):
-        head = await anext(parts)
-        if isinstance(head, bytes):
-            raise ConfigError(f"the response from {node} has no backup header")
-        identity = Identity(
-            head.cluster_id, head.group, head.node_id, head.data_file_size, FlushMode(head.flush_mode)
-        )
+    identity = Identity(
+        head.cluster_id, head.group, head.node_id, head.data_file_size, FlushMode(head.flush_mode)
+    )
 
-        def frames() -> Iterator[Frames]:
-            at = head.base.index + 1
-            while (data := asyncio.run_coroutine_threadsafe(_next(parts), loop).result()) is not None:
-                part = Frames(at, _last_index(data), data)
-                at = part.last_index + 1
-                yield part
+    def frames() -> Iterator[Frames]:
+        at = head.base.index + 1
+        while (data := asyncio.run_coroutine_threadsafe(_next(parts), loop).result()) is not None:
+            part = Frames(at, _last_index(data), data)
+            at = part.last_index + 1
+            yield part
+        if at != head.last_index + 1:
+            text = f"the response of {head.node_id} ends at entry {at - 1}, expected {head.last_index}"
+            raise StorageError(f"{text}: repeat the command", code=Code.BACKUP_INCOMPLETE)
 
-        manifest = await asyncio.to_thread(
-            lambda: write_backup(frames(), identity, directory, base=head.base)
-        )
-    if manifest.tail.index != head.last_index:
-        raise ConfigError(
-            f"the backup from {node} ends at entry {manifest.tail.index}, expected {head.last_index}: "
-            "try again"
-        )
-    return head.base.index + 1, manifest.tail.index
+    return await asyncio.to_thread(lambda: write_backup(frames(), identity, directory, base=head.base))
 
 
 async def _next(parts: AsyncGenerator[object, None]) -> bytes | None:
@@ -222,6 +275,10 @@ def restore(
     members: Sequence[str],
 ) -> None:
     """Create the directory of a node of a new cluster from a backup. Repeat it for every node.
+
+    The whole backup is verified first; if it is damaged, nothing is created. If the command is interrupted,
+    no node starts with the directory: remove it, and run the command again. A broker derives its own files
+    from the log when it starts.
 
     The old cluster must not be mixed with the new one: they have different ids and refuse each other.
 

@@ -6,11 +6,13 @@ from dledger.client.blocking import BlockingAppender, BlockingSession, Client
 from dledger.client.session import Appender, Session
 from dledger.client.values import AppendResult, Entry
 from dledger.infra.transport.tls import TlsFiles
+from dledger.rpc.ports import BackupHead
 
 __all__ = [
     "AppendResult",
     "Appender",
     "AsyncClient",
+    "BackupHead",
     "BlockingAppender",
     "BlockingSession",
     "Client",

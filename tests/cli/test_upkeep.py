@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from dledger.cli import upkeep_commands
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from dledger.client import BackupHead
+from dledger.core.values import NO_BASE
+from dledger.errors import Code, ReadFailed, StorageError
+from dledger.rpc.log_client import NetworkFailure
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.offline.backup import read_manifest
 
 from .conftest import DATA_FILE_SIZE, Command
 
@@ -54,6 +62,14 @@ def test_purging_then_a_backup_and_a_new_cluster_of_it(
     store = DiskLogStore.open(target)
     assert store.begin_index == begin
     store.close()
+
+    cluster.kill("n2")
+    cluster.kill("n3")
+    other = str(tmp_path / "other")
+    refused = on_cluster("backup", "--to", other, "--timeout", "1", code=1)
+    assert "622 READ_NOT_CONFIRMED" in refused.stderr
+    known = on_cluster("backup", "--to", other, "--timeout", "1", "--node", cluster.addresses[0])
+    assert f"entries {begin}.." in known.stdout and "knows to be committed" in known.stderr
 
 
 def test_a_scrub_finds_damage_and_the_other_nodes_repair_it(
@@ -109,3 +125,52 @@ def test_one_command_brings_a_lost_node_back(cluster: LocalCluster, on_cluster: 
     assert "waiting for" in "\n".join(cluster.log_tail("n2", 100)) or "rejoining" in "\n".join(
         cluster.log_tail("n2", 100)
     )
+
+
+class OneServer:
+    """A client whose servers know different ends of the committed log."""
+
+    def __init__(self, ends: dict[str, list[int]]) -> None:
+        """`ends`: by server, what it knows at each request."""
+        self._ends = ends
+
+    async def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
+        ends = self._ends[server]
+        end = ends.pop(0) if len(ends) > 1 else ends[0]
+        if end < 0:
+            raise NetworkFailure(f"{server} is down")
+        yield BackupHead("c", "g", server, 1 << 20, "SYNC_FLUSH", NO_BASE, end)
+
+
+@pytest.mark.parametrize(
+    ("ends", "used"),
+    [({"a": [7], "b": [9]}, "a"), ({"a": [4], "b": [5]}, "b"), ({"a": [-1], "b": [2, 5]}, "b")],
+)
+async def test_a_backup_is_of_a_server_that_has_all_that_was_acknowledged(
+    ends: dict[str, list[int]], used: str
+) -> None:
+    """A follower may not know yet what the leader has committed."""
+    deadline = asyncio.get_running_loop().time() + 60
+    head, parts = await upkeep_commands._open_backup(cast(Any, OneServer(ends)), ["a", "b"], 5, deadline)
+    await parts.aclose()
+    assert head.node_id == used
+
+
+async def test_a_backup_without_such_a_server_fails() -> None:
+    with pytest.raises(ReadFailed, match="committed entries up to 4, not yet 5") as caught:
+        await upkeep_commands._open_backup(cast(Any, OneServer({"a": [4]})), ["a"], 5, deadline=0.0)
+    assert caught.value.code is Code.READ_NOT_CONFIRMED
+
+
+async def test_a_backup_that_ends_early_is_none(tmp_path: Path) -> None:
+    head = BackupHead("c", "g", "n1", 1 << 20, "SYNC_FLUSH", NO_BASE, 5)
+
+    async def nothing() -> AsyncGenerator[BackupHead | bytes, None]:
+        return
+        yield b""
+
+    with pytest.raises(StorageError, match="ends at entry -1, expected 5") as caught:
+        await upkeep_commands._store(head, nothing(), tmp_path / "backup")
+    assert caught.value.code is Code.BACKUP_INCOMPLETE
+    with pytest.raises(StorageError):
+        read_manifest(tmp_path / "backup")

@@ -49,6 +49,7 @@ from dledger.store.format.internal import (
 from dledger.store.format.layout import index_records, unpack_record
 from dledger.store.format.properties import is_intact, parse_properties
 from dledger.store.offline import backup
+from dledger.store.offline.manifest import MANIFEST, load_manifest
 from dledger.testing.virtual.sim_disk import SimDisk
 from dledger.v1 import admin_pb2 as admin
 from dledger.v1 import peer_pb2 as peer
@@ -215,13 +216,13 @@ def _manifest(rng: Random) -> bytes:
     ]
     own = identity.Identity("c", "g", "n1", data_file_size=SIZE)
     backup.write_backup(frames, own, Path("/backup/one"), disk=disk)
-    return disk.content(Path("/backup/one") / backup.MANIFEST)
+    return disk.content(Path("/backup/one") / MANIFEST)
 
 
 def _read_manifest(data: bytes) -> None:
     disk = SimDisk()
     disk.mkdir(_FILE.parent)
-    disk.set_content(_FILE.parent / backup.MANIFEST, data)
+    disk.set_content(_FILE.parent / MANIFEST, data)
     backup.read_manifest(_FILE.parent, disk=disk)
 
 
@@ -421,7 +422,7 @@ TARGETS = (
         "backup-manifest",
         _manifest,
         _read_manifest,
-        (backup.read_manifest,),
+        (backup.read_manifest, load_manifest),
         (StorageError,),
         with_json_crc,
         text=True,

@@ -17,7 +17,9 @@ from dledger.store.api import Frames, LogStore
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import Configuration, encode_internal
+from dledger.store.identity import load_identity
 from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
+from dledger.store.offline.manifest import save_manifest
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import IDENTITY, SIZE, make_batches, new_sim_store, read_all
 
@@ -125,7 +127,7 @@ def test_what_does_not_fit_is_refused() -> None:
     frames = list(frames_of(store))
     with pytest.raises(StorageError):
         write_backup(frames[1:], IDENTITY, BACKUP, disk=disk)
-    with pytest.raises(StorageError, match="does not contain a backup"):
+    with pytest.raises(StorageError, match="does not contain a complete backup"):
         read_manifest(BACKUP, disk=disk)
     write_backup(frames, IDENTITY, BACKUP, disk=disk)
     with pytest.raises(StorageError) as error:
@@ -172,4 +174,55 @@ def test_a_restore_that_was_cut_short_does_not_pass_for_a_node_that_has_it_all()
             state = restored.hard_state
             assert state.rejoining or restored.tail == store.tail
             opened += 1
+            # The only node of a group has nobody to rejoin with: no node starts until all is there.
+            if restored.identity.cluster_id != NEW.cluster_id:
+                with pytest.raises(StorageError) as caught:
+                    load_identity(TARGET, disk=twin, cluster_id=NEW.cluster_id)
+                assert caught.value.code is Code.FOREIGN_DIRECTORY
+            else:
+                assert restored.tail == store.tail and not state.rejoining
     assert opened > 20
+
+
+def test_a_full_disk_leaves_no_backup_and_takes_no_space() -> None:
+    _, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    frames = list(frames_of(store))
+    size = sum(len(part.data) for part in frames)
+    for capacity in (0, size // 2, size, size + 10):
+        disk = SimDisk(capacity=capacity)
+        with pytest.raises(StorageError, match="free space there") as caught:
+            write_backup(frames, IDENTITY, BACKUP, disk=disk)
+        assert caught.value.code is Code.BACKUP_DISK_FULL and not disk.exists(BACKUP / "entries")
+        with pytest.raises(StorageError) as incomplete:
+            restore_directory(BACKUP, TARGET, NEW, backup_disk=disk, disk=disk)
+        assert incomplete.value.code is Code.BACKUP_INCOMPLETE and not disk.exists(TARGET)
+
+
+class ForgetfulDisk(SimDisk):
+    """Stores other bytes than it was given, of entries."""
+
+    def fdatasync(self, handle: int) -> None:
+        super().fdatasync(handle)
+        if self.exists(BACKUP / "entries") and self.content(BACKUP / "entries"):
+            self.flip(BACKUP / "entries", 70)
+
+
+def test_a_backup_is_read_again_before_it_counts() -> None:
+    _, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    disk = ForgetfulDisk()
+    with pytest.raises(StorageError) as caught:
+        write_backup(frames_of(store), IDENTITY, BACKUP, disk=disk)
+    assert caught.value.code is Code.DATA_DAMAGED
+    with pytest.raises(StorageError):
+        read_manifest(BACKUP, disk=disk)
+
+
+def test_a_backup_of_another_kind_is_named() -> None:
+    disk = SimDisk()
+    disk.mkdir(BACKUP)
+    save_manifest(disk, BACKUP, "classic", {"begin": 0})
+    with pytest.raises(StorageError, match="dledger broker restore") as caught:
+        read_manifest(BACKUP, disk=disk)
+    assert caught.value.code is Code.FOREIGN_DIRECTORY

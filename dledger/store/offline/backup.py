@@ -1,34 +1,39 @@
 """Backs up a log's entries as plain files, and restores them into new node directories.
 
-A backup is a directory with `entries`, the encoded entries in sequence without blanks, and `manifest`, which
-is written last, so a directory without a manifest is not a backup. Term and vote are not included, because a
-restore creates a new cluster that starts with the same log.
+A backup is a directory with `entries`, the encoded entries in sequence without blanks, and a manifest, which
+is written last, after the stored entries were verified. Term and vote are not included, because a restore
+creates a new cluster that starts with the same log.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from zlib_ng.zlib_ng import crc32
 
 from dledger.core.membership_change import first_members
 from dledger.core.values import NO_BASE, Base, HardState, Membership, MembershipAt, Tail
 from dledger.errors import Code, ConfigError, StorageError
-from dledger.infra.files.disk import Disk, OsDisk, read_file, replace_file, write_all
+from dledger.infra.files.disk import Disk, OsDisk, write_all
 from dledger.store.api import Frames
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, encode_batch, parse_batch
 from dledger.store.format.internal import Configuration, encode_internal, membership_in
-from dledger.store.identity import Identity, first_incarnation, init_directory
+from dledger.store.format.layout import NodePaths
+from dledger.store.identity import (
+    Identity,
+    first_incarnation,
+    init_directory,
+    load_identity,
+    save_identity,
+)
+from dledger.store.offline.manifest import damaged_manifest, load_manifest, prepare_target, save_manifest
+from dledger.store.space import FULL
 from dledger.store.state_files import tail_of
 
 ENTRIES = "entries"
-MANIFEST = "manifest"
-_VERSION = 1
+_KIND = "log"
 _CHUNK = 4 << 20
 
 
@@ -51,27 +56,37 @@ def write_backup(
     base: Base = NO_BASE,
     disk: Disk | None = None,
 ) -> BackupManifest:
-    """Store a log that starts after `base`, as whole, verified batches in order. Pass only committed entries.
+    """Store a log that starts after `base`, as whole batches in order, and verify the stored copy. Pass only
+    committed entries.
 
     Raises StorageError ALREADY_INITIALIZED if `target_dir` contains a backup, DATA_DAMAGED if the entries are
-    not consecutive. Replaces the remains of an interrupted backup.
+    not consecutive or were not stored as passed, DISK_FULL. Replaces the remains of an interrupted backup.
     """
     disk, target = disk or OsDisk(), Path(target_dir)
-    try:
-        if not disk.exists(target):
-            disk.mkdir(target)
-        if disk.exists(target / MANIFEST):
-            raise StorageError(f"{target} already contains a backup", code=Code.ALREADY_INITIALIZED)
-        for name in (ENTRIES, f"{MANIFEST}.tmp"):  # from an interrupted backup; or a link to another file
-            if name in disk.listdir(target):
-                disk.unlink(target / name)
+    with writing_backup(disk, target, [ENTRIES]):
+        prepare_target(disk, target, [ENTRIES])
         tail = _write_entries(disk, target / ENTRIES, frames, tail_of(base), identity.data_file_size)
         manifest = BackupManifest(identity.cluster_id, identity.group, identity.data_file_size, base, tail)
-        replace_file(disk, target / MANIFEST, _encode(manifest))
-        disk.sync_directory(target.parent)
-    except OSError as error:
-        raise StorageError(f"cannot write the backup {target}: {error}") from error
+        for _ in _stored_batches(disk, target / ENTRIES, manifest):
+            pass
+        fields = asdict(manifest) | {"base": list(base), "tail": list(tail)}
+        save_manifest(disk, target, _KIND, fields)
     return manifest
+
+
+@contextmanager
+def writing_backup(disk: Disk, target: Path, names: Iterable[str]) -> Iterator[None]:
+    """Convert a failure of the disk. Release the space of the files `names` if it was full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise StorageError(f"cannot write the backup {target}: {error}") from error
+        for name in names:
+            with suppress(OSError):
+                disk.unlink(target / name)
+        text = f"the backup {target} was not made: {error}; free space there, or choose another directory"
+        raise StorageError(text, code=Code.BACKUP_DISK_FULL) from error
 
 
 def _write_entries(disk: Disk, path: Path, frames: Iterable[Frames], tail: Tail, file_size: int) -> Tail:
@@ -84,6 +99,7 @@ def _write_entries(disk: Disk, path: Path, frames: Iterable[Frames], tail: Tail,
                 tail = batch.tail
             at += write_all(disk, handle, [part.data], at)
         disk.fdatasync(handle)
+        disk.drop_cache(handle)  # the verification should read the disk
     finally:
         disk.close(handle)
     return tail
@@ -99,21 +115,13 @@ def _batches(data: bytes | memoryview, tail: Tail, file_size: int) -> Iterator[B
 
 
 def read_manifest(backup_dir: Path | str, *, disk: Disk | None = None) -> BackupManifest:
-    """Read the manifest. Raises StorageError NOT_INITIALIZED if there is none, STATE_DAMAGED if it is
+    """Read the manifest. Raises StorageError BACKUP_INCOMPLETE if there is none, STATE_DAMAGED if it is
     invalid."""
-    path = Path(backup_dir) / MANIFEST
+    fields = load_manifest(disk or OsDisk(), Path(backup_dir), _KIND)
     try:
-        fields = json.loads(read_file(disk or OsDisk(), path))
-        crc = fields.pop("crc")
-        if crc != _crc(fields) or fields.pop("version") != _VERSION:
-            raise ValueError("the crc does not match, or the version is unknown")
         return BackupManifest(**fields | {"base": Base(*fields["base"]), "tail": Tail(*fields["tail"])})
-    except (FileNotFoundError, NotADirectoryError):
-        raise StorageError(f"{backup_dir} does not contain a backup", code=Code.NOT_INITIALIZED) from None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
+    except (TypeError, KeyError) as error:
+        raise damaged_manifest(Path(backup_dir), error) from error
 
 
 def restore_directory(
@@ -150,8 +158,10 @@ def restore_directory(
             code=Code.FOREIGN_DIRECTORY,
         )
     founded = _new_members(_stored_batches(backup_disk, backup / ENTRIES, manifest), identity, members)
-    # An interrupted restore must not be taken for a node with the complete log.
-    init_directory(target_dir, identity, disk=disk, incarnation=first_incarnation(), rejoining=True)
+    # An interrupted restore must not be taken for a node with the complete log. Until the end, the directory
+    # belongs to no cluster: no node starts with it, not even the only one of its group.
+    unfinished = replace(identity, cluster_id=f"unfinished restore of {identity.cluster_id}")
+    init_directory(target_dir, unfinished, disk=disk, incarnation=first_incarnation(), rejoining=True)
     store = DiskLogStore.open(target_dir, disk=disk)
     try:
         if manifest.base != NO_BASE:
@@ -159,11 +169,6 @@ def restore_directory(
         for batches in _stored_batches(backup_disk, backup / ENTRIES, manifest):
             store.append(batches)
         store.sync()
-        if store.tail != manifest.tail:
-            raise StorageError(
-                f"{backup} ends at {store.tail}, expected {manifest.tail}",
-                code=Code.DATA_DAMAGED,
-            )
         if founded is not None:
             _found(store, founded)
         store.save_checkpoint(store.end_index, None)
@@ -172,7 +177,16 @@ def restore_directory(
         store.save_hard_state(HardState(term, None, incarnation, memberships=memberships))
     finally:
         store.close()
+    _finish(disk or OsDisk(), Path(target_dir), identity.cluster_id)
     return manifest
+
+
+def _finish(disk: Disk, target: Path, cluster_id: str) -> None:
+    identity = load_identity(target, disk=disk)  # the store may have changed its format version
+    try:
+        save_identity(disk, NodePaths(target), replace(identity, cluster_id=cluster_id))
+    except OSError as error:
+        raise StorageError(f"cannot restore {target}: {error}") from error
 
 
 def _new_members(
@@ -231,18 +245,10 @@ def _stored_batches(disk: Disk, path: Path, manifest: BackupManifest) -> Iterato
                 raise StorageError(f"{path} is truncated after entry {tail.index}", code=Code.DATA_DAMAGED)
             rest = rest[used:]
             yield batches
+        if tail != manifest.tail:
+            text = f"{path} ends at {tail}, expected {manifest.tail}"
+            raise StorageError(text, code=Code.DATA_DAMAGED)
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     finally:
         disk.close(handle)
-
-
-def _encode(manifest: BackupManifest) -> bytes:
-    fields: dict[str, Any] = asdict(manifest) | {"version": _VERSION}
-    fields |= {"base": list(manifest.base), "tail": list(manifest.tail)}
-    fields["crc"] = _crc(fields)
-    return (json.dumps(fields, indent=2) + "\n").encode()
-
-
-def _crc(fields: dict[str, Any]) -> int:
-    return crc32(json.dumps(fields, sort_keys=True).encode())
