@@ -170,6 +170,7 @@ ALLOWED: dict[str, set[str]] = {
         *_BASE,
         "dledger",
         "dledger.store",
+        "dledger.store.format",
         "dledger.status",
         "dledger.node.setup",
         "dledger.client",

@@ -198,14 +198,14 @@ def remove(
 ) -> None:
     """Remove a member. If it leads, another voter takes over.
 
-    Stop the machine afterwards. To add it again, remove its directory first.
+    Stop the machine afterwards. To add it again, remove its directory first. The command fails if the node is
+    not a member, unless it runs, is one of --servers, and was removed before.
 
     \b
     Example:
       dledger member remove n3
     """
-    step = MemberStep(ChangeKind.REMOVE, node)
-    _change(servers, group, tls, timeout, lambda changes: changes.change(step, force=force))
+    _change(servers, group, tls, timeout, lambda changes: changes.remove(node, force=force))
     click.echo(f"{node} is no member")
 
 

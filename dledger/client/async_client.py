@@ -414,7 +414,9 @@ class AsyncClient:
                 return await retrying(once)
         except TimeoutError:
             if last is None:
-                last = self._directory.no_leader(f"no leader was found within {seconds:g} s")
+                # What is left of a longer time limit has many digits.
+                limit_s = round(seconds) if seconds >= 10 else round(seconds, 1) or seconds
+                last = self._directory.no_leader(f"no leader was found within {limit_s:g} s")
             raise last from None
 
     # -- lifecycle

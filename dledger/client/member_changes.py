@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dledger.client.async_client import AsyncClient
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
@@ -15,6 +15,8 @@ from dledger.status.model import NodeStatus
 _PAUSE_S = 0.2
 _HEARD_S = 5.0
 _STATUS_S = 2.0
+#: A step that fails later than so many seconds before the deadline is not tried again.
+_LAST_S = 1.0
 #: After these errors the same step is tried again. A step that is in force already succeeds.
 _AGAIN = (Code.CHANGE_RUNNING, Code.LEARNER_NOT_READY, Code.NOT_LEADER)
 
@@ -29,7 +31,8 @@ class MemberChanges:
     def __init__(
         self, client: AsyncClient, *, timeout: float, tell: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`timeout`: seconds for a whole change. `tell` receives lines about the progress."""
+        """`timeout`: seconds for a whole change. `tell` receives lines about what a change waits for, and
+        about its steps except the last one."""
         self._client = client
         self._timeout = timeout
         self._tell = tell
@@ -44,7 +47,22 @@ class MemberChanges:
         self._start()
         await self._add(node_id, address, force=force)
         if as_voter:
+            self._say(f"{node_id} is a member and receives the log")
             await self._change(MemberStep(ChangeKind.PROMOTE, node_id))
+
+    async def remove(self, node_id: str, *, force: bool = False) -> None:
+        """Remove a member. Succeeds if a server of the client is this node and was removed before.
+
+        Raises InvalidRequest UNKNOWN_MEMBER if the node is not a member, and not known to have been one.
+        """
+        self._start()
+        members = {member.node_id for member in (await self._leader()).members}
+        if node_id not in members:
+            if await self._was_removed(node_id):
+                self._say(f"{node_id} was removed already")
+                return
+            raise _unknown(node_id, members)
+        await self._change(MemberStep(ChangeKind.REMOVE, node_id), force=force)
 
     async def replace(self, old: str, new: str, address: str, *, force: bool = False) -> None:
         """Replace a member, which may be gone for good, by a new one that runs at `address`.
@@ -58,14 +76,20 @@ class MemberChanges:
         if old == new:
             if await self._is_to_be_removed(old, address):
                 await self._change(MemberStep(ChangeKind.REMOVE, old))
+                self._say(f"the old {old} is removed")
             await self._add(new, address, force=force)
+            self._say(f"{new} is a member and receives the log")
             await self._change(MemberStep(ChangeKind.PROMOTE, new))
             return
         roles = {member.node_id: member.role for member in (await self._leader()).members}
         if old in roles and roles.get(new) == "voter":
             text = f"{new} is a voter already: remove {old}, or name a new node"
             raise InvalidRequest(text, code=Code.CHANGE_REFUSED)
+        if old not in roles and roles.get(new) != "voter":
+            # A completed replacement, which may be repeated, has made the new node a voter.
+            raise _unknown(old, roles)
         await self._add(new, address, force=force)
+        self._say(f"{new} is a member and receives the log")
         await self._change(MemberStep(ChangeKind.PROMOTE, new), MemberStep(ChangeKind.REMOVE, old))
 
     async def change(self, *steps: MemberStep, force: bool = False) -> None:
@@ -82,6 +106,13 @@ class MemberChanges:
 
     async def _leader(self) -> NodeStatus:
         return await self._client.leader(timeout=self._left_s())
+
+    async def _was_removed(self, node_id: str) -> bool:
+        """Return True if a configured server is this node, and was a member."""
+        left_s = min(_STATUS_S, self._left_s())
+        statuses = await self._client.status(timeout=left_s)
+        known = [one for one in statuses.values() if isinstance(one, NodeStatus)]
+        return any(one.node_id == node_id and one.uid != UNKNOWN_UID for one in known)
 
     async def _is_to_be_removed(self, node_id: str, address: str) -> bool:
         """Return True if this member is still the old one, and the new machine runs."""
@@ -108,15 +139,14 @@ class MemberChanges:
                 await self._client.change_members(change, timeout=self._left_s())
                 break
             except DLedgerError as error:
-                is_over = (force and not insist) or self._left_s() <= _PAUSE_S
+                is_over = (force and not insist) or self._left_s() <= _LAST_S
                 # A new leader hears of the releases of the others within a moment.
                 is_early = error.code is Code.MEMBER_OUTDATED and begin_s - self._left_s() < _HEARD_S
                 is_passing = error.code in _AGAIN or is_early or isinstance(error, Indeterminate)
                 if is_over or not is_passing:
                     raise
-                self._say(error.message)
+                self._say(f"waiting: {error.message.removesuffix('; try again')}")
             await asyncio.sleep(_PAUSE_S)
-        self._say("; ".join(f"{step.kind.value} {step.node_id}: done" for step in steps))
 
     def _left_s(self) -> float:
         return max(_PAUSE_S, self._deadline - asyncio.get_running_loop().time())
@@ -125,3 +155,8 @@ class MemberChanges:
         if text != self._told:
             self._told = text
             self._tell(text)
+
+
+def _unknown(node_id: str, members: Iterable[str]) -> InvalidRequest:
+    text = f"{node_id} is not a member: nothing was changed; members: {', '.join(sorted(members))}"
+    return InvalidRequest(text, code=Code.UNKNOWN_MEMBER)

@@ -26,8 +26,8 @@ async def probe_members(
 ) -> Probe:
     """Ask `others`, (node id, address), and the members in the configuration for their status.
 
-    A node of none of the clusters `cluster_ids` does not count. Each request takes up to `timeout_s`. Raises
-    ConfigError if the TLS files of the configuration are missing or invalid.
+    A node of none of the clusters `cluster_ids` does not count. Takes up to `timeout_s`. Raises ConfigError
+    if the TLS files of the configuration are missing or invalid.
     """
     security = NodeSecurity(config) if config.tls is not None else None
     configured = {*config.members.items(), *config.peer_addresses.items()}
@@ -39,12 +39,16 @@ async def probe_members(
     async def ask(node: str, address: str) -> None:
         channel = security.channel(node) if security else None
         name = f"{node} at {address}"
+        # At the same time, so that both end within the limit.
+        connecting = asyncio.create_task(_is_open(address, timeout_s))
         try:
             answer = await _status(address, config.group, channel, cluster_ids, timeout_s)
         except NetworkFailure:
-            if await _is_open(address, timeout_s):
+            if await connecting:
                 silent.append(name)
             return
+        finally:
+            connecting.cancel()
         if answer:
             running.append(f"{name}: {answer}")
 

@@ -54,7 +54,11 @@ def test_a_local_cluster_grows_replaces_a_lost_node_and_shrinks(cluster: LocalCl
     command("append", stdin=b"before\n")
     leader = cluster.wait_for_leader().node_id
 
-    assert "n4 is a voter" in command("cluster", "add-node", "--dir", directory).stdout
+    added = command("cluster", "add-node", "--dir", directory)
+    assert "n4 is a voter" in added.stdout
+    told = added.stderr.splitlines()
+    assert told.count("n4 is a member and receives the log") == 1
+    assert not [line for line in told if "does not answer" in line or "try again" in line]
     lost = next(node for node in ("n1", "n2", "n3") if node != leader)
     command("cluster", "kill", "--dir", directory, lost)
     shutil.rmtree(cluster.folder(lost))
@@ -92,6 +96,32 @@ def test_members_are_listed_demoted_and_promoted(cluster: LocalCluster) -> None:
 def test_an_unknown_member_is_named_with_the_known_ones(cluster: LocalCluster) -> None:
     refused = on(cluster)("member", "promote", "n9", "--timeout", "20", code=1)
     assert "401 UNKNOWN_MEMBER: n9 is not a member; members: n1, n2, n3" in refused.stderr
+    refused = on(cluster)("member", "remove", "n9", "--timeout", "20", code=1)
+    assert "401 UNKNOWN_MEMBER: n9 is not a member: nothing was changed" in refused.stderr
+
+
+def test_nodes_that_the_group_has_removed_are_not_started_with_it(cluster: LocalCluster) -> None:
+    command, directory = on(cluster), str(cluster.directory)
+    gone = next(n for n in cluster.node_ids if n != cluster.wait_for_leader().node_id)
+    assert f"{gone} is no member" in command("member", "remove", gone).stdout
+    cluster.stop()
+    up = command("cluster", "up", "--dir", directory, "--detach", "--timeout", "60")
+    assert f"{gone} is no member of the group any more, so it is not started" in up.stderr
+    assert set(cluster.running()) == set(cluster.node_ids) - {gone}
+    forgotten = command("cluster", "remove-node", "--dir", directory, gone)
+    assert f"{gone} is no member" in forgotten.stdout
+    assert gone not in LocalCluster(cluster.directory).node_ids
+    assert "no member" not in command("cluster", "up", "--dir", directory, "--detach").stderr
+
+
+def test_a_new_node_that_does_not_start_is_named_with_its_error(cluster: LocalCluster) -> None:
+    command, directory = on(cluster), str(cluster.directory)
+    for node in cluster.node_ids:  # models of the new node's file
+        path = cluster.folder(node) / "node.toml"
+        path.write_text("unknown_key = 1\n" + path.read_text())
+    refused = command("cluster", "add-node", "--dir", directory, code=1)
+    assert "n4 did not start" in refused.stderr and "unknown_key" in refused.stderr
+    assert not (cluster.directory / "n4").exists()
 
 
 @pytest.mark.parametrize("address", ["here", "10.0.0.1", "10.0.0.1:0"])

@@ -191,3 +191,12 @@ async def test_a_closed_client_says_so() -> None:
             await client.append(b"b")
         with pytest.raises(RuntimeError, match="closed"):
             await client.status()
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.2, "0.2"), (0.3141592, "0.3"), (0.01, "0.01")])
+async def test_a_time_limit_is_shown_with_the_digits_that_people_give(seconds: float, shown: str) -> None:
+    """Commands of several steps pass what is left of their limit."""
+    async with FakeCluster(1) as cluster, AsyncClient(cluster.servers[0].address) as client:
+        await cluster.servers[0].kill()
+        with pytest.raises(DLedgerError, match=rf"no leader was found within {shown} s"):
+            await client.leader(timeout=seconds)

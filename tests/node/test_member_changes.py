@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -164,6 +165,44 @@ async def test_a_change_in_force_already_succeeds(group: Group) -> None:
         await client.change_members(of(ChangeKind.REMOVE, "n9"))
         await client.change_members(of(ChangeKind.PROMOTE, "n1"))
         assert group.leader.node_status().ledger_end_index == before
+
+
+async def test_a_node_that_never_was_a_member_is_neither_removed_nor_replaced(group: Group) -> None:
+    async with group.client() as client:
+        changes = MemberChanges(client, timeout=60.0)
+        for work in (changes.remove("n9"), changes.replace("n9", "n4", "127.0.0.1:1")):
+            with pytest.raises(InvalidRequest, match="n9 is not a member: nothing was changed") as caught:
+                await work
+            assert caught.value.code is Code.UNKNOWN_MEMBER and "n1, n2, n3" in caught.value.message
+    assert sorted(group.roles()) == ["n1", "n2", "n3"]
+
+
+async def test_a_completed_removal_is_repeated_where_the_removed_node_is_known(group: Group) -> None:
+    gone = next(node for node, server in group.servers.items() if server is not group.leader)
+    others = [address for node, address in group.first.items() if node != gone]
+    told: list[str] = []
+    async with group.client() as client:
+        for _ in range(2):
+            await MemberChanges(client, timeout=60.0, tell=told.append).remove(gone)
+    assert told == [f"{gone} was removed already"]
+    async with group.client(others) as stranger:
+        with pytest.raises(InvalidRequest) as caught:
+            await MemberChanges(stranger, timeout=60.0).remove(gone)
+        assert caught.value.code is Code.UNKNOWN_MEMBER
+
+
+async def test_each_step_is_told_once_and_without_advice_to_repeat_it(group: Group) -> None:
+    told: list[str] = []
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    async with group.client() as client:
+        changes = MemberChanges(client, timeout=60.0, tell=told.append)
+        adding = asyncio.create_task(changes.add("n4", address, as_voter=True))
+        await until(lambda: bool(told))
+        await group.start("n4", address)
+        await adding
+    assert told[0].startswith("waiting: n4 does not answer")
+    assert told.count("n4 is a member and receives the log") == 1 and len(told) == len(set(told))
+    assert not [text for text in told if "try again" in text or "done" in text]
 
 
 @pytest.mark.parametrize("left", [1, 2])

@@ -89,8 +89,9 @@ def up(
     """Start a local cluster: a new one, or the existing one in --dir.
 
     A new directory gets configs, identities and cluster.json. An existing one is never initialized again, so
-    its log is kept. With --detach, nodes that are running continue, and the others are started. In the
-    foreground, the command prints events until Ctrl-C and then stops the nodes.
+    its log is kept. With --detach, nodes that are running continue, and the others are started. Nodes that
+    were removed from the group are not started. In the foreground, the command prints events until Ctrl-C and
+    then stops the nodes.
 
     \b
     Examples:
@@ -115,6 +116,9 @@ def up(
             if is_new:
                 shutil.rmtree(local.directory)
             raise
+        for gone in local.removed():
+            text = f"`dledger cluster remove-node --dir {directory} {gone}` forgets it"
+            click.echo(f"{gone} is no member of the group any more, so it is not started; {text}", err=True)
         click.echo(f"started {', '.join(started) or 'no node'}; waiting for a leader", err=True)
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)

@@ -24,7 +24,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -46,13 +46,16 @@ from dledger.cli.local.cluster_plan import (
     to_toml,
 )
 from dledger.cli.local.node_process import NodeProcess, tail_of
-from dledger.core.values import FlushMode
-from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.core.values import FlushMode, MembershipAt
+from dledger.errors import Code, ConfigError, DLedgerError, StorageError
 from dledger.infra.files.descriptors import PRIVATE_DIRECTORY
+from dledger.infra.files.disk import OsDisk
 from dledger.node.setup.secret_file import make_secret
 from dledger.status.encoding import node_status_from_json
 from dledger.status.model import DISK_FULL_HEALTH, NodeStatus
-from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
+from dledger.store.format.layout import NodePaths
+from dledger.store.identity import Identity, first_incarnation, init_directory, load_identity, member_list
+from dledger.store.state_files import read_hard_state
 
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
@@ -276,12 +279,27 @@ class LocalCluster:
         """Return the node that claims to lead in the highest term, or None."""
         return max((n for n in self.status() if n.role == "LEADER"), key=lambda n: n.term, default=None)
 
+    def removed(self) -> list[str]:
+        """Return the nodes that are no members of the group any more, according to the newest configuration
+        that a directory of this cluster has."""
+        known: list[MembershipAt] = []
+        for node in self.plan.nodes:
+            paths = NodePaths(self.store_directory(node.node_id))
+            with suppress(StorageError):  # lost, or of another cluster: a classic log has no identity at all
+                load_identity(paths.root, cluster_id=self.plan.cluster_id)
+                known += read_hard_state(OsDisk(), paths.hard_state).memberships
+        newest = max(known, key=lambda one: (one.term, one.index), default=None)
+        return [] if newest is None else [n for n in self.node_ids if n not in newest.membership.nodes]
+
     # -- start and stop
 
     def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Start all nodes that are down and return their ids. Raises ConfigError if a port is in use."""
+        """Start all nodes that are down and members, and return their ids. Raises ConfigError if a port is
+        in use."""
         with self._exclusive():
-            down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
+            gone = self.removed()
+            nodes = [node for node in self.plan.nodes if node.node_id not in gone]
+            down = [node for node in nodes if not self.process(node.node_id).is_alive]
             absent = [c for c in self.plan.companions if not self.process(c.name).is_alive]
             servers: list[NodePlan | CompanionPlan] = [*absent, *down]
             addresses = [address for server in servers for address in _addresses_of(server) if address]

@@ -18,16 +18,20 @@ from dledger.cli.local.cluster_plan import (
     save_plan,
     to_toml,
 )
-from dledger.cli.local.local_cluster import TLS_FOLDER, LocalCluster
+from dledger.cli.local.local_cluster import TLS_FOLDER, ClusterError, LocalCluster
 from dledger.cli.local.node_process import NodeProcess
 from dledger.client import AsyncClient
 from dledger.client.member_changes import MemberChanges
 from dledger.core.membership_change import ChangeKind, MemberStep
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.infra.files.descriptors import PRIVATE_DIRECTORY
+from dledger.rpc.log_client import NetworkFailure
 from dledger.store.identity import load_identity
 
 Tell = Callable[[str], None]
+
+#: Seconds for a status of a node that starts, and before the next request.
+_STATUS_S, _PAUSE_S = 1.0, 0.05
 
 
 def add_node(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
@@ -40,7 +44,8 @@ def add_node(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
         raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
     new, process = _start_new(local)
     _added(local, new, process, timeout, tell)
-    _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=True))
+    step = MemberStep(ChangeKind.PROMOTE, new.node_id)
+    _run(local, timeout, tell, lambda changes: changes.change(step))
     return new
 
 
@@ -49,7 +54,8 @@ def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> N
     gone = local.plan.node(old)
     new, process = _start_new(local)
     _added(local, new, process, timeout, tell)
-    _run(local, timeout, tell, lambda changes: changes.replace(old, new.node_id, new.address))
+    steps = MemberStep(ChangeKind.PROMOTE, new.node_id), MemberStep(ChangeKind.REMOVE, old)
+    _run(local, timeout, tell, lambda changes: changes.change(*steps))
     _drop(local, gone)
     return new
 
@@ -118,14 +124,36 @@ def _config_like(local: LocalCluster, model: NodePlan, new: NodePlan, folder: Pa
 
 
 def _added(local: LocalCluster, new: NodePlan, process: NodeProcess, timeout: float, tell: Tell) -> None:
-    """Add the node as a learner, and only then to the plan."""
+    """Add the node as a learner once it answers, and only then to the plan."""
     try:
+        asyncio.run(_wait_until_answers(local, new, process, timeout))
         _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=False))
     except BaseException:
         process.stop(1.0)
         shutil.rmtree(local.directory / new.node_id)
         raise
     _save(local, (*local.plan.nodes, new))
+    tell(f"{new.node_id} is a member and receives the log")
+
+
+async def _wait_until_answers(
+    local: LocalCluster, new: NodePlan, process: NodeProcess, timeout: float
+) -> None:
+    """Raises ClusterError if the node ends before it answers, and its failure after `timeout` seconds."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    client = AsyncClient([new.address], group=local.plan.group, session=False, tls=local.tls_files)
+    async with client:
+        while True:
+            try:
+                await client.status_of(new.address, timeout=_STATUS_S)
+                return
+            except NetworkFailure:
+                if not process.is_alive:
+                    lines = " | ".join((process.why_down(), *process.last_errors()))
+                    raise ClusterError(f"{new.node_id} did not start: {lines}") from None
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
 
 def _drop(local: LocalCluster, gone: NodePlan) -> None:
