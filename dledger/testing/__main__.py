@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from dledger.testing.profile import BAD_DAYS, FAULTS, PURGE_FAULTS
+from dledger.testing.profile import BAD_DAYS, FAULTS, MEMBER_SERIES, PURGE_FAULTS
 from dledger.testing.run import RunOptions, RunResult, run_seed
 
 MS_PER_HOUR = 3_600_000
@@ -62,7 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--store", choices=("memory", "disk"), help="store of all nodes (default: the seed decides)"
     )
-    parser.add_argument("--members", action="store_true", help="change the members in some seeds")
+    parser.add_argument(
+        "--members",
+        nargs="?",
+        const="some",
+        default="",
+        choices=("some", *MEMBER_SERIES),
+        help="change the members in some seeds, or in all seeds by a series",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes that run seeds (2)")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="run the first seed only, and write its trace"

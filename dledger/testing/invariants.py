@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Protocol
 
 from dledger.core.messages import (
@@ -21,7 +20,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import NO_BASE, UNKNOWN_UID, Base, HardState, Membership, Role, VoteResult
+from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
 from dledger.node.machine.applier import Applier
 from dledger.replica.replica import Replica
 from dledger.replica.shell import (
@@ -34,9 +33,10 @@ from dledger.replica.shell import (
     WriteJob,
 )
 from dledger.store.format.batch import Batch
+from dledger.testing.checks.configurations import Configurations, check_elected
 from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
-from dledger.testing.checks.quorums import decides, share_majorities
+from dledger.testing.checks.quorums import decides
 from dledger.testing.checks.transitions import ObservedState, check_step
 from dledger.testing.virtual.violation import Violation
 
@@ -71,7 +71,7 @@ class Invariants:
         self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
         # state by node and incarnation, after its last step
         self._seen: dict[tuple[str, int], ObservedState] = {}
-        self._members: dict[str, Membership] = {}  # by node: the configuration in force, checked last
+        self._configurations = Configurations()
         self._cut_after: dict[str, int] = {}  # by node: the lowest index that this step truncated after
         self._checked: dict[str, tuple[object, ...]] = {}  # by node: the values checked last
 
@@ -280,6 +280,9 @@ class Invariants:
             raise Violation(
                 "rejoining", f"{process.node_id} leads in term {notice.term} although it is barred from it"
             )
+        votes = self._votes.get(notice.term, {})
+        granted = {process.node_id, *(v for v, candidate in votes.items() if candidate == process.node_id)}
+        check_elected(process.node_id, notice.term, process.replica.core.membership, granted)
         # Entries committed by leaders of higher terms are not required: votes of a term may arrive very late.
         earlier = [batch for term, batch in self._committed_in.items() if term < notice.term]
         last = max(earlier, key=lambda batch: batch.last_index, default=None)
@@ -316,6 +319,7 @@ class Invariants:
             self.committed.append(batch)
             self._committed_in[core.term] = batch
             self.housekeeping.committed(batch)
+            self._configurations.committed(batch)
             self._on_commit(batch)
         if not self.committed.holds(reached):
             raise Violation("state-machine safety", f"{process.node_id} commits a different entry {index}")
@@ -372,24 +376,9 @@ class Invariants:
 
     # -- after each step of a process
 
-    def _check_memberships(self, process: ObservedProcess) -> None:
-        """Check that any two consecutive configurations share a voter in every two majorities."""
-        log = process.replica.core.log
-        if self._members.get(process.node_id) is log.membership:
-            return
-        self._members[process.node_id] = log.membership
-        for before, after in pairwise(log.memberships):
-            if any(member.uid == UNKNOWN_UID for member in before.membership.identities):
-                continue  # what a node assumes that was added later
-            if not share_majorities(before.membership, after.membership):
-                raise Violation(
-                    "configurations share a majority",
-                    f"{process.node_id} has {after} right after {before}",
-                )
-
     def after_step(self, process: ObservedProcess) -> None:
         core, mirror = process.replica.core, self.mirrors[process.node_id]
-        self._check_memberships(process)
+        self._configurations.in_force(process.node_id, core.log)
         view = mirror.view
         values = (
             process.incarnation,
@@ -497,6 +486,14 @@ class Invariants:
         for votes in self._votes.values():
             if votes.get(node_id) == node_id:
                 del votes[node_id]
+
+    def replaced(self, node_id: str, hard_state: HardState) -> None:
+        """Register that a stopped node was replaced by a new member. What the one before it stored and voted
+        for does not count for the new one."""
+        self.wiped(node_id, hard_state)
+        self.mirrors[node_id].lost.clear()
+        for votes in self._votes.values():
+            votes.pop(node_id, None)
 
     def exchanged(self, node_id: str, inserted: NodeMirror) -> NodeMirror:
         """Register that the disk of a stopped node was exchanged for another one of its disks. Returns the

@@ -66,6 +66,8 @@ class Profile:
 
     nodes: int = 3
     spares: int = 0  # of these nodes, the last ones: not members at the beginning
+    voter_counts: tuple[int, ...] = ()  # numbers of voters that changes reach one after the other
+    leader_leaves: float = 0.5  # chance that a leader is among the voters that leave
     on_disk: bool = False  # DiskLogStore on SimDisk; otherwise MemoryLogStore
     data_file_size: int = 4096  # small, so that files roll
     timing: Timing = SIM_TIMING
@@ -110,6 +112,11 @@ class Profile:
     stamp_every_ms: int = 1000
     retention: RetentionLimits = KEEP_ALL
     request_timeout_ms: int = 500
+
+    @property
+    def loses_members(self) -> bool:
+        """Return True if nodes lose their disks while the members change."""
+        return "lose_member" in self.faults
 
     @property
     def node_ids(self) -> tuple[str, ...]:
@@ -212,6 +219,56 @@ def with_changing_members(rng: Random, profile: Profile) -> Profile:
         nodes=profile.nodes + rng.randint(0, 2),
         spares=rng.randint(1, profile.nodes - 1),
         faults=(*others, *["change_members"] * max(2, len(others) // 2), "return_disk"),
+        minority_gone=False,
+    )
+
+
+@dataclass(frozen=True)
+class MemberSeries:
+    """Changes of the members in all seeds of a run."""
+
+    founders: int
+    spares: int
+    voter_counts: tuple[int, ...] = ()  # empty: random changes
+    leader_leaves: float = 0.5
+    loses: int = 1  # how often a member loses its disk, compared with two changes
+    tiny_images: bool = False  # the log is purged all the time, and its images are installed
+
+
+#: By the value of `--members`.
+MEMBER_SERIES = {
+    "3-5-3": MemberSeries(3, 3, (5, 3)),
+    "1-3-1": MemberSeries(1, 3, (3, 1)),
+    "leaders": MemberSeries(3, 2, (3,), leader_leaves=1.0),
+    "lost": MemberSeries(3, 3, loses=4),
+    "images": MemberSeries(3, 3, (5, 3), loses=3, tiny_images=True),
+}
+
+
+def with_member_series(rng: Random, profile: Profile, name: str) -> Profile:
+    """Turn a profile into a run of MEMBER_SERIES[name]. `rng` is a separate one."""
+    series = MEMBER_SERIES[name]
+    others = tuple(
+        fault for fault in profile.faults if fault not in ("lose_disk", "flip_bits") and rng.random() < 0.5
+    )
+    loses = ("lose_member", "return_disk") * series.loses if rng.random() < 0.8 else ()
+    size = rng.choice((1024, 2048)) if series.tiny_images else profile.data_file_size
+    tiny = RetentionLimits(max_bytes=size, hold_bytes=0, check_ms=20)
+    return replace(
+        profile,
+        nodes=series.founders + series.spares,
+        spares=series.spares,
+        voter_counts=series.voter_counts,
+        leader_leaves=series.leader_leaves,
+        data_file_size=size,
+        retention=tiny if series.tiny_images else profile.retention,
+        fault_every_ms=min(profile.fault_every_ms, 250),
+        faults=(*others, *["change_members"] * max(4, len(others)), *loses),
+        plain_clients=1,  # fewer, so that a seed takes less time
+        session_clients=1,
+        readers=1,
+        think_max_ms=max(profile.think_max_ms, 30),
+        preferred_leaders=profile.preferred_leaders if rng.random() < 0.3 else (),
         minority_gone=False,
     )
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TextIO
 
-from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
-from dledger.core.values import UNKNOWN_UID, Membership, Role
+from dledger.core.values import Role
 from dledger.infra.files.disk import CrashKind
 from dledger.replica.replica import Replica
 from dledger.testing.clients import PlainClient, SessionClient, SimReader
 from dledger.testing.durable import MakeMachine
-from dledger.testing.profile import Profile, draw_profile, with_changing_members, with_purged_damage
+from dledger.testing.member_changes import MemberChanges
+from dledger.testing.profile import (
+    Profile,
+    draw_profile,
+    with_changing_members,
+    with_member_series,
+    with_purged_damage,
+)
 from dledger.testing.simulator import Simulation
 from dledger.testing.virtual.sim_disk import CrashPoint
 from dledger.testing.virtual.violation import Violation
@@ -49,7 +55,7 @@ class RunOptions:
     nodes: int | None = None
     on_disk: bool | None = None
     profile: Profile | None = None
-    members: bool = False  # they change in some seeds
+    members: str = ""  # "some": they change in some seeds; otherwise a key of MEMBER_SERIES
     replica_type: type[Replica] = Replica
     state_machine: Callable[[], StateMachine] | None = None
     durable_machine: MakeMachine | None = None
@@ -64,8 +70,10 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
     if profile is None:
         profile = draw_profile(Random(f"profile {seed}"), options.nodes, options.on_disk)
         profile = with_purged_damage(Random(f"damage: {seed}"), profile, options.on_disk)
-        if options.members:
+        if options.members == "some":
             profile = with_changing_members(Random(f"members: {seed}"), profile)
+        elif options.members:
+            profile = with_member_series(Random(f"members: {seed}"), profile, options.members)
     simulation = Simulation(
         profile,
         seed=seed,
@@ -201,6 +209,8 @@ def _report(sim: Simulation, options: RunOptions, error: Exception) -> str:
     command = f"python -m dledger.testing --seeds 1 --first {sim.seed}"
     if options.nodes is not None:
         command += f" --nodes {options.nodes}"
+    if options.members:
+        command += f" --members {options.members}"
     return "\n".join(
         [
             f"seed {sim.seed} failed at {sim.clock.now_ms} ms: {type(error).__name__}: {error}",
@@ -222,6 +232,7 @@ class SimNemesis:
         self.sim = sim
         self.rng = rng
         self.is_stopped = False
+        self._members = MemberChanges(sim, rng)
         self._wrong_clock = rng.choice(sim.profile.node_ids) if rng.random() < 0.5 else None
         self._faults: dict[str, Callable[[], None]] = {
             "crash_process": lambda: self._crash(CrashKind.PROCESS),
@@ -239,7 +250,8 @@ class SimNemesis:
             "transfer": self._transfer,
             "graceful_stop": self._graceful_stop,
             "lossy_minute": self._lossy_minute,
-            "change_members": self._change_members,
+            "change_members": self._members.ask,
+            "lose_member": self._lose_member,
             "lose_disk": self._lose_disk,
             "return_disk": self._return_disk,
             "clock_jump": self._clock_jump,
@@ -350,63 +362,6 @@ class SimNemesis:
         if process.replica.core.role is Role.LEADER:
             process.post(lambda: process.transfer(to, ended))
 
-    def _change_members(self) -> None:
-        """Ask the leader for one or two steps, most of them sensible."""
-        leader = self.sim.leader()
-        if leader is None:
-            return
-        process = self.sim.process(leader)
-        membership = process.replica.core.membership
-        steps = [self._step(membership) for _ in range(self.rng.choice((1, 1, 2, 4)))]
-        self._prepare(process, {step.node_id for step in steps if step.kind is ChangeKind.ADD})
-        steps = [step for step in steps if step.kind is not ChangeKind.ADD or self._can_join(step.node_id)]
-        if not steps:
-            return
-
-        def ended(outcome: object) -> None:
-            result = "done" if outcome is None else getattr(outcome, "code", outcome)
-            self.sim.counts[f"changes of members: {result}"] += 1
-
-        change = MembershipChange(tuple(map(self._with_directory, steps)), force=self.rng.random() < 0.3)
-        process.post(lambda: process.change_members(change, ended))
-
-    def _can_join(self, node_id: str) -> bool:
-        process = self.sim.nodes[node_id].process
-        return process is not None and process.replica.core.hard_state.uid == UNKNOWN_UID
-
-    def _with_directory(self, step: MemberStep) -> MemberStep:
-        """Add what the leader of a real group asks the new node for."""
-        if step.kind is not ChangeKind.ADD:
-            return step
-        directory = self.sim.process(step.node_id).replica.core.directory_of(step.node_id)
-        return replace(step, directory=directory)
-
-    def _prepare(self, leader: NodeLife, added: set[str]) -> None:
-        """Replace the machines that were members before, unless they may still count."""
-        core, sim = leader.replica.core, self.sim
-        known = list(core.log.memberships_from(core.committed_index))
-        for node_id in known[0].membership.nodes:
-            known += sim.invariants.mirrors[node_id].hard_state.memberships[-1:]
-        may_count = {node_id for at in known for node_id in at.membership.nodes}
-        for node_id in sorted(added - may_count):
-            node = sim.nodes[node_id]
-            if sim.invariants.mirrors[node_id].hard_state.uid != UNKNOWN_UID and node.later is None:
-                sim.replace_machine(node_id)
-
-    def _step(self, membership: Membership) -> MemberStep:
-        spare = [node_id for node_id in self.sim.profile.node_ids if node_id not in membership.nodes]
-        choices = [
-            (ChangeKind.ADD, spare),
-            (ChangeKind.PROMOTE, list(membership.learners)),
-            (ChangeKind.PROMOTE, list(membership.learners)),
-            (ChangeKind.DEMOTE, list(membership.voters)),
-            (ChangeKind.REMOVE, list(membership.nodes)),
-            (ChangeKind.MOVE, list(membership.nodes)),
-        ]
-        kind, nodes = self.rng.choice([choice for choice in choices if choice[1]])
-        node_id = self.rng.choice(nodes)
-        return MemberStep(kind, node_id, node_id)
-
     # -- links
 
     def _cut_for_a_while(self, links: list[tuple[str, str]]) -> None:
@@ -486,6 +441,14 @@ class SimNemesis:
     def _lose_disk(self) -> None:
         node_id = self._node()
         if self.sim.lose_disk(node_id):
+            self.sim.clock.after(self._duration_ms(), lambda: self.sim.boot_if_down(node_id))
+
+    def _lose_member(self) -> None:
+        """Lose the disk of a learner or of a voter, while the members change."""
+        leader = self.sim.leader()
+        learners = () if leader is None else self.sim.process(leader).replica.core.membership.learners
+        node_id = self.rng.choice(learners) if learners and self.rng.random() < 0.5 else self._node()
+        if self._members.lose_disk(node_id):
             self.sim.clock.after(self._duration_ms(), lambda: self.sim.boot_if_down(node_id))
 
     def _return_disk(self) -> None:

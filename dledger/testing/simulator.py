@@ -106,7 +106,8 @@ class Simulation(SimWorld):
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
         if node_id not in self.profile.founders:
             identity = joined(identity)
-        first = FIRST_INCARNATION if {"lose_disk", "change_members"} & {*self.profile.faults} else 0
+        loses = {"lose_disk", "lose_member", "change_members"} & {*self.profile.faults}
+        first = FIRST_INCARNATION if loses else 0
         host: StoreHost = (DiskHost if self.profile.on_disk else MemoryHost)(identity, first)
         mirror = self.invariants.mirrors[node_id]
         mirror.hard_state = mirror.hard_state_wanted = HardState(incarnation=first, uid=first_uid(identity))
@@ -269,6 +270,12 @@ class Simulation(SimWorld):
         lost = (self.invariants.lost_nodes | self.bit_flips.nodes) - {node_id}
         if len(lost) + 1 > (self.profile.nodes - 1) // 2 or self.nodes[node_id].later is not None:
             return False
+        self.wipe_disk(node_id, incarnation)
+        return True
+
+    def wipe_disk(self, node_id: str, incarnation: int | None = None, uid: int | None = None) -> None:
+        """Replace a machine with one that has an empty disk, whatever other nodes have lost. `uid`: as which
+        member it rejoins; None: the members have not changed."""
         node = self.nodes[node_id]
         self.crash(node_id, CrashKind.POWER)
         self.counts["disks lost"] += 1
@@ -277,8 +284,7 @@ class Simulation(SimWorld):
             incarnation = node.rng.randint(1 << 20, 2 * FIRST_INCARNATION)
         mirror = self.invariants.mirrors[node_id]
         node.earlier = RemovedDisk(node.host.disk, replace(mirror, lost=list(mirror.lost)))
-        self.invariants.wiped(node_id, node.host.replace_disk(incarnation))
-        return True
+        self.invariants.wiped(node_id, node.host.replace_disk(incarnation, uid))
 
     def replace_machine(self, node_id: str) -> None:
         """Replace a machine that is no member any more, so that it can be added again."""
@@ -289,7 +295,7 @@ class Simulation(SimWorld):
         mirror = self.invariants.mirrors[node_id]
         node.earlier = RemovedDisk(node.host.disk, replace(mirror, lost=list(mirror.lost)))
         state = node.host.replace_machine(node.rng.randint(1 << 20, 2 * FIRST_INCARNATION))
-        self.invariants.wiped(node_id, state)
+        self.invariants.replaced(node_id, state)
         self.boot_if_down(node_id)
 
     def has_lost_disk(self, node_id: str) -> bool:

@@ -45,8 +45,9 @@ class StoreHost(Protocol):
     def crash(self, kind: CrashKind, rng: Random) -> None:
         """Crash the process or the machine; the open store is invalid afterwards."""
 
-    def replace_disk(self, incarnation: int) -> HardState:
-        """Replace the disk of a stopped node that is to rejoin. Returns its hard state."""
+    def replace_disk(self, incarnation: int, uid: int | None = None) -> HardState:
+        """Replace the disk of a stopped node that is to rejoin, as member `uid`. Returns its hard state.
+        None: the members have not changed."""
 
     def replace_machine(self, incarnation: int) -> HardState:
         """Replace a stopped node by a new one with the same node id. Returns its hard state."""
@@ -92,9 +93,11 @@ class MemoryHost:
     def crash(self, kind: CrashKind, rng: Random) -> None:
         self.disk = self.disk.crash(kind, rng)
 
-    def replace_disk(self, incarnation: int) -> HardState:
+    def replace_disk(self, incarnation: int, uid: int | None = None) -> HardState:
+        if uid is not None:
+            self._identity = joined(self._identity)
         self.disk = self._new_store()
-        self.disk.save_hard_state(HardState(0, None, incarnation, rejoining=True))
+        self.disk.save_hard_state(HardState(0, None, incarnation, rejoining=True, uid=uid or 0))
         return self.disk.hard_state
 
     def replace_machine(self, incarnation: int) -> HardState:
@@ -142,10 +145,19 @@ class DiskHost:
     def crash(self, kind: CrashKind, rng: Random) -> None:
         self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
 
-    def replace_disk(self, incarnation: int) -> HardState:
+    def replace_disk(self, incarnation: int, uid: int | None = None) -> HardState:
+        if uid is not None:
+            self._identity = joined(self._identity)
         self.disk = OrderedDisk(DIRECTORY, self._identity.data_file_size)
-        init_directory(DIRECTORY, self._identity, disk=self.disk, incarnation=incarnation, rejoining=True)
-        return HardState(0, None, incarnation, rejoining=True)
+        init_directory(
+            DIRECTORY,
+            self._identity,
+            disk=self.disk,
+            incarnation=incarnation,
+            rejoining=True,
+            uid=uid or 0,
+        )
+        return HardState(0, None, incarnation, rejoining=True, uid=uid or 0)
 
     def replace_machine(self, incarnation: int) -> HardState:
         self._identity = joined(self._identity)

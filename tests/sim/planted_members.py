@@ -14,6 +14,7 @@ from dledger.core.log_view import LogView
 from dledger.core.messages import InstallBase
 from dledger.core.raft import RaftCore
 from dledger.core.reconfiguring import Reconfiguration
+from dledger.core.rejoining import RejoinProcess
 from dledger.core.values import Membership, MembershipAt
 
 
@@ -159,3 +160,19 @@ def directory_not_in_the_addition(patch: pytest.MonkeyPatch) -> None:
         return core.hard_state.directory_of(core.key_of(node_id))
 
     patch.setattr(CoreState, "directory_of", directory_of)
+
+
+def directories_only_of_added_members(patch: pytest.MonkeyPatch) -> None:
+    """A learner that becomes a voter accepts the lost directory of a member that rejoined before."""
+    patch.setattr(Reconfiguration, "_directory_of", lambda *_: 0)
+
+
+def undone_changes_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """A rejoining node waits for members of a change that its own log shows to be undone."""
+    original = RejoinProcess._memberships
+
+    def memberships(rejoining: RejoinProcess) -> list[Membership]:
+        reported = [at.membership for report in rejoining._reports.values() for at in report.memberships]
+        return list(dict.fromkeys([*original(rejoining), *reported]))
+
+    patch.setattr(RejoinProcess, "_memberships", memberships)

@@ -383,6 +383,14 @@ BY_SCENARIO += [
         test_membership.test_a_log_that_starts_at_a_base_has_the_configuration_of_that_base,
     ),
     (
+        planted_members.directories_only_of_added_members,
+        test_membership.test_a_configuration_has_the_newest_directories_that_its_leader_knows,
+    ),
+    (
+        planted_members.undone_changes_waited_for,
+        test_membership.test_a_rejoining_node_does_not_wait_for_members_of_a_change_that_was_undone,
+    ),
+    (
         planted_members.directory_not_in_the_addition,
         test_membership.test_the_directory_of_a_new_member_is_not_that_of_an_earlier_one_with_its_name,
     ),
