@@ -284,7 +284,7 @@ class Code(IntEnum):
         "Use another node, as the client does automatically. `local` reads need no confirmation and may be "
         "stale.")
     MEMBERS_DIFFER = (623, ConfigError,
-        "Two nodes, or a node and its directory, have different lists of members.",
+        "Two nodes have different lists of the first members of the group.",
         "A typo in `[members]`, or an attempt to change the members of a running cluster.",
         'Give all nodes the same ids. See "The list of members is wrong" in '
         "[operations](../operations.md#failures).")

@@ -86,6 +86,7 @@ class Reconfiguration:
             raise ChangeRefused(Code.CHANGE_RUNNING, "another change of the members is under way; try again")
         if core.log.membership_index < 0:
             self._check_releases(force=change.force)
+            self._check_addresses()
         target = target_of(core.membership, change.steps, first_new_uid(core.log.end_index + 1))
         if not change.force:
             self._check_readiness(target)
@@ -101,6 +102,14 @@ class Reconfiguration:
         if older := [p for p in others if p != core.node_id and core.features.get(p, 0) < 1]:
             text = f"not known to run a release that can change members: {', '.join(older)}"
             raise ChangeRefused(Code.MEMBER_OUTDATED, text)
+
+    def _check_addresses(self) -> None:
+        """Before the first change: its entry has the addresses of all members, from this leader's file."""
+        if absent := [member.node_id for member in self._core.membership.identities if not member.address]:
+            text = (
+                f"the configuration of the leader {self._core.node_id} has no address of {', '.join(absent)}"
+            )
+            raise ChangeRefused(Code.CHANGE_REFUSED, f"{text}: add it to `members`, and restart the node")
 
     def _check_readiness(self, target: Membership) -> None:
         core, live = self._core, self._leader.live()

@@ -12,9 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dledger.core.membership_change import first_members, unknown_members
-from dledger.core.values import UNKNOWN_UID, CoreConfig, Membership, Role
-from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.core.values import UNKNOWN_UID, CoreConfig, Role
+from dledger.errors import DLedgerError
 from dledger.infra.files.disk import Disk, readable_by_others
 from dledger.infra.files.watching import FileWatch
 from dledger.infra.logs import get_logger
@@ -39,6 +38,7 @@ from dledger.node.node_log import LogSurroundings, NodeLog
 from dledger.node.owner import OwnerApi
 from dledger.node.parts import NodeParts, PartFactories, start_incarnation
 from dledger.node.setup.config import NodeConfig, duration_ms
+from dledger.node.setup.founders import founders
 from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
@@ -149,7 +149,7 @@ class NodeServer(OwnerApi):
         State derived from the log is rebuilt afterwards. Until then the node votes, stores pushed entries
         and serves entries, but does not lead.
 
-        Raises ConfigError (PORT_IN_USE, CONFIG_INVALID, MEMBERS_DIFFER, PLAINTEXT_REFUSED) or StorageError
+        Raises ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError
         (NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage) after releasing all resources.
         """
         self._is_started = True
@@ -472,24 +472,12 @@ class NodeServer(OwnerApi):
         )
         return ReplicaConfig(
             core,
-            self._founders(),
+            founders(config.members, self.store),
             limits.appends(self.max_batch_bytes),
             retention=config.retention.policy(),
             cache_bytes=limits.tail_cache_bytes,
             max_waiting_reads=limits.max_waiting_reads,
         )
-
-    def _founders(self) -> Membership:
-        """The members of an empty log. A node that was added later learns them with the log."""
-        members = self.config.members
-        if self.store.identity.is_joined:
-            if recorded := self.store.hard_state.memberships:
-                return recorded[0].membership
-            if len(members) == 1:
-                text = "members must name the current members of the group beside this node"
-                raise ConfigError(text, code=Code.CONFIG_INVALID)
-            return unknown_members(members, self.config.node_id)
-        return first_members(members)
 
     # -- running ------------------------------------------------------------------------------------------
 

@@ -132,7 +132,8 @@ class PeerIdentity:
         theirs = ", ".join(envelope.members)
         raise InvalidRequest(
             f"the member lists differ: {envelope.local_id} has {theirs}; {self.node_id} has "
-            f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes",
+            f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes. If the members "
+            "have changed since, start a node whose list is wrong with the ids of the first members",
             code=Code.MEMBERS_DIFFER,
         )
 

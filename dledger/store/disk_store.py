@@ -16,7 +16,7 @@ from dledger.store.failure import StoreFailure
 from dledger.store.files import FileSequence, SyncError, add_run
 from dledger.store.format.batch import Batch, encode_blank, place
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
-from dledger.store.identity import Identity, load_identity, note_change, settle_members
+from dledger.store.identity import Identity, load_identity, note_change, save_identity, settle_members
 from dledger.store.opening import StoreOpener, acquire_lock, finish_reset, leave_marker
 from dledger.store.reading import LogReader
 from dledger.store.recovery import RecoveredLog, clip_runs
@@ -54,6 +54,7 @@ class DiskLogStore:
         space: DiskSpace,
     ) -> None:
         self.identity = identity
+        self._list_is_unsaved = False  # the list of first members of a directory of format 1
         self.data_file_size = identity.data_file_size
         self.repairs = tuple(recovered.repairs)  # repairs made while opening, to be logged
         self._disk = disk
@@ -95,7 +96,7 @@ class DiskLogStore:
         `disk_reserve_bytes` are kept free for writes that are required even if the disk is full; the default
         is the size of a data file and its index. `unfinished`: see load_identity. Raises StorageError:
         NOT_INITIALIZED, FOREIGN_DIRECTORY, RECOVERY_UNFINISHED, DIRECTORY_LOCKED, STATE_DAMAGED,
-        DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
+        DATA_DAMAGED, DISK_FULL, or DISK_ERROR.
         """
         disk = disk or OsDisk()
         paths = NodePaths(Path(directory))
@@ -138,6 +139,7 @@ class DiskLogStore:
         try:
             lock = acquire_lock(disk, paths)
             opening = StoreOpener(disk, paths, data, index)
+            saved_members = identity.members
             if members is not None:
                 identity = settle_members(disk, paths, identity, members, opening.hard_state)
             checkpoint, recovered = opening.run()
@@ -153,6 +155,7 @@ class DiskLogStore:
             raise
         hard_state = opening.hard_state
         store = cls(disk, paths, lock, identity, hard_state, data, index, recovered, checkpoint, space)
+        store._list_is_unsaved = hard_state.term > 0 and identity.members != saved_members
         store._check()
         return store
 
@@ -553,6 +556,10 @@ class DiskLogStore:
         self._hard_state = state
 
     def _write_hard_state(self, state: HardState) -> None:
+        old = self._hard_state
+        if self._list_is_unsaved and (state.term, state.voted_for) != (old.term, old.voted_for):
+            save_identity(self._disk, self._paths, self.identity)
+            self._list_is_unsaved = False
         if state.memberships:
             self.identity = note_change(self._disk, self._paths, self.identity)
         write_hard_state(self._disk, self._paths.hard_state, state)

@@ -209,21 +209,20 @@ def note_change(disk: Disk, paths: NodePaths, identity: Identity) -> Identity:
 def settle_members(
     disk: Disk, paths: NodePaths, identity: Identity, members: tuple[str, ...], hard_state: HardState
 ) -> Identity:
-    """Return the identity with the configured list of members. Call it with the directory locked.
+    """Return the identity with a list of first members. Call it with the directory locked.
 
-    The configured list is adopted if the directory has none, or if the node is in term 0. In term 0 it has
-    neither voted nor stored an entry, so no majority can include it. Raises ConfigError MEMBERS_DIFFER if the
-    list differs from the directory's: majorities of two lists need not have a node in common.
+    The configured list is adopted if the node is in term 0: it has neither voted nor stored an entry, so no
+    majority can include it. Afterwards the directory's list is final, because majorities of two lists need
+    not have a node in common. The configuration may name later members, if the node was down when they were
+    added.
+
+    A directory of format 1 has no list. It adopts the configured one, but the node does not save it before
+    it takes part in anything by this list: other members refuse a wrong one.
     """
     if identity.is_joined or identity.members == members or hard_state.memberships:
         return identity  # the log knows the members, or will
-    if identity.members is not None and hard_state.term > 0:
-        raise ConfigError(
-            f"{paths.root} belongs to a cluster with the members {', '.join(identity.members)}; the "
-            f"configuration names {', '.join(members)}. Configure the first list again, on all nodes, and "
-            "change the members with `dledger member`",
-            code=Code.MEMBERS_DIFFER,
-        )
+    if hard_state.term > 0:
+        return identity if identity.members is not None else replace(identity, members=members)
     identity = replace(identity, members=members)
     save_identity(disk, paths, identity)
     return identity

@@ -256,6 +256,38 @@ async def test_a_node_starts_with_the_members_of_its_log_whatever_its_file_names
                 await server.stop()
 
 
+@pytest.mark.parametrize("names", ["n4 too", "n4 instead of n1", "only itself"])
+async def test_a_founder_that_was_down_at_the_first_change_learns_the_members(
+    group: Group, names: str
+) -> None:
+    """Its file was changed with those of the others. It has voted, and has no change in its log."""
+    down = group.servers.pop("n3")
+    async with group.client() as client:
+        await until(lambda: down.node_status().committed_index >= 0)
+        if down.node_status().is_leader:
+            await client.transfer_leadership("n2", timeout=60.0)
+        await down.stop()
+        new = await group.start("n4")
+        changes = MemberChanges(client, timeout=60.0)
+        await changes.add("n4", new.config.address, as_voter=True, force=True)
+        members = {"n3": group.first["n3"]}
+        if names != "only itself":
+            members |= {"n2": group.first["n2"], "n4": new.config.address}
+        if names == "n4 too":
+            members["n1"] = group.first["n1"]
+        elif names == "n4 instead of n1":
+            await changes.change(MemberStep(ChangeKind.REMOVE, "n1"))
+        server = make_server(group.folder, "n3", members)
+        await server.start()
+        try:
+            index = (await client.append(b"after the start")).index
+            await until(lambda: server.node_status().committed_index >= index)
+            expected = {*group.first, "n4"} - ({"n1"} if names == "n4 instead of n1" else set())
+            await until(lambda: set(server.members) == expected)
+        finally:
+            await server.stop()
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["first member", "added member"])
 async def test_a_member_rejoins_after_the_members_have_changed(group: Group, is_first: bool) -> None:
     async with group.client() as client:

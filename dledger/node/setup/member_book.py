@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dledger.core.values import Membership
 
+#: Nothing listens here. The first members of a group can include some that the configuration no longer names.
+NO_ADDRESS = "0.0.0.0:0"
+
 
 class MemberBook(Mapping[str, str]):
     """Address of each member by node id, as clients use it. The configuration file counts until the log has
@@ -28,8 +31,9 @@ class MemberBook(Mapping[str, str]):
         return len(self._addresses)
 
     def peer_address(self, node_id: str) -> str:
-        """Return the address at which this node reaches another member."""
-        return self._peer_addresses.get(node_id) or self._addresses.get(node_id) or self._former[node_id]
+        """Return the address at which this node reaches another member, or NO_ADDRESS."""
+        known = (self._peer_addresses, self._addresses, self._former)
+        return next((book[node_id] for book in known if book.get(node_id)), NO_ADDRESS)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` on the event loop after each change."""

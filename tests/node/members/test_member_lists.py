@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dledger.errors import Code, ConfigError
 from dledger.node.server import NodeServer
 from tests.node.local import leader_of, make_server, until
 from tests.process.cluster import free_ports
@@ -39,22 +38,20 @@ async def start_three(folder: Path, members: dict[str, str]) -> list[NodeServer]
     return servers
 
 
-async def refused_with(folder: Path, node: str, members: dict[str, str]) -> ConfigError:
-    server = make_server(folder, node, members)
-    with pytest.raises(ConfigError) as caught:
-        await server.start()
-    return caught.value
-
-
-async def test_rule_11_a_node_restarted_with_five_members_instead_of_three_is_refused(tmp_path: Path) -> None:
+async def test_rule_11_a_node_restarted_with_five_members_instead_of_three_counts_three(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     five = addresses(5)
     three = {node: five[node] for node in ("n1", "n2", "n3")}
     servers = await start_three(tmp_path, three)
     try:
         await servers[2].stop()
-        error = await refused_with(tmp_path, "n3", five)
-        assert error.code is Code.MEMBERS_DIFFER
-        assert THREE in error.message and FIVE in error.message
+        log = Log(caplog)
+        servers[2] = make_server(tmp_path, "n3", five)
+        await servers[2].start()
+        assert log.has("members differs from the first members of the group") and log.has("n4, n5")
+        assert sorted(servers[2]._replica.core.membership.voters) == sorted(three)
+        await servers[2].stop()
         servers[2] = make_server(tmp_path, "n3", three | {"n3": f"127.0.0.1:{free_ports(1)[0]}"})
         await servers[2].start()  # addresses may change
     finally:
@@ -66,7 +63,7 @@ async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Three to five, node by node: n4 and n5 are new, n3 is restarted with the longer list, n1 and n2 are
-    still to come. Without the comparison n3, n4 and n5 are a majority, and so are n1 and n2."""
+    still to come. If the list of n3 counted, n3, n4 and n5 would be a majority, and so would n1 and n2."""
     five = addresses(5)
     three = {node: five[node] for node in ("n1", "n2", "n3")}
     servers = await start_three(tmp_path, three)
@@ -74,12 +71,13 @@ async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
     log = Log(caplog)
     try:
         await servers[2].stop()
-        assert (await refused_with(tmp_path, "n3", five)).code is Code.MEMBERS_DIFFER
-        for server in added:
+        servers[2] = make_server(tmp_path, "n3", five)
+        for server in (servers[2], *added):
             await server.start()
         await until(lambda: log.has(f"n4 has {FIVE}; n1 has {THREE}: `members` must name the same ids"))
         await until(lambda: log.has(f"n5 has {FIVE}; n2 has {THREE}"))
-        await until(lambda: leader_of(servers[:2]).node_status().is_leader)
+        await until(lambda: log.has(f"n4 has {FIVE}; n3 has {THREE}"))
+        await until(lambda: leader_of(servers).node_status().is_leader)
         assert not any(server.node_status().is_leader for server in added)
         assert {server.node_status().term for server in added} == {0}
     finally:
