@@ -29,6 +29,8 @@ class MemberChanges:
         self._rng = rng
         self._sizes = list(sim.profile.voter_counts)  # still to be reached, in this order
         self._counts = sim.counts
+        # The leader of a change that has not ended, and its configuration before.
+        self._asked: tuple[NodeLife, Membership] | None = None
 
     def ask(self) -> None:
         """Ask the leader, if there is one, for one change."""
@@ -46,10 +48,12 @@ class MemberChanges:
             return
 
         def ended(outcome: object) -> None:
+            self._asked = None
             result = "done" if outcome is None else getattr(outcome, "code", outcome)
             self._counts[f"changes of members: {result}"] += 1
 
         change = MembershipChange(tuple(map(self._with_directory, steps)), force=self._may_force())
+        self._asked = (process, membership)
         process.post(lambda: process.change_members(change, ended))
 
     def _is_unsafe(self, membership: Membership, steps: Sequence[MemberStep]) -> bool:
@@ -66,6 +70,8 @@ class MemberChanges:
         """Replace the disk of a member by an empty one, with which it rejoins. Returns False, without a
         change, if the guarantees would not apply, or if no majority could say as which member it rejoins."""
         sim = self._sim
+        if self._is_asked():
+            return False
         newest = self._newest_known_to_others(node_id)
         member = None if newest is None else newest.membership.member(node_id)
         if newest is None or member is None or member.uid == UNKNOWN_UID or sim.nodes[node_id].later:
@@ -79,6 +85,13 @@ class MemberChanges:
         self._counts["disks of learners lost" if is_learner else "disks of voters lost"] += 1
         sim.wipe_disk(node_id, uid=None if newest.index < 0 else member.uid)
         return True
+
+    def _is_asked(self) -> bool:
+        """Return True if a leader is about to append a change, which may make any node a voter."""
+        if self._asked is None:
+            return False
+        process, before = self._asked
+        return process.alive and process.replica.core.log.membership is before
 
     def _newest_known_to_others(self, node_id: str) -> MembershipAt | None:
         """Return the newest configuration of the other running nodes, like `dledger server --rejoin`."""
