@@ -46,6 +46,7 @@ from tests.sim import (
     test_damaged_starts,
     test_disk_scenarios,
     test_liveness_scenarios,
+    test_member_scenarios,
     test_rejoin_scenarios,
     test_retention_scenarios,
     test_scenarios,
@@ -278,6 +279,11 @@ def _step_not_committed() -> None:
     test_clock_scenarios.test_rule_12_a_step_that_was_not_committed_is_undone_with_its_entry()
 
 
+def _disk_that_was_lost_before_a_promotion() -> None:
+    test = test_member_scenarios
+    test.test_a_promoted_learner_refuses_a_disk_that_was_lost_before_its_promotion(False)
+
+
 def _rejoining_clock() -> None:
     test_clock_scenarios.test_rule_12_the_clock_of_a_rejoining_member_does_not_count(86_400_000)
 
@@ -384,7 +390,7 @@ BY_SCENARIO += [
     ),
     (
         planted_members.directories_only_of_added_members,
-        test_membership.test_a_configuration_has_the_newest_directories_that_its_leader_knows,
+        _disk_that_was_lost_before_a_promotion,
     ),
     (
         planted_members.undone_changes_waited_for,
