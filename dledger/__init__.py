@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         AppliedEntry,
         DurableStateMachine,
         ImageRefused,
+        SnapshotStateMachine,
         StateMachine,
     )
     from dledger.node.program import Program
@@ -98,6 +99,7 @@ __all__ = [
     "RoleEvent",
     "Session",
     "SessionExpired",
+    "SnapshotStateMachine",
     "StateMachine",
     "StorageError",
     "TlsFiles",
@@ -123,6 +125,7 @@ _HOMES = {
     "ConfigError": "dledger.errors",
     "DLedgerError": "dledger.errors",
     "DurableStateMachine": "dledger.node.machine.state_machine",
+    "SnapshotStateMachine": "dledger.node.machine.state_machine",
     "ElectionEvent": "dledger.status.model",
     "Entry": "dledger.client",
     "EntryRun": "dledger.node.machine.entry_run",

@@ -368,6 +368,8 @@ class Dispatcher:
             image = DerivedImage(queues.positions(), self._metadata.save(), list(queues.misplaced))
             return [encode_image(image)]
 
+    snapshot = save  # what it returns does not depend on later entries
+
     def close(self) -> None:
         """Write a last checkpoint if the log is durable up to the applied entry, and close all files."""
         with self._lock:

@@ -21,7 +21,14 @@ from dledger.node.setup.config import duration_ms
 from dledger.store.api import Frames
 from dledger.store.format.batch import decode_entries
 from dledger.store.identity import Identity
-from dledger.store.offline.backup import BackupManifest, read_manifest, restore_directory, write_backup
+from dledger.store.image_files import ImageManifest, decode_manifest
+from dledger.store.offline.backup import (
+    BackupImage,
+    BackupManifest,
+    read_manifest,
+    restore_directory,
+    write_backup,
+)
 
 #: Pause before the servers are asked again whether they are up to date.
 _PAUSE_S = 0.1
@@ -46,9 +53,9 @@ def purge(
 ) -> None:
     """Remove old entries, on all nodes equally.
 
-    The leader first writes a state image into the log, so that no state is lost. Then the log is cut at the
-    last permitted border between data files. This happens in the background: `dledger status` shows the new
-    start. A read below it fails with 419 and the new start.
+    The leader first saves a state image, which a majority of the members copies, so that no state is lost.
+    Then the log is cut at the last permitted border between data files. This happens in the background:
+    `dledger status` shows the new start. A read below it fails with 419 and the new start.
 
     The request is lost if another leader takes over before the start has moved: repeat it then.
 
@@ -225,7 +232,20 @@ async def _store(
             text = f"the response of {head.node_id} ends at entry {at - 1}, expected {head.last_index}"
             raise StorageError(f"{text}: repeat the command", code=Code.BACKUP_INCOMPLETE)
 
-    return await asyncio.to_thread(lambda: write_backup(frames(), identity, directory, base=head.base))
+    def chunks(manifest: ImageManifest) -> Iterator[bytes]:
+        for _ in manifest.crcs:
+            chunk = asyncio.run_coroutine_threadsafe(_next(parts), loop).result()
+            if chunk is None:
+                text = f"the response of {head.node_id} ends within its state image: repeat the command"
+                raise StorageError(text, code=Code.BACKUP_INCOMPLETE)
+            yield chunk
+
+    def write() -> BackupManifest:
+        manifest = decode_manifest(head.image) if head.image else None
+        image = None if manifest is None else BackupImage(manifest, chunks(manifest))
+        return write_backup(frames(), identity, directory, base=head.base, image=image)
+
+    return await asyncio.to_thread(write)
 
 
 async def _next(parts: AsyncGenerator[object, None]) -> bytes | None:

@@ -70,6 +70,12 @@ class CoreState(ABC):
         self.may_lead = True  # False while damaged, out of disk space, or waiting for a state image
         self.has_room = True
         self.owner: OwnerFitness | None = None  # reported by the program that owns this node
+        self.image_index = -1  # mark of this node's newest state image
+        self.announced_image = -1  # mark of the newest one of the leader
+        self.lacks_image = (
+            False  # the log starts at an installed base, and no image of what is before has come
+        )
+        self.images_in_files = False  # release 0.2 looks for them in the log only
         self.member_clocks = MemberClocks()
         self.features: dict[str, int] = {}  # by node id: announced since this process started
         self.campaigned_ms = LONG_AGO_MS  # when this node last requested votes
@@ -90,6 +96,17 @@ class CoreState(ABC):
     def members_have_changed(self) -> bool:
         """Return True once the log, or that of the group, has a change of the members."""
         return self.log.membership_index >= 0 or self.hard_state.uid != 0
+
+    @property
+    def excludes_release_0_2(self) -> bool:
+        """Return True once the group has something that release 0.2 does not know."""
+        return self.members_have_changed or self.images_in_files
+
+    def outdated_members(self) -> list[str]:
+        """Other members that are not known to run release 0.3 or later."""
+        if self.excludes_release_0_2:
+            return []
+        return [p for p in self.membership.others(self.node_id) if self.features.get(p, 0) < 1]
 
     @property
     def is_member(self) -> bool:

@@ -211,6 +211,7 @@ class Leadership:
         if not response.counts:
             p.match_index = -1  # may be from a previous incarnation; do not count it
         if not isinstance(response, PushResponse):
+            p.image_index = response.image_index
             self._note_room(p, response.has_room)
             # Rule 14: conditions that keep this peer from storing more and that another leader would not
             # change.
@@ -481,9 +482,18 @@ class Leadership:
             return f"{node_id} is not in contact"
         if not p.counts:
             return f"{node_id} is rejoining"
+        if not self.has_image(node_id):
+            return f"{node_id} has no state image yet; wait for it"
         if not p.keeps_pace(self.core.log.end_index, self.core.now_ms - self.core.timing.election_min_ms):
             return f"{node_id} is {self.core.log.end_index - p.match_index} entries behind; wait for it"
         return ""
+
+    def has_image(self, node_id: str) -> bool:
+        """Return True if a member has an image of the entries before this log, if there are any. Without one,
+        its log may be no copy of them."""
+        base, core = self.core.log.base, self.core
+        image = core.image_index if node_id == core.node_id else self.progress[node_id].image_index
+        return base.index < 0 or image > base.index
 
     def retire(self) -> None:
         """Step down: this node is no voter any more."""
@@ -501,7 +511,9 @@ class Leadership:
         self.round += 1
         self.next_heartbeat_ms = core.now_ms + core.timing.heartbeat_ms
         for peer in self.progress:
-            core.send(peer, Heartbeat(self.term, core.node_id, self.round, core.committed_index))
+            beat = Heartbeat(self.term, core.node_id, self.round, core.committed_index)
+            beat.image_index = core.image_index
+            core.send(peer, beat)
 
     def read_index(self, request_id: int) -> None:
         if not self.noop_is_committed:

@@ -57,6 +57,7 @@ class Heartbeat:
     committed_index: int
     wall_ms: int | None = None
     cluster_time: CountedTime | None = None  # count of the leader
+    image_index: int = -1  # mark of the leader's newest state image
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class HeartbeatResponse:
     stored_all: bool = False  # all pushed entries are durable; False from an older version, too (rule 14)
     wall_ms: int | None = None
     features: int = FEATURES  # of the sender's release
+    image_index: int = -1  # mark of the sender's newest state image, which is durable
 
 
 @dataclass(slots=True)

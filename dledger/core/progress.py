@@ -24,6 +24,7 @@ class FollowerProgress:
         "committed_sent",
         "counts",
         "has_room",
+        "image_index",
         "incarnation",
         "inflight",
         "inflight_bytes",
@@ -52,6 +53,7 @@ class FollowerProgress:
         self.awaits_new_term = False
         self.has_room = True
         self.owner: OwnerFitness | None = None
+        self.image_index = -1  # mark of its newest state image
         self.acked_pushed_ms = -1  # push time of the newest acknowledged entries
         self.next_index = 0  # first index not yet pushed on this stream
         self.probe_index = -1

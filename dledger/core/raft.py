@@ -266,9 +266,11 @@ class RaftCore(CoreState):
                     has_room=self.has_room,
                     owner=self.owner,
                     stored_all=self.log.durable_index == self.log.end_index,
+                    image_index=self.image_index,
                 ),
             )
             if accepted:
+                self.announced_image = message.image_index
                 self.following.learn_committed(message.committed_index)
 
     def on_leader_contact(self, leader_id: str, term: int) -> bool:

@@ -38,6 +38,9 @@ class Leader(Protocol):
     def live(self) -> Collection[str]:
         """Members that count and have responded lately, including this node."""
 
+    def has_image(self, node_id: str) -> bool:
+        """A member has an image of the entries before this log, if there are any."""
+
     def lag_of(self, node_id: str) -> str:
         """Why a learner is not ready to vote; "" if it is."""
 
@@ -97,9 +100,8 @@ class Reconfiguration:
 
         Force excuses only members that are not there to say which release they run.
         """
-        core = self._core
-        others = self._leader.live() if force else core.membership.others(core.node_id)
-        if older := [p for p in others if p != core.node_id and core.features.get(p, 0) < 1]:
+        live = self._leader.live()
+        if older := [p for p in self._core.outdated_members() if not force or p in live]:
             text = f"not known to run a release that can change members: {', '.join(older)}"
             raise ChangeRefused(Code.MEMBER_OUTDATED, text)
 
@@ -121,6 +123,10 @@ class Reconfiguration:
             names = ", ".join(sorted(set(target.voters) & set(live))) or "none"
             text = f"of the voters {', '.join(target.voters)}, no majority is in contact: {names}"
             raise ChangeRefused(Code.NO_LIVE_MAJORITY, text)
+        holders = [node for node in live if self._leader.has_image(node)]
+        if changes_voters and not is_majority(target, holders):
+            text = f"of the voters {', '.join(target.voters)}, no majority has a state image yet; wait for it"
+            raise ChangeRefused(Code.LEARNER_NOT_READY, text)
 
     def appended(self) -> None:
         self._is_submitted = False

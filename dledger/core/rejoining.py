@@ -202,7 +202,8 @@ class RejoinProcess:
 
     def _finish_if_complete(self) -> None:
         core, log = self.core, self.core.log
-        if self.missing:
+        # Without an image, this log is no copy of the entries before its base.
+        if self.missing or core.lacks_image:
             return
         state = core.hard_state
         ends = [(r.ledger_end_term, r.ledger_end_index) for r in self._reports.values()]

@@ -27,6 +27,7 @@ from dledger.rpc.log_client import NetworkFailure
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, NodeStatus
 from dledger.store.api import Damage, LogStore
+from dledger.store.image_files import ImageManifest
 
 _BACKUP_BYTES = 512 << 10
 _PROGRESS_EVERY_S = 0.2
@@ -170,12 +171,23 @@ class NodeAdmin:
                 damages = []
             await asyncio.sleep(pace.wait_s(loop.time()))
 
+    async def _image_chunks(self, image: ImageManifest) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        chunks = self._store.images.chunks(image, range(len(image.crcs)))
+        try:
+            while (chunk := await loop.run_in_executor(None, next, chunks, None)) is not None:
+                yield chunk
+        finally:
+            await loop.run_in_executor(None, chunks.close)
+
     async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a consistent prefix of the log: a header, then all entries now committed and stored on this
         node."""
         self._log.check_serving()
         store, identity = self._store, self._store.identity
         last, base = self._log.readable_index, store.base
+        # Until a log starts with a purge, its entries contain everything.
+        image = store.images.newest if base.index >= 0 else None
         yield BackupHead(
             identity.cluster_id,
             identity.group,
@@ -184,7 +196,11 @@ class NodeAdmin:
             identity.flush_mode.value,
             base,
             last,
+            b"" if image is None else image.encode(),
         )
+        if image is not None:
+            async for chunk in self._image_chunks(image):
+                yield chunk
         next_index = base.index + 1
         while next_index <= last:
             frames = await self._log.fetch(next_index, last, _BACKUP_BYTES)

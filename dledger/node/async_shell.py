@@ -43,6 +43,7 @@ from dledger.node.members.inbound import PeerRequests
 from dledger.node.members.links import PeerLinks
 from dledger.node.setup.member_book import MemberBook
 from dledger.node.ticker import Ticker, next_tick_ms
+from dledger.replica.images import ImageRequest, LoggedImage, copy_image
 from dledger.replica.owned_append import Fill, prepare
 from dledger.replica.rebuild_job import RebuildJob, RebuildResult
 from dledger.replica.replica import Replica
@@ -56,6 +57,7 @@ from dledger.replica.shell import (
     TruncateJob,
 )
 from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
+from dledger.store.image_files import ImageMark, StoredImage
 
 _log = get_logger("node")
 
@@ -75,7 +77,7 @@ class StateKeeper(Protocol):
     """Feeds the log to a state machine; see dledger.node.machine.applier."""
 
     def start(self) -> None: ...
-    def save(self, image_index: int) -> None: ...
+    def save(self, request: ImageRequest) -> None: ...
     def committed(self) -> None: ...
 
 
@@ -122,7 +124,7 @@ class AsyncShell:
         """
         self._now_ms = now_ms
         self._on_damage = on_damage
-        self._catch_up = CatchUp(catch_up_bytes_per_second, self._read_range, self._appends)
+        self.catch_up = CatchUp(catch_up_bytes_per_second, self._read_range, self._appends)
         self._yields_to = yields_to
         self._store = store
         self._book = book
@@ -188,8 +190,16 @@ class AsyncShell:
             self._name_leader(error)
             raise
 
-    def state_saved(self, image_index: int, state: Sequence[bytes]) -> None:
-        self._step(self._replica.state_saved, image_index, state)
+    def state_saved(self, image_index: int, is_stored: bool) -> None:
+        """Process the end of a requested image."""
+        if is_stored:
+            self.load_image()
+        else:
+            self._step(self._replica.retainer.image_failed, image_index)
+
+    def image_damaged(self, mark: ImageMark) -> None:
+        """Process damage of an image in the files."""
+        self._step(self._replica.retainer.image_lost, mark)
 
     def append(
         self,
@@ -271,7 +281,7 @@ class AsyncShell:
         self._step(self._replica.stream_up, peer, stream_id, incarnation)
 
     def stream_down(self, peer: str, stream_id: int) -> None:
-        self._catch_up.forget(peer)
+        self.catch_up.forget(peer)
         self._step(self._replica.stream_down, peer, stream_id)
 
     def directory_seen(self, peer: str, number: int) -> None:
@@ -389,8 +399,37 @@ class AsyncShell:
     def fsync_began_ms(self) -> int | None:
         return self._worker.fsync_began_ms
 
-    def save_state(self, image_index: int) -> None:
-        self._loop.call_soon(self._keeper.save, image_index)
+    def save_state(self, request: ImageRequest) -> None:
+        self._loop.call_soon(self._keeper.save, request)
+
+    def load_image(self) -> None:
+        self._with_images(lambda: None)
+
+    def copy_image(self, image: LoggedImage) -> None:
+        self._with_images(partial(copy_image, self._store, image))
+
+    def discard_image(self, mark: ImageMark) -> None:
+        self._with_images(partial(self._store.images.discard, mark))
+
+    def _with_images(self, work: Callable[[], object]) -> None:
+        """Change the image files on a reader thread, and then report the newest image."""
+
+        def run() -> StoredImage | None:
+            try:
+                work()
+            except (OSError, StorageError, ReadFailed) as error:
+                _log.error("cannot change the state images", reason=str(error))
+            return self._store.images.stored()
+
+        self._loop.run_in_executor(self._readers, run).add_done_callback(self._image_read)
+
+    def _image_read(self, reading: asyncio.Future[StoredImage | None]) -> None:
+        if self._dead or self._is_stopping or reading.cancelled():
+            return
+        image = reading.result()
+        if image is not None:
+            self._step(self._replica.image_stored, image)
+            self._keeper.committed()
 
     def rebuild(self, job: RebuildJob) -> None:
         max_sessions = self._replica.config.limits.max_sessions
@@ -415,6 +454,7 @@ class AsyncShell:
 
     def rebuilt(self) -> None:
         _log.info("sessions are rebuilt", ledger_end_index=self._replica.log_tail.index)
+        self.load_image()
         self._loop.call_soon(self._keeper.start)
 
     def purged_elsewhere(self, damage: Damage) -> None:
@@ -425,7 +465,7 @@ class AsyncShell:
         has priority.
         """
         deliver = partial(self._push_loaded, peer, stream_id, first_index)
-        self._catch_up.load(PushReadRequest(peer, stream_id, first_index, last_index, max_bytes), deliver)
+        self.catch_up.load(PushReadRequest(peer, stream_id, first_index, last_index, max_bytes), deliver)
 
     def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
         self._wake_lock.work()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from dledger.core.directories import with_own_directory
 from dledger.core.values import HardState
 from dledger.errors import DLedgerError
 from dledger.infra.loops.readable import ReadableLog
+from dledger.infra.loops.threads import ThreadRunner, in_thread
 from dledger.node.async_shell import AsyncShell, DiskQueue
 from dledger.node.disk.allocator import Allocator
 from dledger.node.machine.applier import Applier
@@ -23,6 +24,7 @@ from dledger.node.members.inbound import FetchEntries, PeerRequests
 from dledger.node.members.links import PeerLinks
 from dledger.node.members.peers import PeerLink
 from dledger.node.members.repairer import Repairer, Scrubber
+from dledger.node.members.state_images import ImageFetcher, ImageSource
 from dledger.replica.replica import Replica
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_transport import PeerTransport
@@ -37,7 +39,7 @@ class StartingStore(Protocol):
     def hard_state(self) -> HardState: ...
 
     def save_hard_state(self, state: HardState) -> None: ...
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
+    def prepare(self, ahead_bytes: int) -> bool: ...
 
 
 def start_incarnation(store: StartingStore, directory: Path, node_id: str, ahead_bytes: int) -> None:
@@ -59,6 +61,21 @@ class DiskExecutor(DiskQueue, Protocol):
     def call(self, work: Callable[[], object]) -> Future[object]: ...
 
 
+def images_of(
+    parts: NodeParts, *, rng: random.Random | None = None, in_thread: ThreadRunner = in_thread
+) -> ImageFetcher:
+    core = parts.replica.core
+    return ImageFetcher(
+        parts.store.images,
+        parts.links,
+        wanted=parts.replica.retainer.wanted_image,
+        leader=lambda: core.leader_id,
+        stored=parts.shell.load_image,
+        rng=rng,
+        in_thread=in_thread,
+    )
+
+
 @dataclass(frozen=True)
 class PartFactories:
     """Factories for the parts of a node, called in this order."""
@@ -71,12 +88,14 @@ class PartFactories:
     fetch: Callable[[NodeParts], FetchEntries]
     repairer: Callable[[NodeParts], Repairer]
     scrubber: Callable[[NodeParts], Scrubber]
+    readers: Executor | None  # None: the loop's default executor reads
     identity: PeerIdentity
     call_timeout_ms: int
     max_waiting_reads: int
     # called when the program's state machine, or its thread, fails
     state_failed: Callable[[DLedgerError], None]
     uniform: Callable[[float, float], float] = random.uniform
+    images: Callable[[NodeParts], ImageFetcher] = images_of
 
 
 class NodeParts:
@@ -103,7 +122,16 @@ class NodeParts:
         self._wire_applier(factories)
         self.repairer = factories.repairer(self)
         self.scrubber = factories.scrubber(self)
-        self.inbound = PeerRequests(factories.identity, self.shell, fetch)
+        state = self.replica.admission
+        source = ImageSource(
+            store.images,
+            factories.readers,
+            self.shell.catch_up,
+            adopted=lambda: state.state.newest_image,
+            damaged=self.shell.image_damaged,
+        )
+        self.inbound = PeerRequests(factories.identity, self.shell, fetch, source.chunk)
+        self.images = factories.images(self)
         self.shell.wire(self.replica, self.disk, self.inbound, self.links, applier)
 
     def _link(self, peer: str, last_stream_id: int, factories: PartFactories) -> PeerLink:
@@ -126,6 +154,7 @@ class NodeParts:
             needs_image=lambda: admission.state.needs_image,
             is_leader=lambda: self.replica.core.leadership is not None,
             saved=self.shell.state_saved,
+            image_damaged=self.shell.image_damaged,
             on_damage=self.suspect,
             on_fatal=factories.state_failed,
         )
@@ -146,6 +175,7 @@ class NodeParts:
         self.shell.start()
         self.repairer.start()
         self.scrubber.start()
+        self.images.start()
 
     def run(self, tick_ms: int, tick: Callable[[], None]) -> None:
         """Connect to the other members and take part in elections. `tick` must call this object's `tick`."""
@@ -154,7 +184,8 @@ class NodeParts:
 
     def tick(self) -> None:
         self.shell.tick()
-        self.replica.admission.reserve_in_use = self.allocator.serve(self.replica.retainer)
+        self.images.check()
+        self.allocator.serve()
 
     def finish(self) -> None:
         """Stop the ticks and write the last checkpoint. No clients are served any longer."""
@@ -169,5 +200,5 @@ class NodeParts:
         for link in self.links.values():
             await link.close()
         self.shell.stop()
-        for part in (self.scrubber, self.repairer, self.applier):
+        for part in (self.images, self.scrubber, self.repairer, self.applier):
             await part.stop()

@@ -298,6 +298,7 @@ class NodeServer(OwnerApi):
             fetch=self._make_log,
             repairer=self._make_repairer,
             scrubber=self._make_scrubber,
+            readers=self._readers,
             identity=self._peer_identity(),
             call_timeout_ms=config.timing.election_min_ms,
             max_waiting_reads=config.limits.max_waiting_reads,
@@ -371,7 +372,7 @@ class NodeServer(OwnerApi):
             self._secret,
             lambda node_id: self._replica.core.rejoining.announced_directory(node_id),
             lambda node_id: self._replica.core.announced_uid(node_id),
-            lambda: self._replica.core.members_have_changed,
+            lambda: self._replica.core.excludes_release_0_2,
         )
 
     def _peer_client(self, node_id: str) -> PeerClient:
@@ -415,11 +416,10 @@ class NodeServer(OwnerApi):
         )
 
     def _make_scrubber(self, parts: NodeParts) -> Scrubber:
-        scrub = self.config.scrub
+        scrub, threads = self.config.scrub, self._readers
         return Scrubber(
-            self.store,
-            self._readers,
-            parts.suspect,
+            *(self.store, threads, parts.suspect),
+            image_damaged=parts.shell.image_damaged,
             bytes_per_second=scrub.bytes_per_second,
             pause_s=duration_ms(scrub.pause) / 1000,
         )

@@ -34,8 +34,7 @@ def next_tick_ms(replica: Replica, now_ms: int) -> int:
         or not replica.rebuilding.is_done
         or replica.suspects
         or replica.unread_probes
-        or replica.retainer.purge_to is not None
-        or replica.retainer.is_writing
+        or replica.retainer.has_work
     ):
         return now_ms
     due = min(core_next_tick_ms(core), now_ms + MAX_IDLE_MS, replica.retainer.next_check_ms)

@@ -191,8 +191,6 @@ class AppendAdmission:
         self.is_full: Callable[[], bool] = lambda: False  # the disk is full and no space can be prepared
         self.want_room: Callable[[], None] = lambda: None  # an append waits for `room` to grow
         self.others_are_full: Callable[[], bool] = lambda: False  # too many full members to commit anything
-        # the leader is using the disk reserve to free space: refuse other appends
-        self.reserve_in_use = False
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
         self._repeats: list[Waiter] = []  # retries of stored batches that wait for the commit
@@ -241,7 +239,7 @@ class AppendAdmission:
         batch = encode_batch(
             self.tail, term, bodies, data_file_size=self.data_file_size, head=head, sums=sums
         )
-        if self.reserve_in_use or self.others_are_full() or not self.has_room_for(batch):
+        if self.others_are_full() or not self.has_room_for(batch):
             return self._no_room()
         self.gather(token, batch, value, len(bodies), deadline_ms, now_ms)
         return None
@@ -262,12 +260,12 @@ class AppendAdmission:
 
     def why_no_room(self, end_pos: int, last_index: int) -> Overloaded | None:
         """Return the error for a batch that ends at this position, or None if it can be stored now."""
-        if self.reserve_in_use or self.others_are_full() or not self._has_room_upto(end_pos, last_index):
+        if self.others_are_full() or not self._has_room_upto(end_pos, last_index):
             return self._no_room()
         return None
 
     def has_room_for_internal(self, value: Internal, term: int) -> bool:
-        """Return True if there is room for an image chunk. Images must not use the space that no-ops and
+        """Return True if there is room for an internal entry that must not use the space that no-ops and
         purges need."""
         return self.has_room_for(self.measure_internal(value, term))
 
@@ -281,7 +279,7 @@ class AppendAdmission:
             self.count_limit("disk_reserve_bytes")
             text = "the disks of most members are full; appends resume once space is available"
             return Overloaded(text, code=Code.DISK_FULL)
-        if not self.reserve_in_use and not self.is_full():
+        if not self.is_full():
             text = "disk space is being prepared; try again in a moment"
             return SpacePending(text, code=Code.LEADER_PENDING_FULL)
         self.count_limit("disk_reserve_bytes")
@@ -453,7 +451,7 @@ class AppendAdmission:
             last = self.sessions.unknown_since(session_id)
             if last > self.tail.index:
                 return ExpiryUnconfirmed(error.message)
-            last = max(last, self.state.uncommitted_image_end)
+            last = max(last, self.state.uncommitted_image)
         else:
             if judgement is SequenceStatus.WINDOW_FULL:
                 self.count_limit("session_window")

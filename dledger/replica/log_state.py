@@ -16,7 +16,7 @@ from dledger.core.cluster_clock import ClockChange, ClusterClock, Stamp
 from dledger.core.sessions import SessionTable, StoredBatch
 from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base
 from dledger.infra.logs import get_logger
-from dledger.replica.images import ImageCollector, StateImage, find_image
+from dledger.replica.images import LoggedImage, copy_image, newest_logged
 from dledger.store.api import LogStore
 from dledger.store.format.internal import (
     Configuration,
@@ -28,8 +28,8 @@ from dledger.store.format.internal import (
     SessionOpen,
     StampedInternal,
     decode_internal,
-    strip_stamp,
 )
+from dledger.store.image_files import ImageManifest, StoredImage
 
 _log = get_logger("log")
 
@@ -44,7 +44,7 @@ _STORED_0_1_0 = struct.Struct(">4s qqq qq q qqqI")
 
 
 class ImageSpan(NamedTuple):
-    """A complete, committed image and the byte range between its start and end marks."""
+    """The newest image of this node, as a range of positions: from its mark, as long as the image."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     begin_pos: int
@@ -56,6 +56,21 @@ class ImageSpan(NamedTuple):
 
 
 NO_IMAGE = ImageSpan(-1, 0, 0)
+
+
+def span_of(manifest: ImageManifest | None) -> ImageSpan:
+    if manifest is None:
+        return NO_IMAGE
+    mark = manifest.mark
+    return ImageSpan(mark.index, mark.pos, mark.pos + manifest.size)
+
+
+def _newest_in_log(store: LogStore, upto: int) -> ImageManifest | None:
+    """Return the newest image in the files if it belongs to this log. Raises EntryDamaged and ReadFailed."""
+    newest = store.images.newest
+    if newest is None or not store.base.index < newest.mark.index <= upto:
+        return None
+    return newest if store.entry(newest.mark.index).term == newest.mark.term else None
 
 
 class InternalHead(NamedTuple):
@@ -77,7 +92,10 @@ class LogState:
         self.is_rebuilding = is_rebuilding
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
-        self.image = NO_IMAGE  # the newest complete, committed one
+        self.image = NO_IMAGE  # the newest in the files of this node whose mark is committed in this log
+        self.offered: StoredImage | None = None  # in the files, while this state waits for an image
+        #: A complete image in this log, written by an earlier release, that is not in the files yet.
+        self.logged: LoggedImage | None = None
         self.purge = NO_BASE  # base of the newest committed PURGE
         self.set_aside = 0  # invalid internal entries since the start of this node
         self.needs_image = False  # the log starts at an installed base: no sessions are known yet
@@ -85,22 +103,23 @@ class LogState:
         self._begun = (-1, 0)  # index and position of the last committed start mark
         # Entries after an installed base, until the image is committed; or entries noted during a rebuild.
         self._deferred: deque[InternalHead] = deque()
-        self._image_end: int | None = None  # end of the image in use, until it is known to be committed
+        # Mark of the image from which the sessions were loaded, until it is known to be committed.
+        self._image_mark: int | None = None
         # Last result of `encode_if_due`: size, end of the log, and marks.
         self._given: tuple[int, int, ImageSpan, Base] = (0, 0, self.image, self.purge)
 
     @property
     def newest_image(self) -> int:
-        """Index of the newest complete, committed image; -1 if there is none."""
+        """Mark of this node's newest image; -1 if there is none."""
         return self.image.index
 
     @property
-    def uncommitted_image_end(self) -> int:
-        """Last entry of the image from which the sessions were loaded; -1 once that entry is committed.
+    def uncommitted_image(self) -> int:
+        """Mark of the image from which the sessions were loaded; -1 once the mark is committed.
 
         A session missing from the image was evicted by an entry before it, which may still be truncated.
         """
-        return -1 if self._image_end is None else self._image_end
+        return -1 if self._image_mark is None else self._image_mark
 
     # -- at start -----------------------------------------------------------------------------------------
 
@@ -115,8 +134,10 @@ class LogState:
         in_log = stored is not None and store.base.index <= stored[0] <= upto
         if stored is not None and in_log and self._load(stored[1], now_ms):
             covered = stored[0]
+            self._copy_logged(store, self.image.index, upto)
+            self.image = span_of(_newest_in_log(store, upto))
         elif store.base.index >= 0:
-            covered = self._load_newest_image(store, store.committed_checkpoint, now_ms)
+            covered = self._load_image(store, upto, now_ms)
         self.read_on(store, covered, upto, now_ms)
         # A full disk or a crash may have delayed a purge. The entries that the state covers are not read
         # again.
@@ -174,35 +195,34 @@ class LogState:
             self.clock.learn(-1, Stamp(stamp_ms, ClockChange(0, 0, steps_ms, pause_ms)), now_ms)
         return True
 
-    def _load_newest_image(self, store: LogStore, committed_index: int, now_ms: int) -> int:
-        """Load the newest image, which is the only source if the log starts after 0 and no table is
-        stored."""
-        collector, begins, spans = ImageCollector(), {}, {}
-        stamps: dict[int, Stamp] = {}
-        for batch in store.iter_heads(store.begin_index):
-            if batch.last_index > committed_index:
-                break
-            head = decode_internal(batch.head)
-            _, value = strip_stamp(head)
-            collector.add(batch.first_index, value)
-            if isinstance(value, ImageBegin):
-                begins[batch.first_index] = batch.pos
-                if isinstance(head, StampedInternal):
-                    stamps[batch.first_index] = head.stamp
-            elif isinstance(value, ImageEnd):
-                end_pos = batch.pos + ENTRY_HEADER_SIZE + len(batch.head)
-                spans[value.image_index] = ImageSpan(
-                    value.image_index, begins.get(value.image_index, 0), end_pos
-                )
-        image = collector.newest
-        if image is None or not self._load_sessions(image):
+    def _copy_logged(self, store: LogStore, known: int, upto: int) -> None:
+        """Copy the newest image of the log into files, unless they have it or a newer one. `known`: first
+        entry of the newest image in the log, as far as is known."""
+        newest = store.images.newest
+        if newest is not None and newest.mark.index >= known:
+            return
+        image = newest_logged(store.iter_heads(max(known, store.begin_index)), upto)
+        if image is not None and not copy_image(store, image):
+            self._set_aside(image.first_index, "the image is damaged")
+
+    def _load_image(self, store: LogStore, upto: int, now_ms: int) -> int:
+        """Load the sessions from the newest image, which is the only source if the log starts after 0 and no
+        table is stored. Returns the last index that they cover."""
+        self._copy_logged(store, store.begin_index, upto)
+        manifest = _newest_in_log(store, upto)
+        image = None if manifest is None else store.images.stored()
+        if manifest is None or image is None or not self._load_sessions(image):
             self.needs_image = True
             return store.base.index
-        self.image = spans[image.image_index]
-        self._begun = (image.image_index, self.image.begin_pos)
-        if image.image_index in stamps:
-            self.clock.learn(image.image_index, stamps[image.image_index], now_ms)
-        return image.image_index
+        mark = manifest.mark
+        self.image = span_of(manifest)
+        self._begun = (mark.index, mark.pos)
+        if mark.index > store.committed_checkpoint:
+            self._image_mark = mark.index
+        head = decode_internal(next(store.iter_heads(mark.index)).head)
+        if isinstance(head, StampedInternal):
+            self.clock.learn(mark.index, head.stamp, now_ms)
+        return mark.index
 
     def reset(self, base: Base) -> None:
         """Note that a log starting after `base` replaced the log (INSTALL_BASE)."""
@@ -213,7 +233,7 @@ class LogState:
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
-        self._image_end = None
+        self._image_mark = self.offered = self.logged = None
         self.clock.reset()
 
     # -- as the log grows and shrinks ---------------------------------------------------------------------
@@ -250,10 +270,12 @@ class LogState:
             self._marks.append(noted)
         if self.needs_image:
             self._deferred.append(noted)
-            if isinstance(value, ImageEnd):
-                self._try_image()
+            if isinstance(value, ImageBegin) and self.offered is not None:
+                self.offer(self.offered)
+            elif isinstance(value, ImageEnd):
+                self.logged = LoggedImage(value.image_index, noted.last_index)
             return
-        if self._image_end is not None:
+        if self._image_mark is not None:
             self._deferred.append(noted)
         self._apply(noted)
 
@@ -277,15 +299,16 @@ class LogState:
             self._marks.pop()
         while self._deferred and self._deferred[-1].last_index > last_index:
             self._deferred.pop()
-        if self._image_end is not None and last_index < self._image_end:
-            self._image_end = None
+        if self.logged is not None and last_index < self.logged.last_index:
+            self.logged = None
+        if self._image_mark is not None and last_index < self._image_mark:
+            self._image_mark = None
             self.needs_image = True
             self.sessions = SessionTable(max_sessions=self._max_sessions)
-            self._try_image()
 
     def committed(self, committed_index: int) -> list[Internal]:
-        """Return the purges and image ends that are now committed, in order. Returns none during a rebuild,
-        because they are not known yet.
+        """Return the purges that are now committed, in order. Returns none during a rebuild, because they are
+        not known yet.
         """
         if self.is_rebuilding:
             return []
@@ -298,10 +321,10 @@ class LogState:
                 self._set_aside(head.first_index, f"{head.value} has an invalid base")
                 continue
             self._mark_committed(head)
-            if not isinstance(head.value, ImageBegin):
+            if isinstance(head.value, Purge):
                 done.append(head.value)
-        if self._image_end is not None and self._image_end <= committed_index:
-            self._image_end = None
+        if self._image_mark is not None and self._image_mark <= committed_index:
+            self._image_mark = None
             self._deferred.clear()
         return done
 
@@ -309,11 +332,10 @@ class LogState:
         match head.value:
             case ImageBegin():
                 self._begun = (head.first_index, head.pos)
-            case ImageEnd(image_index) if not self.needs_image:
-                begun, begin_pos = self._begun
-                # This log holds only the end of an image that started before the base.
-                if begun == image_index:
-                    self.image = ImageSpan(image_index, begin_pos, head.first_body_pos)
+            case ImageEnd(image_index) if image_index > self.image.index:
+                # Otherwise this log holds only the end of an image that started before the base.
+                if self._begun[0] == image_index:
+                    self.logged = LoggedImage(image_index, head.last_index)
             case Purge(base) if base.index > self.purge.index:
                 self.purge = base
             case _:
@@ -328,30 +350,34 @@ class LogState:
         self.set_aside += 1
         _log.error("an invalid internal entry is set aside", index=index, reason=reason)
 
-    def _load_sessions(self, image: StateImage) -> bool:
+    def _load_sessions(self, image: StoredImage) -> bool:
         try:
             self.sessions.load(image.sessions)
         except ValueError as error:
-            self._set_aside(image.image_index, f"invalid image: {error}")
+            self._set_aside(image.mark.index, f"invalid image: {error}")
             return False
         return True
 
-    def _try_image(self) -> None:
-        """Load the awaited image if it is complete, then apply the entries after its start mark.
+    def offer(self, image: StoredImage) -> bool:
+        """While waiting for an image: load this one if the log has its mark, and apply the entries after it.
+        Otherwise keep it, because the log may be shorter than the image. Returns True if it was loaded.
 
-        The image need not be committed, because it belongs to the same log and is truncated with it. After a
-        crash of all nodes the commit index is unknown. If all nodes waited for the commit of the image, none
+        The mark need not be committed, because it belongs to the same log and is truncated with it. After a
+        crash of all nodes the commit index is unknown. If all nodes waited for the commit of the mark, none
         could ever lead.
         """
-        image = find_image((head.first_index, head.value) for head in self._deferred)
-        if image is None or not self._load_sessions(image):
-            return
+        self.offered = image
+        mark = image.mark
+        is_in_log = any((head.first_index, head.term) == mark[:2] for head in self._deferred)
+        if not is_in_log or not self._load_sessions(image):
+            return False
         self.needs_image = False
+        self.offered = None
         for head in self._deferred:
-            if head.first_index > image.image_index:
+            if head.first_index > mark.index:
                 self._apply(head)
-            if isinstance(head.value, ImageEnd) and head.value.image_index == image.image_index:
-                self._image_end = head.last_index
+        self._image_mark = mark.index
+        return True
 
     def encode_if_due(self, committed_pos: int) -> bytes | None:
         """Like `encode_committed`, but only once the log has grown by the size of the last encoding, or
@@ -369,7 +395,7 @@ class LogState:
 
     def encode_committed(self) -> bytes | None:
         """Encode the state for the checkpoint, or return None if there is no complete state."""
-        if self.is_rebuilding or self.needs_image or self._image_end is not None:
+        if self.is_rebuilding or self.needs_image or self._image_mark is not None:
             return None
         stored = _STORED.pack(_LAYOUT, *self.image, *self._begun, *self.clock.stored, *self.purge)
         return stored + self.sessions.encode_committed()

@@ -32,7 +32,10 @@ class RebuildStatus(Protocol):
 
 class Marked(Protocol):
     def marked(self, marks: Sequence[Internal]) -> None:
-        """Process committed marks: completed images and purges. Idempotent."""
+        """Process committed purges. Idempotent."""
+
+    def publish(self) -> None:
+        """Announce the newest image of this node to the other members."""
 
 
 class ClockStatus(Protocol):

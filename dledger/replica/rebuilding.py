@@ -148,5 +148,6 @@ class StateRebuild:
         state.add_noted(replica.admission.state, rebuilt.upto)
         replica.admission.state = state
         self._damaged_index = -1
+        replica.retainer.publish()
         replica.retainer.marked(rebuilt.unfinished + state.committed(replica.core.committed_index))
         replica.shell.rebuilt()

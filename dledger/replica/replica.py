@@ -92,6 +92,8 @@ from dledger.replica.tail_cache import TailCache
 from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
 from dledger.store.format.batch import Batch, DamagedBatch
 from dledger.store.format.internal import Configuration
+from dledger.store.identity import CHANGED_FORMAT
+from dledger.store.image_files import StoredImage
 
 
 class Replica:
@@ -114,6 +116,8 @@ class Replica:
         recorded = store.hard_state.memberships or (MembershipAt(-1, -1, config.membership),)
         log = LogView(*place, confirmed_memberships(recorded, *place))
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
+        self.core.lacks_image = store.base.index >= 0  # until it is found
+        self.core.images_in_files = store.identity.format_version >= CHANGED_FORMAT
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of the batches submitted to the disk thread
         self.committed_pos = store.base.pos
@@ -209,10 +213,7 @@ class Replica:
         open_session: bool,
         timeout_ms: int,
     ) -> None:
-        """Append one batch, or open a session. The result is passed to shell.answer_append, now or later.
-
-        The batch is written with the next `flush`.
-        """
+        """Append one batch, or open a session, with the next `flush`. The result goes to answer_append."""
         problem = self.why_no_append()
         if problem is not None:
             self.shell.answer_append(token, problem)
@@ -297,9 +298,7 @@ class Replica:
         self.cache.evict(self.core.log.durable_index)
 
     def hard_state_saved(self, now_ms: int, number: int) -> None:
-        """Process a report of the disk thread: HardStateJob `number` is durable. Release its messages (rule
-        2).
-        """
+        """HardStateJob `number` is durable: release the messages that wait for it (rule 2)."""
         for _, peer, message, payload in self._outbox.release(number):
             self._send_now(peer, message, payload)
 
@@ -351,8 +350,7 @@ class Replica:
         self._step(ReadIndexRequest(self._remember(answer)), now_ms)
 
     def transfer(self, now_ms: int, token: object, to: str | None) -> None:
-        """Hand leadership over to `to`, or to the best peer if it is None. The result is passed to
-        shell.answer_transfer."""
+        """Hand leadership over to `to`, or to the best peer. The result goes to shell.answer_transfer."""
         self._step(TransferRequest(self._remember(partial(self.shell.answer_transfer, token)), to), now_ms)
 
     def change_members(self, now_ms: int, token: object, change: MembershipChange) -> None:
@@ -540,8 +538,7 @@ class Replica:
         self.log_tail = batches[-1].tail
 
     def _store_entries(self, effect: StoreEntries, now_ms: int) -> None:
-        """On a follower, write those entries of the current Append that the core accepted, starting at
-        first_index."""
+        """On a follower, write the entries of the current Append that the core accepted."""
         message, first_index = effect.message, effect.first_index
         incoming = self._pushed.incoming
         new_batches = [batch for batch in incoming if batch.first_index >= first_index]
@@ -564,6 +561,7 @@ class Replica:
         self.log_tail = tail
         self.admission.truncate_after(tail)
         self.rebuilding.truncated(last_index)
+        self.retainer.publish()
         self.shell.submit(TruncateJob(generation, last_index, tail.term, tail))
 
     def _reset(self, base: Base, generation: int) -> None:
@@ -573,7 +571,9 @@ class Replica:
         self.committed_pos = max(self.committed_pos, base.pos)
         self.rebuilding.reset()
         self.admission.reset(self.log_tail, base)
+        self.retainer.publish()
         self.shell.submit(ResetJob(generation, base))
+        self.shell.load_image()
 
     def _purge(self, now_ms: int) -> None:
         base = self.retainer.due_purge()
@@ -582,14 +582,14 @@ class Replica:
             self.shell.submit(PurgeJob(base))
             self._settle(now_ms)
 
-    def state_saved(self, now_ms: int, image_index: int, state: Sequence[bytes]) -> None:
-        """Deliver the result of shell.save_state(image_index)."""
-        self.retainer.provide(image_index, state)
+    def image_stored(self, now_ms: int, image: StoredImage) -> None:
+        """Deliver the newest image in the files of this node."""
+        self.retainer.image_stored(image)
+        self._judge_fitness(now_ms)
+        self._purge(now_ms)
 
     def purge_before(self, index: int | None, age_ms: int, now_ms: int) -> int:
-        """Allow entries below an index, or older than an age, to be purged. Returns the index. Raises
-        NotLeader.
-        """
+        """Allow old entries to be purged, and return the index before which. Raises NotLeader."""
         if not self._leading:
             raise self._not_leader()
         return self.retainer.request_purge(index, age_ms, now_ms)

@@ -1,28 +1,32 @@
-"""Performs the leader's log retention: writes state images, then PURGE entries (docs/guarantees.md,
-Retention).
+"""Performs log retention: the leader requests state images and writes PURGE entries, and every node learns of
+its images and executes the purges (docs/guarantees.md, Retention).
 
-Runs inside the replica, one step at a time. At most one image is in progress. Its chunks are appended as disk
-space permits, and a purge is appended only below a committed image.
+Runs inside the replica, one step at a time. A PURGE is written only below an image that a majority of the
+voters has stored, and executed by a node only below an image of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dledger.core.quorum import committed_by
 from dledger.core.values import Base
 from dledger.errors import Code, ReadFailed, Refused
 from dledger.infra.logs import get_logger
-from dledger.replica.images import CHUNK_BYTES, ImageWriter
+from dledger.replica.images import ImageRequest
+from dledger.replica.log_state import NO_IMAGE, span_of
 from dledger.replica.parts import ReplicaParts
 from dledger.replica.retention import Border, RetentionLimits, held_back, kept_for_owner, select_base
 from dledger.store.api import EntryDamaged
-from dledger.store.format.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
+from dledger.store.format.internal import ImageBegin, Internal, Purge, decode_internal, strip_stamp
+from dledger.store.image_files import ImageManifest, ImageMark, StoredImage
 
 _log = get_logger("log")
 
-_CHUNK_OVERHEAD = 128  # size of the entry around a chunk: more than its header, stamp and tag
 _NEVER = 1 << 62
-_PENDING_BYTES = 1 << 20  # chunks wait while this much of the log is uncommitted: user appends go first
+#: Pause after an image that could not be written, for example on a full disk; doubled with each failure.
+_RETRY_MS = 1000
+_LONGEST_RETRY_MS = 60_000
 
 
 class Retainer:
@@ -34,24 +38,33 @@ class Retainer:
         self.needed_from: Callable[[], int] = lambda: _NEVER
         #: On the leader: the position at which the log would start if the owner needed nothing before it.
         self.wanted_pos = -1
-        self._writer: ImageWriter | None = None
-        self.waits_for_room = False  # the next chunk of an image has no reserved space
+        self._saving: int | None = None  # mark of the image that the leader's state machine is saving
+        self._retry_ms = self._pause_ms = 0  # after a failure: when to try again, and the length of the pause
+        self._offered: ImageManifest | None = None  # in the files, but its mark is not committed here yet
         self._purge_pending = False
         self.purge_to: Base | None = None  # base of a committed PURGE that is not executed yet
         self._next_check_ms = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
+        self._warned_of: list[str] = []  # members with an older release
 
     def stop(self) -> None:
-        """Abandon an unfinished image after losing leadership."""
-        self._writer = None
+        """Forget an unfinished image after losing leadership."""
+        self._saving = None
         self._purge_pending = False
-        self.waits_for_room = False
         self.wanted_pos = -1
 
     @property
     def is_writing(self) -> bool:
         """An image is in progress on this leader."""
-        return self._writer is not None
+        return self._saving is not None
+
+    @property
+    def has_work(self) -> bool:
+        """The next tick may execute a purge or copy an image."""
+        state = self._replica.admission.state
+        return state.logged is not None or (
+            self.purge_to is not None and self.purge_to.index < state.image.index
+        )
 
     @property
     def next_check_ms(self) -> int:
@@ -90,34 +103,109 @@ class Retainer:
             )
 
     def tick(self, now_ms: int) -> None:
+        self._copy_logged()
         if not self._replica.core.leadership or not self._replica.core.leadership.noop_is_committed:
             return
-        self._write_image(now_ms)
         if now_ms >= self._next_check_ms and (self.policy.is_on or self.requested_before >= 0):
             self._next_check_ms = now_ms + self.policy.check_ms
             self._check(now_ms)
 
-    def provide(self, image_index: int, state: Sequence[bytes]) -> None:
-        """Set the saved state machine as of image_index."""
-        writer = self._writer
-        if writer is not None and writer.image_index == image_index and writer.chunks is None:
-            writer.provide(state)
-
     def marked(self, marks: Sequence[Internal]) -> None:
-        """Process committed marks: completed images and purges. Idempotent."""
+        """Process committed purges. Idempotent."""
         for mark in marks:
             if isinstance(mark, Purge):
                 self.purge_to = mark.base
                 self._purge_pending = False
-            elif isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
-                self._writer = None
-                self._next_check_ms = 0
+        if self._offered is not None:
+            self._adopt()
+
+    # -- images of this node ------------------------------------------------------------------------------
+
+    def image_stored(self, image: StoredImage) -> None:
+        """Process the newest image in the files of this node. Idempotent."""
+        core, state, mark = self._replica.core, self._replica.admission.state, image.mark
+        self._offered = image.manifest
+        if self._saving == mark.index:
+            self._saving, self._pause_ms, self._next_check_ms = None, 0, 0
+        if not state.needs_image or state.offer(image):
+            self.publish()
+            self.marked(state.committed(core.committed_index))
+        elif mark.index <= core.log.end_index:
+            state.offered = None
+            self._discard(mark)
+
+    def image_failed(self, now_ms: int, index: int) -> None:
+        """Try again later, because the image with this mark could not be saved."""
+        if self._saving == index:
+            self._saving = None
+            self._pause_ms = min(max(_RETRY_MS, 2 * self._pause_ms), _LONGEST_RETRY_MS)
+            self._retry_ms = now_ms + self._pause_ms
+
+    def image_lost(self, now_ms: int, mark: ImageMark) -> None:
+        """Fetch another image, because the files of this one are damaged."""
+        if self._replica.admission.state.image.index == mark.index:
+            self._replica.admission.state.image = NO_IMAGE
+            self.publish()
+        self._discard(mark)
+
+    def publish(self) -> None:
+        """Announce the newest image of this node to the other members, or that it lacks one."""
+        core, state = self._replica.core, self._replica.admission.state
+        core.image_index = state.image.index
+        core.lacks_image = state.needs_image or (state.is_rebuilding and core.log.base.index >= 0)
+
+    def wanted_image(self) -> int | None:
+        """Return the least mark of an image that this node should fetch from another member, if any."""
+        core, state = self._replica.core, self._replica.admission.state
+        base_index = core.log.base.index
+        if state.is_rebuilding:
+            return None
+        if state.needs_image:
+            return None if state.offered is not None or state.logged is not None else base_index + 1
+        if self._offered is not None or state.logged is not None:
+            return None
+        least = base_index + 1 if base_index >= 0 else -1
+        if core.leadership is None and core.announced_image <= core.committed_index:
+            least = max(least, core.announced_image)
+        if self.purge_to is not None:
+            least = max(least, self.purge_to.index + 1)
+        return least if least > state.image.index else None
+
+    def _adopt(self) -> None:
+        """Use an image once its mark is committed in this log."""
+        core, state, offered = self._replica.core, self._replica.admission.state, self._offered
+        if offered is None or state.is_rebuilding or state.needs_image:
+            return
+        if offered.mark.index > core.committed_index:
+            return
+        self._offered = None
+        if core.log.base.index < offered.mark.index and core.log.holds(*offered.mark[:2]):
+            state.image = span_of(offered)
+            core.images_in_files = core.images_in_files or not offered.is_copy
+            self.publish()
+        else:
+            self._discard(offered.mark)
+
+    def _discard(self, mark: ImageMark) -> None:
+        _log.warning("an image is removed: it does not belong to this log, or is damaged", index=mark.index)
+        self._offered = None
+        self._replica.shell.discard_image(mark)
+
+    def _copy_logged(self) -> None:
+        """Copy an image of the log into files once it is durable: an earlier release writes such images."""
+        state = self._replica.admission.state
+        logged = state.logged
+        if logged is not None and logged.last_index <= self._replica.core.log.durable_index:
+            state.logged = None
+            self._replica.shell.copy_image(logged)
+
+    # -- purges -------------------------------------------------------------------------------------------
 
     def due_purge(self) -> Base | None:
-        """Return the base of a committed PURGE, once: when the border and the entries that prove it are
-        durable on this node."""
-        base, log = self.purge_to, self._replica.core.log
-        if base is None or base.index >= log.durable_index:
+        """Return the base of a committed PURGE, once: when this node has an image of the purged entries, and
+        the border and the mark of the image are durable."""
+        base, log, image = self.purge_to, self._replica.core.log, self._replica.admission.state.image
+        if base is None or not base.index < image.index <= log.durable_index:
             return None
         self.purge_to = None
         return base if base.index > log.base.index and self.is_border(base) else None
@@ -133,21 +221,9 @@ class Retainer:
         _log.error("a PURGE entry is set aside: the log cannot start there", base=base)
         return False
 
-    def _write_image(self, now_ms: int) -> None:
-        replica = self._replica
-        while self._writer is not None and replica.admission.pending_bytes < _PENDING_BYTES:
-            entry = self._writer.next_entry()
-            if entry is None:
-                return
-            self.waits_for_room = not replica.admission.has_room_for_internal(entry, replica.core.term)
-            if self.waits_for_room:
-                return
-            self._writer.advance()
-            self._append(entry, now_ms)
-
     def _check(self, now_ms: int) -> None:
         replica = self._replica
-        if self._writer is not None or self._purge_pending or replica.core.transferring_to is not None:
+        if self._saving is not None or self._purge_pending or replica.core.transferring_to is not None:
             return
         borders = self._borders()
         time_ms = replica.admission.state.clock.read(now_ms, replica.wall_ms())
@@ -171,20 +247,51 @@ class Retainer:
             target = held_back(borders, target, self.follower_ends(), end_pos, self.policy.hold_bytes)
         if target is None:
             return
-        image = replica.admission.state.image
-        newest = image.index
-        below = [b.base for b in borders if b.base.index <= target.index and b.base.index < newest]
+        shared = self._shared_image()
+        below = [b.base for b in borders if b.base.index <= target.index and b.base.index < shared]
         # Borders come from the local disk, on which a purge may have been delayed.
         purge = Purge(below[-1]) if below else None
         if purge and purge.base.index > replica.admission.state.purge.index and self._can_store(purge):
             self._purge_pending = True
             self._append(purge, now_ms)
-        # Without this, an image larger than max_bytes would trigger the next one forever, even on an idle
-        # cluster.
-        has_grown = end_pos - image.begin_pos >= 2 * image.byte_size
-        is_due = target.index >= newest and (has_grown or target.index < self.requested_before)
-        if is_due and self._can_store(ImageBegin()):
+        if self._image_is_due(target, end_pos, now_ms) and self._can_store(ImageBegin()):
             self._begin_image(now_ms)
+
+    def _shared_image(self) -> int:
+        """Return the newest mark such that a majority of the voters has stored this image or a later one."""
+        core = self._replica.core
+        assert core.leadership is not None
+        images = {peer: progress.image_index for peer, progress in core.leadership.progress.items()}
+        return committed_by(core.membership, images | {core.node_id: core.image_index})
+
+    def _image_is_due(self, target: Base, end_pos: int, now_ms: int) -> bool:
+        image = self._replica.admission.state.image
+        if target.index < image.index or now_ms < self._retry_ms or self._awaits_image(end_pos):
+            return False
+        # Otherwise a state much larger than max_bytes would be saved and copied again for every few entries.
+        has_grown = end_pos - image.begin_pos >= 2 * image.byte_size
+        return (has_grown or target.index < self.requested_before) and not self._outdated()
+
+    def _awaits_image(self, end_pos: int) -> bool:
+        """Return True while a member in contact fetches the newest image. A slow one has until the log has
+        grown by `hold_bytes`, because a newer image replaces the one that it is fetching."""
+        replica = self._replica
+        leadership, image = replica.core.leadership, replica.admission.state.image
+        assert leadership is not None
+        if image.index < 0 or end_pos - image.begin_pos > self.policy.hold_bytes:
+            return False
+        return any(leadership.progress[peer].image_index < image.index for peer in leadership.in_contact())
+
+    def _outdated(self) -> bool:
+        """Return True while a member may run a release that finds images in the log only."""
+        outdated = self._replica.core.outdated_members()
+        if outdated and outdated != self._warned_of:
+            _log.warning(
+                "the log is not purged: these members are not known to run release 0.3 or later",
+                members=outdated,
+            )
+        self._warned_of = outdated
+        return bool(outdated)
 
     def _can_store(self, value: Internal) -> bool:
         """Return True if the disk has room for an entry, including most of the reserve.
@@ -198,12 +305,10 @@ class Retainer:
 
     def _begin_image(self, now_ms: int) -> None:
         replica = self._replica
-        # The table at the end of the log, which is committed once the start mark is.
+        # The table at the end of the log, which is committed once the mark is.
         sessions = replica.admission.sessions.encode_all()
-        index = self._append(ImageBegin(), now_ms)
-        room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
-        self._writer = ImageWriter(index, sessions, min(CHUNK_BYTES, room))
-        replica.shell.save_state(index)
+        self._saving = self._append(ImageBegin(), now_ms)
+        replica.shell.save_state(ImageRequest(self._saving, replica.core.term, sessions))
 
     def _append(self, value: Internal, now_ms: int) -> int:
         """Append an internal entry and return its index."""

@@ -13,8 +13,10 @@ from typing import Protocol
 from dledger.core.messages import Message
 from dledger.core.values import Base, HardState, MembershipAt, Role, Tail
 from dledger.errors import DLedgerError, InvalidRequest
+from dledger.replica.images import ImageRequest, LoggedImage
 from dledger.replica.rebuild_job import RebuildJob
 from dledger.store.format.batch import Batch
+from dledger.store.image_files import ImageMark
 
 
 @dataclass(slots=True)
@@ -127,11 +129,21 @@ class Shell(Protocol):
     def rebuilt(self) -> None:
         """Handle the end of the rebuild: all sessions and images that the log contains are known."""
 
-    def save_state(self, image_index: int) -> None:
-        """Save the state machine as of image_index: all entries before it applied, none after. Then call
-        `replica.state_saved(image_index, chunks)`; if there is no state machine, call it immediately with no
-        chunks.
+    def save_state(self, request: ImageRequest) -> None:
+        """Write an image into the files: the sessions, and the state machine with all entries before the mark
+        applied and none after, once the mark is committed. Then call `replica.image_stored`, or
+        `replica.image_failed`, also if the log has another entry there by then.
         """
+
+    def load_image(self) -> None:
+        """Off the loop, read the newest image in the files. Then call `replica.image_stored`, unless there is
+        none."""
+
+    def copy_image(self, image: LoggedImage) -> None:
+        """Off the loop, copy an image of the log into the files. Then as `load_image`."""
+
+    def discard_image(self, mark: ImageMark) -> None:
+        """Off the loop, remove this image from the files, unless another one has replaced it."""
 
     def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None: ...
 

@@ -126,6 +126,7 @@ def backup_head_to_pb(head: BackupHead) -> pb.BackupHead:
         base_pos=head.base.pos,
         base_chain_crc=head.base.chain_crc,
         last_index=head.last_index,
+        image=head.image,
     )
 
 
@@ -138,4 +139,5 @@ def backup_head_from_pb(message: pb.BackupHead) -> BackupHead:
         message.flush_mode,
         Base(message.base_index, message.base_term, message.base_pos, message.base_chain_crc),
         message.last_index,
+        message.image,
     )

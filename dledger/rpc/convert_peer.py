@@ -169,6 +169,7 @@ def heartbeat_to_pb(message: Heartbeat, envelope: pb.Envelope) -> pb.HeartbeatRe
         committed_index=message.committed_index,
         wall_ms=_wall_to_pb(message.wall_ms),
         cluster_time=_counted_to_pb(message.cluster_time),
+        image=message.image_index + 1,
     )
 
 
@@ -181,6 +182,7 @@ def heartbeat_from_pb(request: pb.HeartbeatRequest) -> Heartbeat:
         committed_index=_index("committed_index", request.committed_index),
         wall_ms=_wall_from_pb(request.wall_ms),
         cluster_time=_counted_from_pb(request),
+        image_index=_within("image", request.image, 0, MAX_INDEX) - 1,
     )
 
 
@@ -196,6 +198,7 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
         stored_all=message.stored_all,
         wall_ms=_wall_to_pb(message.wall_ms),
         features=message.features,
+        image=message.image_index + 1,
     )
 
 
@@ -213,6 +216,7 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         stored_all=response.stored_all,
         wall_ms=_wall_from_pb(response.wall_ms),
         features=_within("features", response.features, 0, _MAX_FEATURES),
+        image_index=_within("image", response.image, 0, MAX_INDEX) - 1,
     )
 
 

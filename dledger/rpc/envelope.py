@@ -44,7 +44,7 @@ class PeerIdentity:
     directory_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
     #: Returns the uid of a member, also of this node, or UNKNOWN_UID.
     uid_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
-    #: Returns True once this node has a change of the members in its log.
+    #: Returns True once this node has something that release 0.2 does not know.
     has_changed: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @cached_property
@@ -145,7 +145,7 @@ class PeerIdentity:
         if is_spoken and envelope.rules_version == RULES_VERSION and not (is_older and self.has_changed()):
             return
         if is_spoken and envelope.rules_version == RULES_VERSION:
-            theirs = "runs release 0.2, which cannot be used after a change of the members"
+            theirs = "runs release 0.2, which cannot be used after a purge or a change of members by 0.3"
         elif envelope.version in _OF_0_1_0:
             theirs = "runs release 0.1.0 (rules version 1)"
         elif is_spoken:

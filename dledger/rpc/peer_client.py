@@ -26,7 +26,7 @@ from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import AppendEncoder, serialize_push
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.peer_transport import Answer, PeerTlsFailure, PeerUnreachable, Question
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 from dledger.rpc.push_stream import PushSender
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
@@ -117,6 +117,17 @@ class PeerClient:
                 raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
             finally:
                 call.cancel()
+
+    async def image(self, question: ImageQuestion, timeout_s: float) -> ImageChunk:
+        request = pb.ImageRequest(envelope=self._identity.envelope(self.peer), **question._asdict())
+        with self._calls:
+            try:
+                response = await self._stub.Image(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
+        if response.refusal.code:
+            raise _refused(response.refusal)
+        return ImageChunk(response.manifest, response.data)
 
     def open_push(self, stream_id: int) -> PushSender:
         # wait_for_ready: the stream opens as soon as the peer is reachable.

@@ -24,7 +24,7 @@ from dledger.infra.transport.peer_names import PeerNames
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import refusal
 from dledger.rpc.peer_transport import check_fetch
-from dledger.rpc.ports import PeerPort
+from dledger.rpc.ports import ImageQuestion, PeerPort
 from dledger.rpc.push_stream import PushReceiver
 from dledger.v1 import peer_pb2 as pb
 
@@ -146,6 +146,17 @@ class PeerService:
                 next_index = frames.last_index + 1
         except DLedgerError as error:
             await context.write(pb.FetchResponse(refusal=_as_refusal(error)))
+
+    async def image(self, request: pb.ImageRequest | None, context: _Context) -> pb.ImageResponse:
+        try:
+            if request is None:
+                raise malformed()
+            peer = self._admit(request.envelope, context)
+            question = ImageQuestion(request.least_index, request.index, request.term, request.chunk)
+            chunk = await self._port.image(peer, question)
+        except DLedgerError as error:
+            return pb.ImageResponse(refusal=_as_refusal(error))
+        return pb.ImageResponse(manifest=chunk.manifest, data=chunk.data)
 
     async def push(self, _: object, context: _Context) -> None:
         try:

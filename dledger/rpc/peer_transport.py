@@ -18,7 +18,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import InvalidRequest
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 
 Question = VoteRequest | Heartbeat | TakeLeadership | PositionRequest
 Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionResponse
@@ -72,6 +72,9 @@ class PeerTransport(Protocol):
     ) -> AsyncGenerator[FetchedFrames, None]:
         """Fetch entries of the peer for a repair. Raises PeerUnreachable, and InvalidRequest if the peer has
         none of them."""
+
+    async def image(self, question: ImageQuestion, timeout_s: float) -> ImageChunk:
+        """Fetch a chunk of a state image. Raises PeerUnreachable, and InvalidRequest if the peer has none."""
 
     def open_push(self, stream_id: int) -> PushStream:
         """Create a push stream. When it runs, it opens as soon as the peer is reachable."""

@@ -59,6 +59,22 @@ class FetchedFrames(NamedTuple):
     data: bytes
 
 
+class ImageQuestion(NamedTuple):
+    """Asks a member for a chunk of its newest state image."""
+
+    least_index: int  # the mark of the image must be at or above this index
+    index: int  # type: ignore[assignment]  # hides tuple.index; mark of an image that has arrived in part
+    term: int
+    chunk: int
+
+
+class ImageChunk(NamedTuple):
+    """A chunk of the image in question; or the manifest of another image, with its first chunk."""
+
+    manifest: bytes
+    data: bytes
+
+
 class LogPort(Protocol):
     """The client-facing interface of a node. All methods are called on the event loop."""
 
@@ -151,6 +167,9 @@ class PeerPort(Protocol):
         `uncommitted`, only durable, so that they may still be truncated. Raises ReadFailed, StorageError or
         Overloaded."""
 
+    async def image(self, peer: str, question: ImageQuestion) -> ImageChunk:
+        """Return a chunk of the newest state image. Raises ReadFailed, StorageError or InvalidRequest."""
+
     def push_opened(self, stream: PushPeer) -> None: ...
 
     def push_received(
@@ -172,7 +191,10 @@ class ScrubProgress(NamedTuple):
 
 
 class BackupHead(NamedTuple):
-    """The header of a backup, which contains the entries base.index + 1 to last_index of this node's log."""
+    """The header of a backup, which contains the entries base.index + 1 to last_index of this node's log.
+
+    The chunks of the image, if there is one, precede the entries.
+    """
 
     cluster_id: str
     group: str
@@ -181,6 +203,7 @@ class BackupHead(NamedTuple):
     flush_mode: str
     base: Base
     last_index: int
+    image: bytes = b""  # manifest of the state image that the entries follow (docs/formats.md); empty: none
 
 
 class AdminPort(Protocol):

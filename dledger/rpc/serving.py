@@ -46,6 +46,7 @@ def peer_handler(peers: PeerService) -> grpc.GenericRpcHandler:
         "TakeLeadership": unary(peers.take_leadership, peer_pb2.TakeLeadershipRequest),
         "Position": unary(peers.position, peer_pb2.PositionRequest),
         "Fetch": server_stream(peers.fetch, peer_pb2.FetchRequest),
+        "Image": unary(peers.image, peer_pb2.ImageRequest),
     }
     return service(PEER_SERVICE, methods)
 

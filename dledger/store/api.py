@@ -9,6 +9,7 @@ from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.format.batch import Batch
 from dledger.store.identity import Identity
+from dledger.store.image_files import ImageFiles
 
 
 class EntryHeader(NamedTuple):
@@ -142,6 +143,7 @@ class LogStore(Protocol):
     #: Progress callback of long operations. The writing thread calls it after each durable step and after
     #: each removed file.
     on_synced: Callable[[], None]
+    images: ImageFiles
 
     @property
     def identity(self) -> Identity: ...
@@ -213,7 +215,7 @@ class LogStore(Protocol):
     def likely_bytes(self) -> int:
         """Like `reserved_bytes`, but assumes that future entries are at least half as large as past ones."""
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+    def prepare(self, ahead_bytes: int) -> bool:
         """Allocate files until likely_bytes is at least `ahead_bytes`. May be called on any thread, by one at
         a time.
 

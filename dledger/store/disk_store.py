@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.infra.files.disk import Buffer, Disk, OsDisk
+from dledger.infra.files.platform import FULL
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.bodies import Span
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
@@ -17,11 +19,12 @@ from dledger.store.files import FileSequence, SyncError, add_run
 from dledger.store.format.batch import Batch, encode_blank, place
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.identity import Identity, load_identity, note_change, save_identity, settle_members
+from dledger.store.image_files import ImageFiles
 from dledger.store.opening import StoreOpener, acquire_lock, finish_reset, leave_marker
 from dledger.store.reading import LogReader
 from dledger.store.recovery import RecoveredLog, clip_runs
 from dledger.store.repair import Repair, scrub_step
-from dledger.store.space import FULL, DiskSpace, default_reserve, spend_reserve
+from dledger.store.space import DiskSpace, default_reserve, spend_reserve
 from dledger.store.state_files import (
     Checkpoint,
     StoredBase,
@@ -77,6 +80,9 @@ class DiskLogStore:
         self.on_synced: Callable[[], None] = lambda: None
         self._closed = False
         self._reader = LogReader(data, index, self._base, self._tail.index, self._damages)
+        self._identity_lock = Lock()
+        self.images = ImageFiles(disk, paths.images, on_first=self._note_change)
+        space.image_bytes = lambda: self.images.newest_bytes
 
     @classmethod
     def open(
@@ -155,6 +161,7 @@ class DiskLogStore:
             raise
         hard_state = opening.hard_state
         store = cls(disk, paths, lock, identity, hard_state, data, index, recovered, checkpoint, space)
+        store.images.open()
         store._list_is_unsaved = hard_state.term > 0 and identity.members != saved_members
         store._check()
         return store
@@ -224,10 +231,10 @@ class DiskLogStore:
     def reserved_bytes(self) -> int:
         return self._space.reserved_bytes(self._tail)
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+    def prepare(self, ahead_bytes: int) -> bool:
         self._failure.require_none()
         try:
-            return self._space.prepare(ahead_bytes, lambda: self._tail, use_reserve=use_reserve)
+            return self._space.prepare(ahead_bytes, lambda: self._tail)
         except OSError as error:
             # The error may come from an fsync, after which the page cache can no longer be trusted.
             self._failure.leave_marker()
@@ -558,11 +565,17 @@ class DiskLogStore:
     def _write_hard_state(self, state: HardState) -> None:
         old = self._hard_state
         if self._list_is_unsaved and (state.term, state.voted_for) != (old.term, old.voted_for):
-            save_identity(self._disk, self._paths, self.identity)
+            with self._identity_lock:
+                save_identity(self._disk, self._paths, self.identity)
             self._list_is_unsaved = False
         if state.memberships:
-            self.identity = note_change(self._disk, self._paths, self.identity)
+            self._note_change()
         write_hard_state(self._disk, self._paths.hard_state, state)
+
+    def _note_change(self) -> None:
+        """Mark the directory as one that an older release must not use. Any thread."""
+        with self._identity_lock:
+            self.identity = note_change(self._disk, self._paths, self.identity)
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import Disk
+from dledger.infra.files.platform import FULL
 from dledger.store.files import SyncError
 from dledger.store.format.layout import NodePaths
 from dledger.store.opening import leave_marker
-from dledger.store.space import FULL, full_error
+from dledger.store.space import full_error
 
 
 class StoreFailure:

@@ -29,8 +29,8 @@ from dledger.store.state_files import write_hard_state
 
 #: Format 2 includes the list of members. Format 1 is still readable.
 FORMAT_VERSION = 2
-#: The members of the group have changed, so that a release before 0.3, which would count those of the list,
-#: must not use the directory. A node that was added later has no list.
+#: A release before 0.3 must not use the directory: the members of the group have changed, and it would count
+#: those of the list, or there are state images in files, and it would look for them in the log.
 CHANGED_FORMAT = 3
 #: Like CHANGED_FORMAT, with the number of forced recoveries (dledger.store.offline.recover).
 RECOVERED_FORMAT = 4
@@ -56,10 +56,7 @@ class Identity:
     #: Id of the cluster before that recovery, while the recovery is unfinished. The directory then still has
     #: its list of first members.
     former_id: str | None = None
-
-    @property
-    def is_joined(self) -> bool:
-        return self.format_version >= CHANGED_FORMAT and self.members is None
+    is_joined: bool = False  # the node was added later, so it has no list of first members
 
     def __post_init__(self) -> None:
         for name in ("cluster_id", "group", "node_id"):
@@ -82,7 +79,7 @@ class Identity:
 
 def joined(identity: Identity) -> Identity:
     """Return the identity of a node that is added to a running group."""
-    return replace(identity, format_version=CHANGED_FORMAT, members=None)
+    return replace(identity, format_version=CHANGED_FORMAT, members=None, is_joined=True)
 
 
 def recovering(identity: Identity, cluster_id: str, number: int) -> Identity:
@@ -98,7 +95,7 @@ def recovering(identity: Identity, cluster_id: str, number: int) -> Identity:
 
 def recovered(identity: Identity) -> Identity:
     """Return the identity after the forced recovery."""
-    return replace(identity, members=None, former_id=None)
+    return replace(identity, members=None, former_id=None, is_joined=True)
 
 
 def save_identity(disk: Disk, paths: NodePaths, identity: Identity) -> None:
@@ -199,7 +196,7 @@ def load_identity(
 
 
 def note_change(disk: Disk, paths: NodePaths, identity: Identity) -> Identity:
-    """Mark the directory as one of a group whose members have changed, before it stores the change."""
+    """Mark the directory as one that release 0.2 must not use, before it stores what that does not know."""
     if identity.format_version < CHANGED_FORMAT:
         identity = replace(identity, format_version=CHANGED_FORMAT)
         save_identity(disk, paths, identity)
@@ -258,6 +255,8 @@ def _encode(identity: Identity) -> bytes:
     fields: dict[str, Any] = asdict(identity) | {"flush_mode": identity.flush_mode.value}
     if not identity.recovery:  # earlier releases do not know these
         del fields["recovery"], fields["former_id"]
+    if not identity.is_joined:
+        del fields["is_joined"]
     fields["crc"] = f"{_crc(fields):08x}"
     return (json.dumps(fields, indent=2) + "\n").encode()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.infra.files.disk import PAGE, Buffer, Disk, write_all
+from dledger.infra.files.platform import FULL
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
 from dledger.store.damage import KnownDamage, find_header, header_at, locate
 from dledger.store.files import FileSequence
@@ -24,7 +25,7 @@ from dledger.store.format.batch import (
 from dledger.store.format.layout import INDEX_RECORD_SIZE, index_records
 from dledger.store.reading import LogReader
 from dledger.store.scan import LogScanner
-from dledger.store.space import FULL, full_error
+from dledger.store.space import full_error
 
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)

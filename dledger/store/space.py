@@ -9,7 +9,6 @@ and recreated later.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
@@ -17,12 +16,12 @@ from threading import RLock
 from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import Disk
+from dledger.infra.files.platform import FULL
 from dledger.store.api import ReservedEnd
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import BLANK_SIZE
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _MIN_STATE_RESERVE = 4 << 10
 _MAX_STATE_RESERVE = 1 << 20
 _MAX_SPARE = 64 << 20
@@ -40,7 +39,10 @@ class DiskSpace:
     def __init__(
         self, disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence, disk_reserve_bytes: int
     ) -> None:
-        self.disk_reserve_bytes = disk_reserve_bytes
+        self._reserve_bytes = disk_reserve_bytes
+        #: Size of the newest state image: the reserve has room for another one, so that a full disk can still
+        #: be purged.
+        self.image_bytes: Callable[[], int] = lambda: 0
         # Held while files are added to the log or removed, so that no gap ever exists between them. Writes
         # and syncs do not take it.
         self.files_lock = RLock()
@@ -52,6 +54,10 @@ class DiskSpace:
         self._state_reserve = min(max(data.file_size // 4, _MIN_STATE_RESERVE), _MAX_STATE_RESERVE)
         self._state_lock = RLock()
         self._is_spent = False
+
+    @property
+    def disk_reserve_bytes(self) -> int:
+        return self._reserve_bytes + self.image_bytes()
 
     def free_bytes(self) -> int:
         """Return the free bytes of the file system that holds the log."""
@@ -96,7 +102,7 @@ class DiskSpace:
     def could_take(self, end_pos: int, end_index: int) -> bool:
         """See LogStore."""
         # Term and vote, checkpoints and repairs also need space, and do not wait for this.
-        return self.free_bytes() - self._missing_bytes(end_pos, end_index) >= self.disk_reserve_bytes // 8
+        return self.free_bytes() - self._missing_bytes(end_pos, end_index) >= self._reserve_bytes // 8
 
     def _missing_bytes(self, end_pos: int, end_index: int) -> int:
         """Return the size of the files needed, beyond the prepared ones, to reach this position and index."""
@@ -105,7 +111,7 @@ class DiskSpace:
         more_index = -(-max(0, (end_index + 1) * INDEX_RECORD_SIZE - index.reserved_end) // index.file_size)
         return more_data * data.file_size + more_index * index.file_size
 
-    def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail], *, use_reserve: bool) -> bool:
+    def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail]) -> bool:
         """See LogStore. Raises OSError if the disk fails for a reason other than lack of space."""
         while True:
             with self.files_lock:
@@ -119,7 +125,7 @@ class DiskSpace:
                     files, first = self._data, tail.pos
                 else:
                     files, first = self._index, (tail.index + 1) * INDEX_RECORD_SIZE
-                if not use_reserve and self.free_bytes() - files.file_size < self.disk_reserve_bytes:
+                if self.free_bytes() - files.file_size < self.disk_reserve_bytes:
                     return False
                 try:
                     files.ensure_next(first)

@@ -20,6 +20,7 @@ from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import RecoveryResult, StateFeeder
 from dledger.node.machine.state_machine import Applied, AppliedEntry, DurableStateMachine
 from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep, ReplayStep, SaveStep, StateStep
+from dledger.replica.images import ImageRequest
 from dledger.store.format.batch import Batch
 from dledger.testing.virtual.violation import Violation
 from dledger.testing.world import NodeLife
@@ -185,9 +186,13 @@ class CheckedFeeder(StateFeeder):
         self._process.sim.counts["states loaded"] += loaded is not None
         return loaded
 
-    def save(self) -> list[bytes]:
+    def begin_save(self, request: ImageRequest, applied: int) -> bool:
         with self._watched():
-            return super().save()
+            return super().begin_save(request, applied)
+
+    def save_on(self) -> bool | None:
+        with self._watched():
+            return super().save_on()
 
 
 class SimApplier(Applier):
@@ -216,7 +221,7 @@ class SimApplier(Applier):
 
     async def _do(self, feeder: StateFeeder, piece: StateStep) -> bool:
         if self._checked is not None and isinstance(piece, SaveStep):
-            self._checked.check(piece.image_index - 1, self._process.store.base.index)
+            self._checked.check(self.applied_index, self._process.store.base.index)
         return await super()._do(feeder, piece)
 
     async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:

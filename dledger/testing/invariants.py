@@ -33,6 +33,7 @@ from dledger.replica.shell import (
     WriteJob,
 )
 from dledger.store.format.batch import Batch
+from dledger.store.format.internal import Purge, decode_internal, strip_stamp
 from dledger.testing.checks.configurations import Configurations, check_elected
 from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
@@ -96,15 +97,26 @@ class Invariants:
             case WriteJob():
                 for batch in job.batches:
                     self._appended(mirror, batch)
+                    self._check_purge(process, batch)
             case TruncateJob():
                 self._truncated(process, mirror, job.last_index)
             case ResetJob():
                 self._reset(process, mirror, job.base)
             case PurgeJob():
                 self._check_base(mirror.node_id, job.base)
+                self.housekeeping.purges(mirror.node_id, job.base, process.replica.store)
                 mirror.view.purge(job.base)
             case HardStateJob():
                 self.saving_hard_state(mirror.node_id, job.hard_state)
+
+    def _check_purge(self, process: ObservedProcess, batch: Batch) -> None:
+        replica = process.replica
+        if batch.head is None or replica.core.role is not Role.LEADER:
+            return
+        value = strip_stamp(decode_internal(batch.head))[1]
+        if isinstance(value, Purge):
+            place = process.node_id, value.base, replica.core.membership, replica.store
+            self.housekeeping.purge_written(*place)
 
     def _appended(self, mirror: NodeMirror, batch: Batch) -> None:
         view = mirror.view
@@ -209,6 +221,9 @@ class Invariants:
                 "rejoining",
                 f"{process.node_id} lets its copies count although its durable state bars it: {durable}",
             )
+        if isinstance(message, HeartbeatResponse | Heartbeat):
+            begin, store = process.replica.core.log.begin_index, process.replica.store
+            self.housekeeping.reported(process.node_id, message.image_index, begin, store)
         if isinstance(message, VoteRequest) and message.pre_vote:
             return
         if message.term > durable.term:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base, HardState, Tail, TermRun
@@ -33,6 +34,10 @@ from dledger.store.format.batch import (
     unpack_header,
 )
 from dledger.store.identity import Identity
+from dledger.store.image_files import ImageFiles
+from dledger.testing.virtual.sim_disk import SimDisk
+
+_IMAGES = Path("/images")
 
 
 class MemoryRepair:
@@ -86,6 +91,8 @@ class MemoryLogStore:
         self._sessions: tuple[int, bytes] | None = None
         self._generation = 0
         self._closed = False
+        self._image_disk = SimDisk()
+        self.images = ImageFiles(self._image_disk, _IMAGES)
 
     # -- properties
 
@@ -167,10 +174,10 @@ class MemoryLogStore:
         files = (self._prepared_end - border) // size
         return max(0, border - tail.pos - BLANK_SIZE) + files * (size - BLANK_SIZE)
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+    def prepare(self, ahead_bytes: int) -> bool:
         size = self.data_file_size
         while self.reserved_bytes < ahead_bytes:
-            if self.free_bytes() - size < (0 if use_reserve else self.disk_reserve_bytes):
+            if self.free_bytes() - size < self.disk_reserve_bytes:
                 return False
             end = max(self._prepared_end, self.tail.pos)
             self._prepared_end = end - end % size + size
@@ -353,6 +360,10 @@ class MemoryLogStore:
         after._corrupt = set(self._corrupt)
         after._damages = list(self._damages)
         after._forget_damages()
+        self._image_disk.crash(kind, rng)
+        after._image_disk = self._image_disk
+        after.images = ImageFiles(self._image_disk, _IMAGES)
+        after.images.open()
         return after
 
     # -- reading

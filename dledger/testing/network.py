@@ -19,7 +19,7 @@ from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 from dledger.testing.profile import Profile
 from dledger.testing.virtual.clock import VirtualClock
 from dledger.testing.virtual.event_loop import VirtualLoop
@@ -50,8 +50,8 @@ class SimFetched:
 
 
 #: Request, outcome and callback of a call.
-Request = Question | SimFetch
-Outcome = Answer | SimFetched | DLedgerError | PeerUnreachable
+Request = Question | SimFetch | ImageQuestion
+Outcome = Answer | SimFetched | ImageChunk | DLedgerError | PeerUnreachable
 OnAnswer = Callable[[Outcome], None]
 
 
@@ -111,7 +111,9 @@ class SimNetwork:
         self.streams: list[SimPushStream] = []
         #: Hook for tests to inspect, drop or hold back single messages and pushes. It returns False to drop
         #: one.
-        self.gate: Callable[[str, str, Message | SimFetch | SimFetched], bool] | None = None
+        self.gate: (
+            Callable[[str, str, Message | SimFetch | SimFetched | ImageQuestion | ImageChunk], bool] | None
+        ) = None
         self._cut: dict[tuple[str, str], int] = {}  # cut one-way links, with the number of the cut
         self._cuts = 0
 
@@ -183,7 +185,9 @@ class SimNetwork:
             self.counts["messages repeated"] += 1
             self._fly(source.node_id, target, arrive)
 
-    def _is_lost(self, source: str, target: str, message: Message | SimFetch | SimFetched) -> bool:
+    def _is_lost(
+        self, source: str, target: str, message: Message | SimFetch | SimFetched | ImageQuestion | ImageChunk
+    ) -> bool:
         if self.gate is not None and not self.gate(source, target, message):
             return True
         if self.is_cut(source, target) or (self.loss and self.rng.random() < self.loss):

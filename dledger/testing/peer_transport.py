@@ -13,7 +13,7 @@ from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.envelope import PeerClaims
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question, check_fetch
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
 from dledger.testing.network import Outcome, Request, SimFetch, SimFetched, SimPushStream, SimStreamBroken
 from dledger.testing.world import NodeLife
@@ -34,12 +34,22 @@ class SimTransport:
 
     async def request(self, message: Question, timeout_s: float) -> Answer:
         answer = await self._request(message, timeout_s)
-        assert not isinstance(answer, SimFetched)
+        assert not isinstance(answer, SimFetched | ImageChunk)
         return answer
 
-    async def _request(self, message: Request, timeout_s: float) -> Answer | SimFetched:
+    async def image(self, question: ImageQuestion, timeout_s: float) -> ImageChunk:
+        answer = await self._request(question, min(timeout_s, self._silence_s))
+        assert isinstance(answer, ImageChunk)
+        return answer
+
+    @property
+    def _silence_s(self) -> float:
+        """A connection without responses breaks long before the timeout of some calls."""
+        return self._process.sim.profile.keepalive_ms / 1000
+
+    async def _request(self, message: Request, timeout_s: float) -> Answer | SimFetched | ImageChunk:
         process, peer = self._process, self.address
-        future: asyncio.Future[Answer | SimFetched] = process.loop.create_future()
+        future: asyncio.Future[Answer | SimFetched | ImageChunk] = process.loop.create_future()
 
         def answered(outcome: Outcome) -> None:
             if future.done():
@@ -63,9 +73,8 @@ class SimTransport:
     def fetch(
         self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
     ) -> AsyncGenerator[FetchedFrames, None]:
-        """Fetch entries. A connection without responses breaks long before the call's timeout."""
-        silence_s = min(timeout_s, self._process.sim.profile.keepalive_ms / 1000)
-        return _SimFetchCall(self._request(SimFetch(first_index, last_index, max_bytes), silence_s))
+        fetch = SimFetch(first_index, last_index, max_bytes)
+        return _SimFetchCall(self._request(fetch, min(timeout_s, self._silence_s)))
 
     def open_push(self, stream_id: int) -> PushSender:
         return PushSender(stream_id, _SimPushCall(self._process, self.address, stream_id))
@@ -82,7 +91,7 @@ class _SimFetchCall(AsyncGenerator[FetchedFrames, None]):
     """A call that returns the first piece, the only one that a repair reads. It is not a generator function,
     because a generator logs a warning if it is collected after its loop has died."""
 
-    def __init__(self, request: Coroutine[Any, Any, Answer | SimFetched]) -> None:
+    def __init__(self, request: Coroutine[Any, Any, Answer | SimFetched | ImageChunk]) -> None:
         self._pending = request
 
     async def asend(self, value: None) -> FetchedFrames:
@@ -184,7 +193,7 @@ class _SimReceivedPushes:
 
 async def answer(
     process: NodeLife, peer: str, claims: PeerClaims, message: Request
-) -> Answer | SimFetched | DLedgerError:
+) -> Answer | SimFetched | ImageChunk | DLedgerError:
     """Serve a call in the same way as a node's PeerService."""
     try:
         process.inbound.check_claims(peer, claims)
@@ -192,6 +201,8 @@ async def answer(
             first, last, size = message.first_index, message.last_index, message.max_bytes
             check_fetch(first, last)
             return SimFetched(await process.inbound.fetch(first, last, size, uncommitted=True))
+        if isinstance(message, ImageQuestion):
+            return await process.inbound.image(peer, message)
         return await process.inbound.request(peer, message)  # type: ignore[return-value]  # it matches the request
     except TimeoutError:
         return DLedgerError("the node did not answer in time", code=Code.TIMEOUT)

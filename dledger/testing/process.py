@@ -19,7 +19,7 @@ from dledger.node.disk.disk_worker import HARMLESS, CallJob, CheckpointJob, Disk
 from dledger.node.members.fetching import LogFetcher
 from dledger.node.members.read_points import ReadPoints
 from dledger.node.members.repairer import Repairer, Scrubber
-from dledger.node.parts import NodeParts, PartFactories, start_incarnation
+from dledger.node.parts import NodeParts, PartFactories, images_of, start_incarnation
 from dledger.node.setup.member_book import MemberBook
 from dledger.node.ticker import next_tick_ms
 from dledger.replica.replica import Replica
@@ -109,6 +109,8 @@ class SimProcess(NodeLife):
             fetch=lambda parts: LogFetcher(self.store, parts.readable, None, self.suspect).fetch,
             repairer=lambda parts: repairer_of(self, parts, rng),
             scrubber=lambda parts: scrubber_of(self),
+            images=lambda parts: images_of(parts, rng=rng, in_thread=_in_thread),
+            readers=None,
             identity=self.identity,
             call_timeout_ms=profile.timing.election_min_ms,
             max_waiting_reads=_MAX_WAITING_READS,
@@ -228,7 +230,6 @@ class SimAllocator(Allocator):
             most_bytes=_MOST_FILES_AHEAD * size,
             position=lambda: store.tail.pos,
             on_prepared=on_prepared,
-            image_bytes=size,
         )
         self._process = process
         self._rng = rng
@@ -373,6 +374,7 @@ def scrubber_of(process: NodeLife) -> Scrubber:
         process.store,
         None,
         process.suspect,
+        image_damaged=process.shell.image_damaged,
         bytes_per_second=_SCRUB_BYTES * 1000 // every_ms if every_ms else 0,
         pause_s=every_ms / 1000,
         piece_bytes=_SCRUB_BYTES,

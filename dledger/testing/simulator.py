@@ -29,7 +29,7 @@ from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
 from dledger.store.api import LogStore
 from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
-from dledger.store.identity import Identity, first_uid, joined
+from dledger.store.identity import Identity, first_uid, joined, member_list
 from dledger.testing.bit_flips import BitFlips
 from dledger.testing.checks.oracle import ClientAppend
 from dledger.testing.clients import submit
@@ -103,7 +103,11 @@ class Simulation(SimWorld):
         self._dead: list[NodeLife] = []  # kept, so that garbage collection does not end them during a run
 
     def _new_node(self, node_id: str) -> SimNode:
-        identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
+        founders = member_list(self.profile.founders)
+        size = self.profile.data_file_size
+        identity = Identity(
+            "sim", "sim", node_id, data_file_size=size, members=founders if node_id in founders else None
+        )
         if node_id not in self.profile.founders:
             identity = joined(identity)
         loses = {"lose_disk", "lose_member", "change_members"} & {*self.profile.faults}
@@ -175,7 +179,7 @@ class Simulation(SimWorld):
 
     def is_settled(self) -> bool:
         """Return True if all members, except for permanently removed ones, follow one leader, and their logs
-        are equal, committed, durable and rebuilt."""
+        are equal, committed, durable and rebuilt, with their images."""
         leader = self.leader()
         if leader is None:
             return False
@@ -195,6 +199,7 @@ class Simulation(SimWorld):
                 for core in cores
             )
             and all(p.replica.rebuilding.is_done for p in processes)
+            and not any(p.replica.admission.state.needs_image for p in processes)
             and all(p.applier.applied_index == first.committed_index for p in processes)
         )
 

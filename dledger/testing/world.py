@@ -33,14 +33,14 @@ from dledger.replica.owned_append import Fill
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.rpc.envelope import PeerClaims, PeerIdentity
-from dledger.rpc.peer_transport import PeerUnreachable, Question
+from dledger.rpc.peer_transport import Answer, Question
 from dledger.store.api import LogStore
 from dledger.store.format.batch import Batch
 from dledger.testing.checks.mirror import NodeMirror
 from dledger.testing.checks.oracle import Oracle
 from dledger.testing.checks.owned_log import OwnedLog
 from dledger.testing.invariants import Invariants
-from dledger.testing.network import Outcome, Request, SimFetched, SimNetwork, SimPushStream
+from dledger.testing.network import Outcome, Request, SimNetwork, SimPushStream
 from dledger.testing.profile import Profile
 from dledger.testing.stores import StoreHost
 from dledger.testing.virtual.clock import VirtualClock
@@ -410,7 +410,7 @@ class NodeLife(ABC):
 
         def back(outcome: Outcome) -> None:
             source = self.sim.nodes[peer].process
-            if source is not None and not isinstance(outcome, SimFetched | DLedgerError | PeerUnreachable):
+            if source is not None and isinstance(outcome, Answer):
                 asker, answer = source, outcome
                 asker.after(network.delay_ms(), lambda: asker.shell.peer_answered(self.node_id, answer))
 

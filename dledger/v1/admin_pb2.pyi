@@ -338,7 +338,7 @@ class BackupResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., head: _Optional[_Union[BackupHead, _Mapping]] = ..., frames: _Optional[bytes] = ...) -> None: ...
 
 class BackupHead(_message.Message):
-    __slots__ = ("cluster_id", "group", "node_id", "data_file_size", "flush_mode", "base_index", "base_term", "base_pos", "base_chain_crc", "last_index")
+    __slots__ = ("cluster_id", "group", "node_id", "data_file_size", "flush_mode", "base_index", "base_term", "base_pos", "base_chain_crc", "last_index", "image")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class BackupHead(_message.Message):
     BASE_POS_FIELD_NUMBER: _ClassVar[int]
     BASE_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
     LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     node_id: str
@@ -359,4 +360,5 @@ class BackupHead(_message.Message):
     base_pos: int
     base_chain_crc: int
     last_index: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., data_file_size: _Optional[int] = ..., flush_mode: _Optional[str] = ..., base_index: _Optional[int] = ..., base_term: _Optional[int] = ..., base_pos: _Optional[int] = ..., base_chain_crc: _Optional[int] = ..., last_index: _Optional[int] = ...) -> None: ...
+    image: bytes
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., data_file_size: _Optional[int] = ..., flush_mode: _Optional[str] = ..., base_index: _Optional[int] = ..., base_term: _Optional[int] = ..., base_pos: _Optional[int] = ..., base_chain_crc: _Optional[int] = ..., last_index: _Optional[int] = ..., image: _Optional[bytes] = ...) -> None: ...

@@ -97,23 +97,25 @@ class CountedTime(_message.Message):
     def __init__(self, stamp_ms: _Optional[int] = ..., time_ms: _Optional[int] = ..., slew_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("envelope", "term", "round", "committed_index", "wall_ms", "cluster_time")
+    __slots__ = ("envelope", "term", "round", "committed_index", "wall_ms", "cluster_time", "image")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_TIME_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     term: int
     round: int
     committed_index: int
     wall_ms: int
     cluster_time: CountedTime
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ..., wall_ms: _Optional[int] = ..., cluster_time: _Optional[_Union[CountedTime, _Mapping]] = ...) -> None: ...
+    image: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ..., wall_ms: _Optional[int] = ..., cluster_time: _Optional[_Union[CountedTime, _Mapping]] = ..., image: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all", "wall_ms", "features")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all", "wall_ms", "features", "image")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class HeartbeatResponse(_message.Message):
     STORED_ALL_FIELD_NUMBER: _ClassVar[int]
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -136,7 +139,8 @@ class HeartbeatResponse(_message.Message):
     stored_all: bool
     wall_ms: int
     features: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ..., wall_ms: _Optional[int] = ..., features: _Optional[int] = ...) -> None: ...
+    image: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ..., wall_ms: _Optional[int] = ..., features: _Optional[int] = ..., image: _Optional[int] = ...) -> None: ...
 
 class OwnerFitness(_message.Message):
     __slots__ = ("lag_bytes", "unfit")
@@ -354,3 +358,27 @@ class FetchResponse(_message.Message):
     last_index: int
     frames: bytes
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., frames: _Optional[bytes] = ...) -> None: ...
+
+class ImageRequest(_message.Message):
+    __slots__ = ("envelope", "least_index", "index", "term", "chunk")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    LEAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    least_index: int
+    index: int
+    term: int
+    chunk: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., least_index: _Optional[int] = ..., index: _Optional[int] = ..., term: _Optional[int] = ..., chunk: _Optional[int] = ...) -> None: ...
+
+class ImageResponse(_message.Message):
+    __slots__ = ("refusal", "manifest", "data")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    manifest: bytes
+    data: bytes
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -64,6 +64,11 @@ class PeerServiceStub(object):
                 request_serializer=dledger_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
                 response_deserializer=dledger_dot_v1_dot_peer__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.Image = channel.unary_unary(
+                '/dledger.v1.PeerService/Image',
+                request_serializer=dledger_dot_v1_dot_peer__pb2.ImageRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_peer__pb2.ImageResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -109,6 +114,13 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Image(self, request, context):
+        """A chunk of a state image.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,6 +153,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=dledger_dot_v1_dot_peer__pb2.FetchRequest.FromString,
                     response_serializer=dledger_dot_v1_dot_peer__pb2.FetchResponse.SerializeToString,
+            ),
+            'Image': grpc.unary_unary_rpc_method_handler(
+                    servicer.Image,
+                    request_deserializer=dledger_dot_v1_dot_peer__pb2.ImageRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_peer__pb2.ImageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +322,33 @@ class PeerService(object):
             '/dledger.v1.PeerService/Fetch',
             dledger_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
             dledger_dot_v1_dot_peer__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Image(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dledger.v1.PeerService/Image',
+            dledger_dot_v1_dot_peer__pb2.ImageRequest.SerializeToString,
+            dledger_dot_v1_dot_peer__pb2.ImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,14 @@ import pytest
 
 from dledger.core.directories import FIRST_REJOINED
 from dledger.core.effects import AppendMembership, ChangeEnded, MembershipChanged
-from dledger.core.events import ChangeRequest, DirectorySeen, EntriesAppended, MessageReceived, StreamDown
+from dledger.core.events import (
+    ChangeRequest,
+    DirectorySeen,
+    EntriesAppended,
+    LogPurged,
+    MessageReceived,
+    StreamDown,
+)
 from dledger.core.log_view import confirmed_memberships
 from dledger.core.membership_change import (
     MAX_STEPS,
@@ -296,6 +303,40 @@ def test_a_learner_is_promoted_once_it_has_caught_up(lags: str) -> None:
     change(node, "promote d")
     assert ended(node) == [Code.LEARNER_NOT_READY] and not node.core.membership.is_joint
     change(node, "promote d", force=True)
+    assert node.core.membership.is_joint
+
+
+def purged(node: Node, *holders: str) -> None:
+    """The log of the leader a starts behind its first entry, of which it and these members have an image."""
+    core = node.core
+    assert core.leadership is not None and core.committed_index >= 1
+    node.step(LogPurged(Base(0, core.log.term_at(0), 64, 0)))
+    core.image_index = 1
+    for peer in holders:
+        core.leadership.progress[peer].image_index = 1
+
+
+def test_a_learner_without_an_image_of_what_was_purged_is_not_promoted() -> None:
+    node = leader("d")
+    node.append()
+    acknowledge(node, "b", "c", "d")
+    purged(node, "b", "c")
+    change(node, "promote d")
+    assert ended(node) == [Code.LEARNER_NOT_READY] and not node.core.membership.is_joint
+    assert node.core.leadership is not None
+    node.core.leadership.progress["d"].image_index = 1
+    change(node, "promote d")
+    assert node.core.membership.is_joint
+
+
+def test_voters_remain_of_which_a_majority_has_an_image_of_what_was_purged() -> None:
+    node = leader()
+    node.append()
+    acknowledge(node, "b", "c")
+    purged(node, "b")
+    change(node, "remove b")  # of a and c, only a has an image
+    assert ended(node) == [Code.LEARNER_NOT_READY] and not node.core.membership.is_joint
+    change(node, "remove c")
     assert node.core.membership.is_joint
 
 

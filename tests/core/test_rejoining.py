@@ -63,6 +63,18 @@ def test_rule_11_it_waits_for_the_greatest_end_that_it_heard_of() -> None:
     assert node.last_sent(PushResponse).awaits_new_term
 
 
+def test_rule_11_it_waits_for_an_image_of_what_is_before_its_log() -> None:
+    node = rejoining_node()
+    node.core.lacks_image = True
+    node.receive("b", push(3, -1, -1, [3, 3, 3]))
+    position(node, "b", 3, 2)
+    position(node, "c", 3, 2)
+    assert node.core.hard_state.rejoining
+    node.core.lacks_image = False
+    node.pass_time(1)
+    assert not node.core.hard_state.rejoining
+
+
 def test_rule_11_it_waits_for_the_end_that_its_own_log_is_known_to_have_had() -> None:
     node = rejoining_node()
     node.core.hard_state = replace(node.core.hard_state, floor_term=3, floor_index=2)

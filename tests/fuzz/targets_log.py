@@ -48,6 +48,7 @@ from dledger.store.format.internal import (
 )
 from dledger.store.format.layout import index_records, unpack_record
 from dledger.store.format.properties import is_intact, parse_properties
+from dledger.store.image_files import CHUNK_BYTES, ImageManifest, ImageMark, decode_manifest
 from dledger.store.offline import backup
 from dledger.store.offline.manifest import MANIFEST, load_manifest
 from dledger.testing.virtual.sim_disk import SimDisk
@@ -134,6 +135,14 @@ def _written(write: Callable[..., None], *arguments: Any) -> bytes:
     disk.mkdir(_FILE.parent)
     write(disk, _FILE, *arguments)
     return disk.content(_FILE)
+
+
+def _image_manifest(rng: Random) -> bytes:
+    crcs = tuple(rng.randrange(1 << 32) for _ in range(rng.randrange(4)))
+    size = len(crcs) * CHUNK_BYTES
+    sessions = rng.randrange(size + 1)
+    mark = ImageMark(rng.randrange(1 << 40), rng.randrange(99), rng.randrange(1 << 40))
+    return ImageManifest(mark, sessions, size - sessions, crcs, is_copy=rng.random() < 0.5).encode()
 
 
 def with_crc_line(data: bytes) -> bytes:
@@ -400,6 +409,15 @@ TARGETS = (
     ),
     Target(
         "base", _base, _read(state_files.read_base), (state_files.read_base,), repair=with_crc_line, text=True
+    ),
+    Target(
+        "image-manifest",
+        _image_manifest,
+        decode_manifest,
+        (decode_manifest,),
+        (ValueError,),
+        with_json_crc,
+        text=True,
     ),
     Target(
         "damage-list",

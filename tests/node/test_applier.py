@@ -21,7 +21,7 @@ from tests.node.local import until
 class Feeder:
     """Notes the ranges that it applies."""
 
-    is_durable = False
+    is_durable = saves_aside = False
 
     def __init__(self) -> None:
         self.applied: list[tuple[int, int]] = []
@@ -49,7 +49,8 @@ class Node:
             newest_image=lambda: -1,
             needs_image=lambda: False,
             is_leader=lambda: self.is_leader,
-            saved=lambda index, state: None,
+            saved=lambda index, is_stored: None,
+            image_damaged=lambda mark: None,
             on_damage=lambda index: None,
             on_fatal=lambda error: None,
         )

@@ -13,10 +13,21 @@ from dledger.core.values import ENTRY_HEADER_SIZE, Base
 from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import CrashKind
 from dledger.node.machine.state_feeder import StateFeeder
-from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep, ReplayStep, SaveStep, StatePlan
+from dledger.node.machine.state_machine import SnapshotStateMachine
+from dledger.node.machine.state_plan import (
+    ApplyStep,
+    LoadResult,
+    LoadStep,
+    ReplayStep,
+    SaveOnStep,
+    SaveStep,
+    StatePlan,
+)
+from dledger.replica.images import ImageRequest
 from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.testing.memory_store import MemoryLogStore
+from tests.replica.logged_images import mark_of
 from tests.store.helpers import IDENTITY, SIZE, make_batches
 
 
@@ -247,7 +258,7 @@ def test_a_machine_is_closed_once_and_not_after_it_has_failed() -> None:
         lambda feeder: feeder.load(LoadStep(-1, -1)),
         lambda feeder: feeder.apply(ApplyStep(0, 5)),
         lambda feeder: feeder.replay(ReplayStep(0, 5)),
-        lambda feeder: feeder.save(),
+        lambda feeder: feeder.begin_save(ImageRequest(5, store.entry(5).term, b""), 4),
     ):
         broken = Kept()
         feeder = StateFeeder(broken, store)
@@ -294,14 +305,144 @@ def test_a_state_that_ends_before_the_log_begins_is_loaded_once_there_is_an_imag
     assert following(plan, 21, 25, 23) == LoadStep(23, 25)
 
 
+def request(index: int) -> ImageRequest:
+    return ImageRequest(index, 1, b"sessions")
+
+
 def test_the_image_is_saved_between_what_comes_before_and_behind_it() -> None:
     plan = StatePlan(replays=True)
     plan.recovered(20)
-    plan.save(31)
+    plan.save(request(31))
     assert following(plan, -1, 50) == ApplyStep(21, 30)
     plan.has_applied(30)
-    assert following(plan, -1, 50) == SaveStep(31)
+    assert following(plan, -1, 30) is None, "the mark is not committed"
+    assert following(plan, -1, 50) == SaveStep(request(31))
+    plan.saving(is_saving=True)
+    for _ in range(3):
+        assert following(plan, -1, 50) == SaveOnStep(), "no entry may change the state meanwhile"
+        plan.saving(is_saving=True)
+    plan.saving(is_saving=False)
     assert following(plan, -1, 50) == ApplyStep(31, 50)
     plan.has_applied(50)
-    plan.save(40)
-    assert following(plan, -1, 50) is None, "of a leadership that is over"
+    assert following(plan, -1, 50) is None
+    plan.save(request(40))
+    assert following(plan, -1, 50) == SaveStep(request(40)), "the feeder refuses what is too late"
+
+
+def test_entries_and_parts_of_the_image_take_turns_if_the_machine_permits_that() -> None:
+    plan = StatePlan(replays=False, saves_aside=True)
+    plan.loaded(LoadResult(29, -1, 0))
+    plan.save(request(30))
+    assert following(plan, -1, 50) == SaveStep(request(30))
+    plan.saving(is_saving=True)
+    assert following(plan, -1, 50) == ApplyStep(30, 50)
+    plan.has_applied(40)
+    assert following(plan, -1, 50) == SaveOnStep()
+    plan.saving(is_saving=True)
+    assert following(plan, -1, 50) == ApplyStep(41, 50)
+    plan.has_applied(50)
+    for _ in range(2):
+        assert following(plan, -1, 50) == SaveOnStep(), "there is nothing else to do"
+        plan.saving(is_saving=True)
+    plan.saving(is_saving=False)
+    assert following(plan, -1, 50) is None
+
+
+def test_a_load_ends_the_image_in_progress() -> None:
+    plan = StatePlan(replays=False)
+    plan.loaded(LoadResult(29, -1, 0))
+    plan.save(request(30))
+    assert following(plan, -1, 50) == SaveStep(request(30))
+    plan.saving(is_saving=True)
+    assert following(plan, 44, 50, 45) == LoadStep(45, 50)
+    plan.loaded(LoadResult(44, 44, 0))
+    assert following(plan, 44, 50, 45) == ApplyStep(45, 50)
+
+
+def save_whole(feeder: StateFeeder) -> bool | None:
+    more: bool | None = True
+    while more:
+        more = feeder.save_on()
+    return more
+
+
+def test_an_image_is_the_sessions_and_the_state_at_its_mark() -> None:
+    store, _ = a_log()
+    feeder = StateFeeder(Kept(), store)
+    mark = mark_of(store, 5)
+    assert feeder.begin_save(ImageRequest(5, mark.term, b"sessions"), 4)
+    assert store.images.newest is None
+    assert save_whole(feeder) is False
+    stored = store.images.stored()
+    assert stored is not None and stored.mark == mark and stored.sessions == b"sessions"
+    assert b"".join(store.images.state(stored.manifest)) == b"state"
+
+
+@pytest.mark.parametrize(("term_by", "applied"), [(1, 4), (0, 5), (0, 3)])
+def test_no_image_is_begun_of_another_entry_or_another_state(term_by: int, applied: int) -> None:
+    """The request is from an earlier leadership, or the state has entries behind its mark."""
+    store, _ = a_log()
+    machine = Kept()
+    feeder = StateFeeder(machine, store)
+    assert not feeder.begin_save(ImageRequest(5, store.entry(5).term + term_by, b""), applied)
+    assert machine.calls == [] and store._image_disk.files() == []
+
+
+def test_an_image_that_finds_no_room_leaves_the_one_before_it() -> None:
+    store, _ = a_log()
+    machine = Kept()
+    feeder = StateFeeder(machine, store)
+    assert feeder.begin_save(ImageRequest(5, store.entry(5).term, b""), 4)
+    assert save_whole(feeder) is False
+    machine.save = lambda: [bytes(1 << 20) for _ in range(9)]  # type: ignore[method-assign]
+    store._image_disk.capacity = 6 << 20
+    assert feeder.begin_save(ImageRequest(9, store.entry(9).term, b""), 8)
+    assert save_whole(feeder) is None
+    newest = store.images.newest
+    assert newest is not None and newest.mark.index == 5
+    assert b"".join(store.images.state(newest)) == b"state"
+    assert len(store._image_disk.files()) == 2, "nothing is left of the other one"
+    store._image_disk.capacity = 1 << 30
+    assert feeder.begin_save(ImageRequest(9, store.entry(9).term, b""), 8)
+    assert save_whole(feeder) is False and store.images.newest_bytes == 9 << 20
+
+
+class Snapshotting(Kept):
+    """Counts the entries that it has applied. Its snapshots consist of many pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        self.count += len(entries)
+
+    def snapshot(self) -> Iterable[bytes]:
+        count = self.count
+        return (b"%08d" % count * (1 << 17) for _ in range(12))
+
+
+def test_entries_are_applied_while_a_snapshot_is_written() -> None:
+    store, batches = a_log()
+    machine = Snapshotting()
+    feeder = StateFeeder(machine, store)
+    assert feeder.saves_aside and not StateFeeder(Kept(), store).saves_aside
+    assert isinstance(machine, SnapshotStateMachine)
+    plan = StatePlan(replays=False, saves_aside=True)
+    plan.loaded(LoadResult(-1, -1, 0))
+    mark = batches[4].first_index
+    plan.save(ImageRequest(mark, batches[4].term, b""))
+    expected = -1
+    while store.images.newest is None:
+        match plan.next(-1, store.end_index, -1, needs_image=False):
+            case ApplyStep() as step:
+                plan.has_applied(feeder.apply(step))
+            case SaveStep(image):
+                expected = machine.count
+                plan.saving(is_saving=feeder.begin_save(image, plan.applied))
+            case SaveOnStep():
+                plan.saving(is_saving=feeder.save_on() is True)
+    assert machine.count > expected >= 0, "entries were applied in between"
+    newest = store.images.newest
+    assert newest is not None and newest.mark.index == mark
+    assert b"".join(store.images.state(newest)) == b"%08d" % expected * (1 << 17) * 12

@@ -28,7 +28,7 @@ class Faults:
     """`capacity`: bytes that the node's directory may hold. `stuck`: what syncs and allocates waits until it
     is not. `slow_ms`: so long takes every fdatasync, besides what it really takes. `die_at`: the process
     kills itself before the first operation that fits, such as "rename base" (by a purge), "rename base to
-    reset" (everything is to be removed) or "unlink data/* then rename base", or in the middle of "write IC"
+    reset" (everything is to be removed) or "unlink data/* then rename base", or in the middle of "write IB"
     (an entry that has this tag of dledger.store.format.internal)."""
 
     capacity: int | None = None

@@ -26,8 +26,10 @@ PURGING: dict[str, Any] = {
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10},
     "retention": {"max_bytes": 2 * FILE, "hold_bytes": 0, "check_interval": "100ms"},
 }
-#: Where a leader can be killed that writes an image, or asks for a purge.
-OF_LEADERS = ["write IB", "write IC", "write IE", "write PU"]
+#: Where a node can be killed that completes an image, which the leader saves and a follower copies.
+OF_IMAGES = ["rename images/*.data", "rename images/*[0-9].manifest", "unlink images/*.manifest"]
+#: Where a leader can be killed that marks the place of an image, or asks for a purge.
+OF_LEADERS = ["write IB", *OF_IMAGES, "write PU"]
 #: Where a node can be killed that carries a purge out: the leader or a follower.
 OF_PURGES = ["rename checkpoint", "rename base", "unlink index/*", "unlink data/*"]
 #: Where a follower that is given a base can be killed. Its start may carry on with a purge of before: the
@@ -61,7 +63,7 @@ async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
         await cluster.leader()
         async with Workload(cluster, at_once=16, size=500) as load:
             turns = [(point, True) for point in OF_LEADERS + OF_PURGES[1:3]]
-            for point, leads in [*turns, *((point, False) for point in OF_PURGES)]:
+            for point, leads in [*turns, *((point, False) for point in OF_PURGES + OF_IMAGES)]:
                 leader = await cluster.leader()
                 victim = leader if leads else others(cluster, leader)[0]
                 cluster.expect_end(victim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dledger.core.membership_change import first_members
@@ -10,6 +10,7 @@ from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
 from dledger.core.values import CoreConfig, HardState, Role
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.replica.admission import AppendLimits
+from dledger.replica.images import ImageRequest, LoggedImage, copy_image
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.rebuild_job import RebuildJob
 from dledger.replica.replica import Replica
@@ -26,7 +27,9 @@ from dledger.replica.shell import (
 from dledger.store.api import Frames
 from dledger.store.format.batch import DecodedEntry, decode_entries
 from dledger.store.identity import Identity
+from dledger.store.image_files import ImageMark
 from dledger.testing.memory_store import MemoryLogStore
+from tests.replica.logged_images import mark_of, write_image
 
 FILE_SIZE = 1 << 22
 
@@ -61,7 +64,8 @@ class RecordingShell:
     commits: list[int] = field(default_factory=list)
     fatals: list[DLedgerError] = field(default_factory=list)
     refusals: list[tuple[str, InvalidRequest]] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)  # asked for and not yet given
+    images: list[ImageRequest] = field(default_factory=list)  # asked for and not yet given
+    image_work: list[Callable[[MemoryLogStore], object]] = field(default_factory=list)
     rebuilds: list[RebuildJob] = field(default_factory=list)
     is_rebuilt: bool = False
     fsync_began: int | None = None
@@ -92,14 +96,24 @@ class RecordingShell:
     def fsync_began_ms(self) -> int | None:
         return self.fsync_began
 
-    def save_state(self, image_index: int) -> None:
-        self.images.append(image_index)
+    def save_state(self, request: ImageRequest) -> None:
+        self.images.append(request)
+
+    def load_image(self) -> None:
+        self.image_work.append(lambda store: None)
+
+    def copy_image(self, image: LoggedImage) -> None:
+        self.image_work.append(lambda store: copy_image(store, image))
+
+    def discard_image(self, mark: ImageMark) -> None:
+        self.image_work.append(lambda store: store.images.discard(mark))
 
     def rebuild(self, job: RebuildJob) -> None:
         self.rebuilds.append(job)
 
     def rebuilt(self) -> None:
         self.is_rebuilt = True
+        self.load_image()
 
     def committed(self, committed_index: int) -> None:
         self.commits.append(committed_index)
@@ -162,6 +176,36 @@ class Host:
             job = self.shell.rebuilds.pop(0)
             outcome = job.run(self.store, self.replica.config.limits.max_sessions, self.now)
             self.replica.log_read(self.now, job.number, outcome)
+        self.work_on_images()
+
+    def work_on_images(self) -> None:
+        """Do all work on the files of images, and report the newest image after each piece."""
+        while self.shell.image_work:
+            self.shell.image_work.pop(0)(self.store)
+            image = self.store.images.stored()
+            if image is not None:
+                self.replica.image_stored(self.now, image)
+
+    def save_image(self, state: bytes = b"state") -> ImageMark:
+        """Write the image that was asked for, of this state."""
+        request = self.shell.images.pop()
+        mark = mark_of(self.store, request.index)
+        assert mark.term == request.term
+        write_image(self.store.images, mark, request.sessions, state)
+        self.shell.load_image()
+        self.work_on_images()
+        return mark
+
+    def take_image(self, other: Host) -> None:
+        """Copy the image of another host into the files of this one."""
+        manifest = other.store.images.newest
+        assert manifest is not None
+        receiver = self.store.images.receiver(manifest)
+        while not receiver.is_complete:
+            receiver.write(other.store.images.chunk(manifest, receiver.next_chunk))
+        receiver.finish()
+        self.shell.load_image()
+        self.work_on_images()
 
     @property
     def core(self):  # type: ignore[no-untyped-def]

@@ -16,10 +16,10 @@ from dledger.errors import (
     SessionExpired,
 )
 from dledger.replica.admission import AppendAdmission, AppendLimits
-from dledger.replica.images import ImageWriter
 from dledger.replica.log_state import LogState
 from dledger.replica.shell import AppendOutcome
-from dledger.store.format.internal import ImageBegin, Internal, SessionBatch, StampedInternal, encode_internal
+from dledger.store.format.internal import ImageBegin, SessionBatch, StampedInternal, encode_internal
+from dledger.store.image_files import ImageManifest, ImageMark, StoredImage
 from tests.replica.replica_world import Host
 
 # Each batch is reckoned to begin with an entry of the log's own: of a session, with a stamp.
@@ -271,16 +271,12 @@ def test_an_image_that_is_not_committed_ends_no_session() -> None:
     admission = AppendAdmission(SMALL, 4096)
     state = admission.state = LogState(max_sessions=SMALL.max_sessions)
     state.reset(Base(49, 1, 4096, 5))
-    image = ImageWriter(50, SessionTable(max_sessions=SMALL.max_sessions).encode_all())
-    image.provide(())
-    entries: list[Internal] = [ImageBegin()]
-    while (entry := image.next_entry()) is not None:
-        entries.append(entry)
-        image.advance()
-    for index, value in enumerate(entries, 50):
-        state.note(encode_internal(StampedInternal(1000, value)), index, index, 1, 4096 + 100 * index, 0)
-    end = 49 + len(entries)
-    admission.tail = Tail(end, 1, 4096 + 100 * (end + 1), 7)
+    mark = ImageMark(50, 1, 9096)
+    state.note(encode_internal(StampedInternal(1000, ImageBegin())), 50, 50, 1, mark.pos, 0)
+    sessions = SessionTable(max_sessions=SMALL.max_sessions).encode_all()
+    assert state.offer(StoredImage(ImageManifest(mark, len(sessions), 0, ()), sessions))
+    end = mark.index
+    admission.tail = Tail(end, 1, 9200, 7)
     assert not state.needs_image
 
     def retry(token: str, committed_index: int) -> AppendOutcome | DLedgerError | None:

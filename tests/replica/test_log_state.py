@@ -8,8 +8,7 @@ import pytest
 
 from dledger.core.sessions import SequenceStatus
 from dledger.core.values import Base
-from dledger.replica.images import ImageWriter
-from dledger.replica.log_state import LogState
+from dledger.replica.log_state import LogState, span_of
 from dledger.store.format.internal import (
     ImageBegin,
     Internal,
@@ -20,6 +19,7 @@ from dledger.store.format.internal import (
     StampedInternal,
     encode_internal,
 )
+from dledger.store.image_files import ImageManifest, ImageMark, StoredImage
 
 SESSIONS = 4
 BYTES = 100  # of every batch: positions matter only for their order
@@ -32,9 +32,10 @@ class History:
         self.rng = Random(seed)
         self.whole = LogState(max_sessions=SESSIONS)
         self.late: LogState | None = None
-        self.heads: list[tuple[bytes, int]] = []  # by index: the head, and the batch's last index
+        self.heads: list[tuple[bytes, int]] = []  # by index: the head, and its term
+        self.term = 1
         self.committed = -1
-        self.writer: ImageWriter | None = None
+        self.images: list[StoredImage] = []  # of all marks, those that were truncated included
         self.opened: list[int] = []
 
     @property
@@ -44,10 +45,10 @@ class History:
     def append(self, value: Internal) -> None:
         index = len(self.heads)
         head = encode_internal(StampedInternal(1000 + index, value))
-        self.heads.append((head, index))
+        self.heads.append((head, self.term))
         for state in (self.whole, self.late):
             if state is not None:
-                state.note(head, index, index, 1, index * BYTES, 0)
+                state.note(head, index, index, self.term, index * BYTES, 0)
 
     def grow(self) -> None:
         kind = self.rng.random()
@@ -56,14 +57,18 @@ class History:
             self.append(SessionOpen())
         elif kind < 0.55 and self.opened:
             self._batch(self.rng.choice(self.opened[-SESSIONS:]))
-        elif kind < 0.6 and self.writer is None:
-            self.writer = ImageWriter(self.end + 1, self.whole.sessions.encode_all(), chunk_bytes=60)
-            self.append(ImageBegin())
-            self.writer.provide(())
-        elif kind < 0.95 and self.writer is not None:
-            self._image()
+        elif kind < 0.62:
+            self._mark()
+        elif kind < 0.95 and self.images and self.late is not None and self.late.needs_image:
+            self.late.offer(self.rng.choice(self.images[-3:]))
         else:
             self.append(NoOp())
+
+    def _mark(self) -> None:
+        sessions = self.whole.sessions.encode_all()
+        self.append(ImageBegin())
+        mark = ImageMark(self.end, self.term, self.end * BYTES)
+        self.images.append(StoredImage(ImageManifest(mark, len(sessions), 0, ()), sessions))
 
     def _batch(self, session_id: int) -> None:
         for seq in range(1, 1000):
@@ -73,22 +78,13 @@ class History:
             if judgement is not SequenceStatus.REPEAT and judgement is not SequenceStatus.FORGOTTEN:
                 return
 
-    def _image(self) -> None:
-        assert self.writer is not None
-        entry = self.writer.next_entry()
-        assert entry is not None
-        self.writer.advance()
-        self.append(entry)
-        if self.writer.ended:
-            self.writer = None
-
     def truncate(self) -> None:
         if self.committed >= self.end:
             return
         last = self.rng.randint(self.committed, self.end - 1)
         del self.heads[last + 1 :]
         self.opened = [session for session in self.opened if session <= last]
-        self.writer = None  # of a leadership that is over
+        self.term += 1
         self.whole.truncate_after(last)
         if self.late is not None:
             self.late.truncate_after(last)
@@ -105,7 +101,7 @@ class History:
         self.late = LogState(max_sessions=SESSIONS)
         self.late.reset(Base(base, 1, (base + 1) * BYTES, 5))
         for index in range(base + 1, self.end + 1):
-            self.late.note(self.heads[index][0], index, index, 1, index * BYTES, 0)
+            self.late.note(self.heads[index][0], index, index, self.heads[index][1], index * BYTES, 0)
         self.late.committed(self.committed)
 
     def step(self) -> None:
@@ -122,8 +118,9 @@ class History:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 400, 50))
-def test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(first: int) -> None:
-    """Committed or not, truncated or not: with an image the table is the right one, or there is none."""
+def test_an_image_whose_mark_is_in_the_log_gives_the_table_of_the_whole_log(first: int) -> None:
+    """Committed or not, truncated or not, of another term or not: with an image the table is the right one,
+    or there is none."""
     seen = {"image": 0, "none": 0, "uncommitted": 0}
     for seed in range(first, first + 50):
         history = History(seed)
@@ -139,22 +136,22 @@ def test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(first: int) -
                 continue
             seen["image"] += 1
             assert late.sessions.encode_all() == whole.sessions.encode_all(), seed
-            assert late.newest_image in (-1, whole.newest_image)
             stored = late.encode_committed()
-            if late._image_end is not None:
+            if late.uncommitted_image >= 0:
                 seen["uncommitted"] += 1
                 assert stored is None, "it may still be undone"
             else:
-                assert stored is not None and late.image == whole.image
+                assert stored is not None
                 assert late.sessions.encode_committed() == whole.sessions.encode_committed()
     assert all(seen.values()), seen
 
 
 def test_what_is_stored_is_what_is_loaded() -> None:
     history = History(3)
-    while history.whole.image.index < 0 or history.committed < history.end:
+    while not history.images or history.end < 5 or history.committed < history.end:
         history.grow()
         history.commit()
+    history.whole.image = span_of(history.images[-1].manifest)
     history.append(Purge(Base(2, 1, 3 * BYTES, 9)))
     history.committed = history.end
     history.whole.committed(history.end)

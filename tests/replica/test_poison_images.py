@@ -10,13 +10,12 @@ import pytest
 
 from dledger import AppliedEntry, ImageRefused
 from dledger.core.values import Base
-from dledger.node.machine.state_feeder import StateFeeder
+from dledger.node.machine.state_feeder import ImageDamaged, StateFeeder
 from dledger.node.machine.state_plan import LoadResult, LoadStep
-from dledger.replica.images import ImageWriter
+from dledger.replica.images import LoggedImage, copy_image, newest_logged
 from dledger.replica.log_state import LogState
 from dledger.replica.retainer import Retainer
 from dledger.replica.retention import RetentionLimits
-from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import (
     ImageBegin,
     ImageChunk,
@@ -32,6 +31,7 @@ from dledger.store.format.internal import (
     encode_internal,
 )
 from dledger.testing.memory_store import MemoryLogStore
+from tests.replica.logged_images import append_internal, logged_image, mark_of, write_image
 from tests.store.helpers import IDENTITY, SIZE
 
 
@@ -60,66 +60,126 @@ class ImageLog:
         self.store = MemoryLogStore(IDENTITY)
 
     def append(self, value: Internal) -> int:
-        head = encode_internal(StampedInternal(1000, value))
-        self.store.append([encode_batch(self.store.tail, 1, [], data_file_size=SIZE, head=head)])
-        self.store.sync()
-        return self.store.end_index
+        return append_internal(self.store, value)
 
     def image(self, state: bytes) -> int:
+        """A mark in the log, and its image in the files."""
         index = self.append(ImageBegin())
-        writer = ImageWriter(index, LogState(max_sessions=4).sessions.encode_all())
-        writer.provide([state])
-        while (entry := writer.next_entry()) is not None:
-            writer.advance()
-            self.append(entry)
+        write_image(self.store.images, mark_of(self.store, index), state=state)
         return index
 
+    def logged_image(self, state: bytes, sessions: bytes = b"") -> int:
+        """An image in the log alone, as release 0.2 wrote it."""
+        index = self.store.end_index + 1
+        for value in logged_image(index, sessions, state):
+            self.append(value)
+        return index
 
-def test_an_image_that_the_machine_refuses_is_passed_over_for_the_one_before_it() -> None:
-    log, machine = ImageLog(), Picky()
-    older = log.image(b"good older")
-    newest = log.image(b"bad")
-    feeder = StateFeeder(machine, log.store)
-    assert feeder.load(LoadStep(newest, log.store.end_index)) == LoadResult(older - 1, -1, 10)
-    assert machine.state == b"good older"
-
-
-def test_an_image_that_is_not_readable_yet_is_not_loaded() -> None:
-    """It may be truncated, and it need not be the state of what is committed."""
-    log, machine = ImageLog(), Picky()
-    older = log.image(b"good older")
-    readable = log.store.end_index
-    log.image(b"good newer")
-    end = log.store.end_index
-    assert StateFeeder(machine, log.store).load(LoadStep(older, end - 1)) == LoadResult(older - 1, -1, 10)
-    assert StateFeeder(machine, log.store).load(LoadStep(older, readable)) == LoadResult(older - 1, -1, 10)
-    assert machine.state == b"good older"
-    loaded = StateFeeder(machine, log.store).load(LoadStep(older, end))
-    assert loaded is not None and machine.state == b"good newer", "an image is readable with its end mark"
+    def load(self, feeder: StateFeeder, newest: int) -> LoadResult | None:
+        return feeder.load(LoadStep(newest, self.store.end_index))
 
 
-def test_without_another_image_a_whole_log_is_applied_from_its_begin() -> None:
+def test_a_whole_log_is_applied_from_its_begin_if_the_machine_refuses_its_image() -> None:
     log, machine = ImageLog(), Picky()
     newest = log.image(b"bad")
-    assert StateFeeder(machine, log.store).load(LoadStep(newest, log.store.end_index)) == LoadResult(
-        -1, -1, 0
-    )
+    assert log.load(StateFeeder(machine, log.store), newest) == LoadResult(-1, -1, 0)
     assert machine.state == b""
 
 
-def test_a_log_that_was_purged_waits_for_the_next_image_and_does_not_try_the_refused_one_again() -> None:
+def test_an_image_that_was_replaced_by_one_that_is_not_readable_yet_is_not_loaded() -> None:
+    """The newer one may be of entries that are not known to be committed here."""
     log, machine = ImageLog(), Picky()
+    older = log.image(b"good older")
+    newer = log.image(b"good newer")
+    feeder = StateFeeder(machine, log.store)
+    assert log.load(feeder, older) is None and machine.loads == 0
+    assert log.load(feeder, newer) == LoadResult(newer - 1, -1, 10)
+    assert machine.state == b"good newer"
+
+
+def purged_log() -> ImageLog:
+    log = ImageLog()
     while not log.store.borders():
         log.append(NoOp())
+    return log
+
+
+def test_a_log_that_was_purged_waits_for_the_next_image_and_does_not_try_the_refused_one_again() -> None:
+    log, machine = purged_log(), Picky()
     newest = log.image(b"bad")
     log.store.purge_to(log.store.borders()[0])
     feeder = StateFeeder(machine, log.store)
     for _ in range(3):
-        assert feeder.load(LoadStep(newest, log.store.end_index)) is None
+        assert log.load(feeder, newest) is None
     assert machine.loads == 1
     later = log.image(b"good later")
-    loaded = feeder.load(LoadStep(later, log.store.end_index))
+    loaded = log.load(feeder, later)
     assert loaded is not None and loaded.applied == later - 1 and machine.state == b"good later"
+
+
+def test_a_damaged_image_names_its_mark_and_is_not_loaded() -> None:
+    log, machine = purged_log(), Picky()
+    newest = log.image(b"good")
+    mark = mark_of(log.store, newest)
+    [path] = [path for path in log.store._image_disk.files() if path.name.endswith(".data")]
+    log.store._image_disk.flip(path, 2)
+    with pytest.raises(ImageDamaged) as caught:
+        log.load(StateFeeder(machine, log.store), newest)
+    assert caught.value.mark == mark and machine.state == b"none"
+
+
+# -- images of release 0.2
+
+
+@pytest.mark.parametrize("size", [0, 1, 59, 60, 61, 1000])
+def test_an_image_of_release_0_2_is_copied_into_files(size: int) -> None:
+    log = ImageLog()
+    log.append(NoOp())
+    sessions, state = Random(1).randbytes(70), Random(size).randbytes(size)
+    index = log.logged_image(state, sessions)
+    end = log.store.end_index
+    log.append(NoOp())
+    image = newest_logged(log.store.iter_heads(0), log.store.end_index)
+    assert image == LoggedImage(index, end)
+    assert copy_image(log.store, image)
+    stored = log.store.images.stored()
+    assert stored is not None and stored.sessions == sessions and stored.manifest.is_copy
+    assert stored.mark == mark_of(log.store, index)
+    assert b"".join(log.store.images.state(stored.manifest)) == state
+
+
+def test_of_the_images_of_release_0_2_the_newest_complete_one_counts() -> None:
+    log = ImageLog()
+    older = log.logged_image(b"older")
+    end = log.store.end_index
+    newer = log.logged_image(b"newer")
+    last = log.store.end_index
+    log.append(ImageBegin())
+    log.append(ImageChunk(last + 1, 0, b"never completed"))
+    heads = list(log.store.iter_heads(0))
+    assert newest_logged(heads, log.store.end_index) == LoggedImage(newer, last)
+    assert newest_logged(heads, last) == LoggedImage(newer, last)
+    assert newest_logged(heads, last - 1) == LoggedImage(older, end)
+    assert newest_logged(heads, end - 1) is None
+    assert newest_logged(log.store.iter_heads(older + 1), end) is None, "its begin is purged"
+
+
+@pytest.mark.parametrize("broken", ["chunk", "crc", "length"])
+def test_an_image_of_release_0_2_with_wrong_bytes_is_not_copied(broken: str) -> None:
+    log = ImageLog()
+    values = list(logged_image(0, bytes(10), bytes(100)))
+    match values[1], values[-1]:
+        case ImageChunk() as chunk, ImageEnd() as end:
+            if broken == "crc":
+                end.crc ^= 1
+            else:
+                at = 0 if broken == "length" else 20
+                chunk.data = chunk.data[:at] + b"\1" + chunk.data[at + 1 :]
+    for value in values:
+        log.append(value)
+    assert not copy_image(log.store, LoggedImage(0, log.store.end_index))
+    assert log.store.images.newest is None
+    assert log.store._image_disk.files() == [], "the remains are removed"
 
 
 def heads(rng: Random) -> list[Internal]:

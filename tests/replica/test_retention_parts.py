@@ -10,7 +10,7 @@ from dledger.core.values import Base
 from dledger.replica.admission import AppendLimits
 from dledger.replica.retention import Border, RetentionLimits, held_back, kept_for_owner, select_base
 from dledger.replica.shell import PurgeJob
-from dledger.store.format.internal import ImageBegin, ImageEnd, Purge, decode_internal, strip_stamp
+from dledger.store.format.internal import ImageBegin, Purge, decode_internal, strip_stamp
 from dledger.store.identity import Identity
 from dledger.testing.memory_store import MemoryLogStore
 from tests.replica.replica_world import Host
@@ -48,7 +48,7 @@ def live(host: Host, ticks: int, image: int) -> int:
         host.store.prepare(4 * FILE)
         while host.shell.images:
             begun += 1
-            host.replica.state_saved(host.now, host.shell.images.pop(), [bytes(image)])
+            host.save_image(bytes(image))
     return begun
 
 
@@ -75,13 +75,13 @@ def host_about_to_purge() -> tuple[Host, PurgeJob]:
     fill(host, 30)
     for _ in range(100):
         host.pass_time(20)
-        while host.shell.images:
-            host.replica.state_saved(host.now, host.shell.images.pop(), [b"state"])
         while host.shell.jobs:
             job = host.shell.jobs[0]
             if isinstance(job, PurgeJob):
                 return host, job
             host.one_job()
+        while host.shell.images:
+            host.save_image()
         host.store.prepare(4 * FILE)
     raise AssertionError("nothing was purged")
 
@@ -173,16 +173,15 @@ def test_the_slowest_follower_holds_purging_back_whatever_their_order(
 def test_rule_9_a_leader_appends_no_image_and_no_purge_that_its_disk_cannot_take(
     entry: type[ImageBegin] | type[Purge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image may use up the reserve. What comes after it would end the process on the disk thread."""
+    """What finds no room on the disk thread would end the process."""
     host = small_host()
     fill(host, 30)
     if entry is Purge:
-        while not any(isinstance(value, ImageEnd) for value in internals(host)):
+        while host.store.images.newest is None:
             host.pass_time(20)
+            host.disk()
             while host.shell.images:
-                host.replica.state_saved(host.now, host.shell.images.pop(), [b"state"])
-            while host.shell.jobs and not any(isinstance(value, ImageEnd) for value in internals(host)):
-                host.one_job()
+                host.save_image()
     with monkeypatch.context() as full:
         full.setattr(host.store, "could_take", lambda *_: False)
         full.setattr(host.replica.admission, "has_room_for", lambda _: False)

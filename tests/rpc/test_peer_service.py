@@ -15,7 +15,7 @@ from dledger.errors import Code
 from dledger.infra.transport.peer_names import PeerNames
 from dledger.rpc.envelope import PeerClaims, PeerIdentity
 from dledger.rpc.peer_service import PeerService
-from dledger.rpc.ports import FetchedFrames, PushPeer
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion, PushPeer
 from dledger.v1 import peer_pb2 as pb
 
 MEMBERS = {"n1": "host1:1", "n2": "host2:1", "n3": "host3:1"}
@@ -29,6 +29,7 @@ REQUESTS: dict[str, Callable[[pb.Envelope], Any]] = {
     "TakeLeadership": lambda e: pb.TakeLeadershipRequest(envelope=e, term=1),
     "Position": lambda e: pb.PositionRequest(envelope=e),
     "Fetch": lambda e: pb.FetchRequest(envelope=e, first_index=0, last_index=3, max_bytes=100),
+    "Image": lambda e: pb.ImageRequest(envelope=e, least_index=5),
     "Push": lambda e: pb.PushRequest(envelope=e, stream_id=1),
 }
 #: The name of the servicer's method where it is not that of the call in lower case.
@@ -54,6 +55,10 @@ class Port:
     ) -> FetchedFrames:
         self.reached.append((first_index, last_index))
         return FetchedFrames(first_index, last_index, b"entries")
+
+    async def image(self, peer: str, question: ImageQuestion) -> ImageChunk:
+        self.reached.append((peer, question))
+        return ImageChunk(b"manifest", b"data")
 
     def push_opened(self, stream: PushPeer) -> None:
         self.reached.append(stream)

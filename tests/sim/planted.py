@@ -540,7 +540,7 @@ def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:
 
 def image_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
     """A node without a stored session table rebuilds it from what its log still holds."""
-    patch.setattr(LogState, "_load_newest_image", lambda state, store, *_: store.base.index)
+    patch.setattr(LogState, "_load_image", lambda state, store, *_: store.base.index)
 
 
 def image_ignored_after_a_base(patch: pytest.MonkeyPatch) -> None:

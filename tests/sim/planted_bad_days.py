@@ -18,7 +18,6 @@ from dledger.replica.admission import AppendAdmission
 from dledger.replica.log_state import LogState
 from dledger.replica.rebuilding import StateRebuild
 from dledger.replica.replica import Replica
-from dledger.replica.retainer import Retainer
 from dledger.replica.shell import AppendOutcome
 from dledger.rpc.ports import FetchedFrames
 from dledger.store import opening, recovery
@@ -208,27 +207,12 @@ def purge_forgotten_over_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogState, "_load", load)
 
 
-def images_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """An image that is larger than max_bytes is a reason for the next one."""
-
-    def check(retainer: Retainer, now_ms: int) -> None:
-        state = retainer._replica.admission.state
-        image, state.image = state.image, state.image._replace(begin_pos=0, end_pos=0)
-        try:
-            original(retainer, now_ms)
-        finally:
-            state.image = image
-
-    original = Retainer._check
-    patch.setattr(Retainer, "_check", check)
-
-
 def image_outlives_its_truncation(patch: pytest.MonkeyPatch) -> None:
     """A node that was given a base keeps the sessions of an image that has left its log."""
     original = LogState.truncate_after
 
     def truncate_after(state: LogState, last_index: int) -> None:
-        state._image_end = None
+        state._image_mark = None
         original(state, last_index)
 
     patch.setattr(LogState, "truncate_after", truncate_after)

@@ -51,18 +51,6 @@ def interrupted_purge_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retainer, "stop", stop)
 
 
-def interrupted_image_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """An image that was truncated with a leadership counts as under way in the next one."""
-    original = Retainer.stop
-
-    def stop(it: Retainer) -> None:
-        writer = it._writer
-        original(it)
-        it._writer = writer
-
-    patch.setattr(Retainer, "stop", stop)
-
-
 def last_follower_holds_back(patch: pytest.MonkeyPatch) -> None:
     """The last follower in order decides how far to purge, and a slower one before it is left behind."""
 
@@ -97,7 +85,7 @@ def damage_hidden(patch: pytest.MonkeyPatch) -> None:
 
 def image_ends_sessions_before_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     """601 is answered although the entry that evicted the session may yet be truncated on every node."""
-    patch.setattr(LogState, "uncommitted_image_end", -1)
+    patch.setattr(LogState, "uncommitted_image", -1)
 
 
 def sessions_renewed_side_by_side(patch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from dledger.infra.loops.readable import ReadableLog
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import RecoveryResult, StateFeeder
 from dledger.node.machine.state_plan import LoadResult, SaveStep, StatePlan, StateStep
+from tests.sim import planted_images
 
 
 def taken_over_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
@@ -73,15 +74,16 @@ def saved_too_late(patch: pytest.MonkeyPatch) -> None:
     """An image holds entries that come behind it, which are applied to it again wherever it is loaded."""
 
     def following(plan: StatePlan, *log: int, needs_image: bool) -> StateStep | None:
-        image_index, plan._save_at = plan._save_at, None
+        request, plan._request = plan._request, None
         piece = original(plan, *log, needs_image=needs_image)
-        if piece is None and image_index is not None and plan.applied >= image_index:
-            return SaveStep(image_index)
-        plan._save_at = image_index
+        if piece is None and request is not None and plan.applied >= request.index:
+            return SaveStep(request)
+        plan._request = request
         return piece
 
     original = StatePlan.next
     patch.setattr(StatePlan, "next", following)
+    planted_images.state_of_a_later_point(patch)
 
 
 def uncommitted_applied_from_the_cache(patch: pytest.MonkeyPatch) -> None:

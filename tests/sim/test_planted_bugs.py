@@ -17,18 +17,22 @@ import pytest
 
 from dledger.errors import StorageError
 from dledger.infra.files.disk import CrashKind
+from dledger.store import image_files
 from dledger.testing import Profile, RunOptions, Violation, run_seed
+from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
 from tests.client import test_session_appends
 from tests.conftest import is_long
 from tests.core import test_commit_stall, test_installed_base, test_membership, test_rejoining
-from tests.node import test_bad_days, test_owner
+from tests.node import test_bad_days, test_owner, test_state_feeder
 from tests.node.disk import test_disk_reports
 from tests.replica import (
     test_admission,
     test_log_state,
     test_partly_purged_damage,
     test_rebuilding,
+    test_replaced_logs,
     test_replica,
+    test_shared_images,
 )
 from tests.rpc import test_peer_service
 from tests.seed_records import SeedRecords
@@ -36,6 +40,7 @@ from tests.sim import (
     planted,
     planted_bad_days,
     planted_disk,
+    planted_images,
     planted_members,
     planted_owners,
     planted_purges,
@@ -53,7 +58,7 @@ from tests.sim import (
     test_session_scenarios,
     test_stall_scenarios,
 )
-from tests.store import test_purged_damage
+from tests.store import test_image_files, test_purged_damage
 
 MOST_SEEDS = 300
 SEEDS = SeedRecords(Path(__file__).with_name("found_by.json"), MOST_SEEDS)
@@ -227,12 +232,8 @@ def _purge_put_off() -> None:
     )
 
 
-def _large_image() -> None:
-    test_retention_scenarios.test_image_larger_than_max_bytes_does_not_call_for_images_for_ever(False)
-
-
 def _images_truncated() -> None:
-    test_log_state.test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(0)
+    test_log_state.test_an_image_whose_mark_is_in_the_log_gives_the_table_of_the_whole_log(0)
 
 
 def _evicted_in_the_tail() -> None:
@@ -358,7 +359,6 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted_bad_days.stalled_leader_stays, _leader_whose_fsync_hangs),
     (planted_bad_days.stalled_leader_always_goes, _one_disk_that_hangs),
     (planted_bad_days.purge_forgotten_over_a_restart, _purge_put_off),
-    (planted_bad_days.images_for_ever, _large_image),
     (planted_bad_days.image_outlives_its_truncation, _images_truncated),
     (
         planted_disk.joined_bytes_outlive_a_truncation,
@@ -454,12 +454,6 @@ def _purge_of_a_deposed_leader() -> None:
     )
 
 
-def _image_of_a_deposed_leader() -> None:
-    test_retention_scenarios.test_leader_that_is_deposed_in_the_middle_of_a_purge_purges_when_it_leads_again(
-        test_retention_scenarios.is_writing_image
-    )
-
-
 def _slowest_follower() -> None:
     test_retention_scenarios.test_purging_waits_for_the_slowest_follower("n0")
 
@@ -500,7 +494,6 @@ BY_SCENARIO += [
         test_rejoining.test_rule_11_it_grants_no_pre_vote_for_a_term_in_which_it_would_not_vote,
     ),
     (planted_purges.interrupted_purge_waited_for, _purge_of_a_deposed_leader),
-    (planted_purges.interrupted_image_waited_for, _image_of_a_deposed_leader),
     (planted_purges.last_follower_holds_back, _slowest_follower),
     (
         planted_purges.partly_purged_damage_leads,
@@ -514,6 +507,59 @@ BY_SCENARIO += [
     (planted_purges.sessions_renewed_side_by_side, _new_sessions),
     (planted_purges.queue_not_counted, _full_and_slow),
     (planted_purges.damage_keeps_its_purged_begin, _damage_behind_the_border),
+]
+
+
+def _with_small_chunks(test: Callable[[], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_files, "CHUNK_BYTES", test_image_files.SMALL_CHUNK)
+        test()
+
+
+def _crashes_while_images_are_written() -> None:
+    _with_small_chunks(
+        lambda: test_image_files.test_a_crash_leaves_the_old_image_or_the_new_one_and_never_a_part(
+            CrashPoint.AFTER, test_image_files.write_both
+        )
+    )
+
+
+def _half_an_image() -> None:
+    test = test_image_files
+
+    def run() -> None:
+        files = test.opened(SimDisk())
+        manifest = test.write(files, test.NEW, test.SESSIONS, test.state_of(test.NEW))
+        test.test_a_receiver_continues_after_the_chunks_that_have_arrived((files, manifest))
+
+    _with_small_chunks(run)
+
+
+def _state_behind_the_mark() -> None:
+    test_state_feeder.test_no_image_is_begun_of_another_entry_or_another_state(0, 5)
+
+
+BY_SCENARIO += [
+    (
+        planted_images.purge_behind_the_image_of_the_leader_alone,
+        test_shared_images.test_a_leader_writes_no_purge_before_a_majority_has_reported_its_image,
+    ),
+    (
+        planted_images.purged_without_an_own_image,
+        test_replaced_logs.test_a_node_without_an_image_of_its_own_wants_one_and_purges_nothing_until_it_arrives,
+    ),
+    (planted_images.image_reported_before_it_is_complete, _half_an_image),
+    (
+        planted_images.sessions_without_the_uncommitted_ones,
+        test_shared_images.test_the_sessions_of_an_image_are_those_at_its_mark,
+    ),
+    (planted_images.state_of_a_later_point, _state_behind_the_mark),
+    (planted_images.sessions_of_a_mark_of_another_term, _images_truncated),
+    (
+        planted_images.image_of_another_term_adopted,
+        test_replaced_logs.test_an_image_whose_mark_was_truncated_is_removed_and_not_reported,
+    ),
+    (planted_images.manifest_before_its_data_is_durable, _crashes_while_images_are_written),
 ]
 
 

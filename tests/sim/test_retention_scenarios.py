@@ -74,9 +74,6 @@ class Retaining(Cluster):
                 assert again.answer.duplicate, f"{attempt.append.session} was stored again"
         self.fill_files(1)
 
-    def image_end_of(self, node_id: str) -> int | None:
-        return self.process(node_id).replica.admission.state._image_end
-
 
 def _purged_cluster(on_disk: bool) -> Retaining:
     """All nodes begin at a base, behind it is one committed image, and no session table is stored."""
@@ -103,8 +100,7 @@ def _image_on(c: Retaining, leader: str, holders: set[str]) -> tuple[int, int]:
     for _ in range(3):
         c.next_batch(leader)
     c.ask_purge(leader)
-    retainer = c.process(leader).replica.retainer
-    c.run_until(lambda: retainer._writer is not None and retainer._writer.ended, limit_ms=SOON_MS)
+    c.run_until(lambda: is_writing_image(c, leader), limit_ms=SOON_MS)
     return before, c.end_of(leader)
 
 

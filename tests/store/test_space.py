@@ -19,6 +19,7 @@ from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
+from dledger.store.image_files import ImageMark
 from dledger.testing.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
@@ -104,15 +105,30 @@ def test_clients_are_refused_before_the_reserve_and_noops_are_not() -> None:
     _, store = full_store()
     assert 3 * SIZE <= store.free_bytes() < 5 * SIZE
     assert not store.prepare(3 * SIZE)
-    assert store.prepare(3 * SIZE, use_reserve=True)
-    assert not store.prepare(20 * SIZE, use_reserve=True)
-    assert store.free_bytes() < SIZE
     while store.has_room_after(store.tail):
         store.append(make_batches(1, seed=1, tail=store.tail, max_body=20))
     # Purging makes room again.
     store.sync()
     store.purge_to(store.borders()[-1])
     assert store.has_room_after(store.tail) and store.prepare(SIZE)
+
+
+def test_the_reserve_has_room_for_another_image_as_large_as_the_newest() -> None:
+    """A full disk can only be purged below a new image."""
+    size = 5 * SIZE
+    disk = SimDisk(capacity=60_000)
+    init_directory(ROOT, IDENTITY, disk=disk)
+    store = DiskLogStore.open(ROOT, disk=disk, disk_reserve_bytes=3 * SIZE)
+    writer = store.images.writer(ImageMark(5, 1, 500), bytes(100))
+    writer.write(bytes(size))
+    writer.finish()
+    while store.prepare(2 * SIZE):
+        store.append(make_batches(2, seed=store.end_index + 9, tail=store.tail))
+        store.sync()
+    assert store.free_bytes() >= 3 * SIZE + size + 100
+    writer = store.images.writer(ImageMark(9, 1, 900), bytes(100))
+    writer.write(bytes(size))
+    assert writer.finish() == store.images.newest
 
 
 def test_what_a_full_disk_cannot_prepare_is_not_left_half_made() -> None:
@@ -167,7 +183,8 @@ def test_the_store_in_memory_keeps_a_reserve_too() -> None:
     store = MemoryLogStore(IDENTITY, capacity=10 * SIZE, disk_reserve_bytes=3 * SIZE)
     while store.prepare(SIZE):
         store.append(make_batches(1, seed=store.end_index, tail=store.tail))
-    assert not store.has_room_after(store.tail) and store.prepare(2 * SIZE, use_reserve=True)
+    assert not store.has_room_after(store.tail)
+    assert 3 * SIZE <= store.free_bytes() < 4 * SIZE
 
 
 def test_files_are_prepared_by_another_thread_while_this_one_appends_and_truncates(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Looks:
         self.has_room = True
         self.error: StorageError | None = None
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+    def prepare(self, ahead_bytes: int) -> bool:
         self.count += 1
         if self.error is not None:
             raise self.error

@@ -14,6 +14,8 @@ from typing import Final
 #: macOS: also empty the cache of the drive. None on other systems.
 FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 #: Errors of a read from a lost sector or a block that the file system finds corrupt.
+#: Errors of a full disk, or of a user's full quota.
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 UNREADABLE: Final = tuple(
     getattr(errno, name)
     for name in ("EIO", "EBADMSG", "EILSEQ", "ENODATA", "EUCLEAN")  # the last one is Linux's

@@ -12,20 +12,18 @@ from typing import Protocol
 
 from dledger.errors import DLedgerError, StorageError
 from dledger.infra.logs import get_logger
-from dledger.replica.retainer import Retainer
 
 _log = get_logger("disk")
 
 CHECK_INTERVAL_S = 0.2
 _LEAST_PASSED_S = 0.05  # shorter intervals between checks would make the rate meaningless
 _MEMORY_S = 30.0
-IMAGE_BYTES = 256 << 10
 
 
 class PreparableStore(Protocol):
     """The part of a LogStore used for preallocation."""
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
+    def prepare(self, ahead_bytes: int) -> bool: ...
     def free_bytes(self) -> int: ...
 
     @property
@@ -47,23 +45,19 @@ class Allocator:
         most_bytes: int = 0,
         position: Callable[[], int] = lambda: 0,
         on_prepared: Callable[[], None] = lambda: None,
-        image_bytes: int = IMAGE_BYTES,
     ) -> None:
         """`position` returns the end of the log. While the log grows fast, up to `most_bytes` are reserved.
 
         `on_fatal` and `on_prepared` are called on the allocator's thread, and must only pass the call to
-        another thread. If the disk is full, an image may use the disk reserve, of which `image_bytes` are
-        prepared at a time.
+        another thread.
         """
         self._store = store
         self._least_bytes = self.ahead_bytes = ahead_bytes
         self._most_bytes = most_bytes
         self._position = position
         self._on_prepared = on_prepared
-        self._image_bytes = image_bytes
         self._last_position: int | None = None
         self._last_check_s = 0.0
-        self.use_reserve = False  # an image may use the reserve, because it allows entries to be purged
         self._on_fatal = on_fatal
         self._wanted = threading.Event()
         self._stopping = False
@@ -108,25 +102,16 @@ class Allocator:
             self.ahead_bytes = int(max(self._least_bytes, min(self._most_bytes, max(rate, fading))))
         self._last_position, self._last_check_s = position, now_s
 
-    def serve(self, retainer: Retainer) -> bool:
-        """Adjust the reservation to an image in progress. Call on the loop after each tick.
-
-        Returns True while an image that frees space uses the reserve, so that appends must not use the
-        rest.
-        """
+    def serve(self) -> None:
+        """Check now if space is about to run out. Call on the loop after each tick."""
         if self._store.likely_bytes < self.ahead_bytes:
             self.request_check()
-        in_use = retainer.is_writing and self.is_full
-        self.use_reserve = in_use and retainer.waits_for_room
-        return in_use
 
     def prepare(self, now_s: float) -> None:
         """Check once, on the allocator's thread. Raises StorageError, after which no check may follow."""
         self.reckon(now_s)
         full = not self._store.prepare(self.ahead_bytes)
         self._on_prepared()
-        if full and self.use_reserve:
-            self._store.prepare(self._image_bytes, use_reserve=True)
         if full == self.is_full:
             return
         self.is_full = full

@@ -7,18 +7,30 @@ applied index is known on the loop. Without a state machine, all committed entri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.infra.logs import get_logger
 from dledger.infra.loops.readable import ReadableLog
-from dledger.node.machine.state_feeder import READ_BYTES, RecoveryResult, StateFeeder
-from dledger.node.machine.state_plan import ApplyStep, LoadStep, ReplayStep, SaveStep, StatePlan, StateStep
+from dledger.node.machine.state_feeder import READ_BYTES, ImageDamaged, RecoveryResult, StateFeeder
+from dledger.node.machine.state_machine import AppliedEntry
+from dledger.node.machine.state_plan import (
+    ApplyStep,
+    LoadStep,
+    ReplayStep,
+    SaveOnStep,
+    SaveStep,
+    StatePlan,
+    StateStep,
+)
 from dledger.node.setup.trace import NodeTrace
+from dledger.replica.images import ImageRequest
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.format.batch import Batch
+from dledger.store.image_files import ImageMark
 
 T = TypeVar("T")
 
@@ -26,6 +38,8 @@ _log = get_logger("state")
 
 _RETRY_S = 0.2
 _CLOSE_S = 5.0
+#: Longest wait for the commit of an image's mark at a time.
+_WAIT_MS = 1000
 #: A follower applies entries this long after their commit, together with later ones, unless a read waits for
 #: them. Applying one entry takes as much CPU time as applying many.
 FOLLOWER_PAUSE_S: Final = 0.02
@@ -51,7 +65,11 @@ class Applier:
         """
         self._feeder = feeder
         self._retry_s = retry_s
-        self._plan = StatePlan(replays=feeder is not None and feeder.is_durable)
+        self._plan = StatePlan(
+            replays=feeder is not None and feeder.is_durable,
+            saves_aside=feeder is not None and feeder.saves_aside,
+        )
+        self._saving = -1  # mark of the image in progress
         self._store = store
         self._trace = trace
         self._woken = asyncio.Event()
@@ -90,12 +108,13 @@ class Applier:
         newest_image: Callable[[], int],
         needs_image: Callable[[], bool],
         is_leader: Callable[[], bool],
-        saved: Callable[[int, Sequence[bytes]], None],
+        saved: Callable[[int, bool], None],
+        image_damaged: Callable[[ImageMark], None],
         on_damage: Callable[[int], None],
         on_fatal: Callable[[DLedgerError], None],
     ) -> None:
-        """`cached`: TailCache.batches. `saved` receives the state for an image. Both are called on the
-        loop.
+        """`cached`: TailCache.batches. `saved` receives the mark of a requested image, and whether it is in
+        the files now. All are called on the loop.
         """
         self._readable = readable
         self._cached = cached
@@ -103,6 +122,7 @@ class Applier:
         self._needs_image = needs_image
         self._is_leader = is_leader
         self._saved = saved
+        self._image_damaged = image_damaged
         self._on_damage = on_damage
         self._on_fatal = on_fatal
 
@@ -118,12 +138,35 @@ class Applier:
         if self._feeder is not None:
             self._task = asyncio.create_task(self._run(self._feeder))
 
-    def save(self, image_index: int) -> None:
+    def save(self, request: ImageRequest) -> None:
+        """Write the requested image. See Shell.save_state."""
+        self._saving = request.index
         if self._feeder is None:
-            self._saved(image_index, ())
-            return
-        self._plan.save(image_index)
-        self._woken.set()
+            self._task = asyncio.create_task(self._save_sessions(request))
+        else:
+            self._plan.save(request)
+            self._woken.set()
+
+    async def _save_sessions(self, request: ImageRequest) -> None:
+        """Write an image without a state once its mark is committed."""
+        feeder = StateFeeder(_NoMachine(), self._store)
+        try:
+            while self._readable.index < request.index:
+                with suppress(ReadFailed):  # not committed yet
+                    await self._readable.wait(request.index, _WAIT_MS)
+            is_saving = await self._on_thread(feeder.begin_save, request, request.index - 1)
+            more = await self._on_thread(feeder.save_on) if is_saving else None
+            self._report(is_stored=more is False)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._on_fatal(_failure(error))
+
+    def _report(self, *, is_stored: bool) -> None:
+        """Report the end of the image in progress."""
+        index, self._saving = self._saving, -1
+        if index >= 0:
+            self._saved(index, is_stored)
 
     def committed(self) -> None:
         if self._is_leader() or self._waiting:
@@ -231,19 +274,44 @@ class Applier:
             case ReplayStep():
                 plan.replayed(await self._on_thread(feeder.replay, piece))
             case LoadStep():
-                loaded = await self._on_thread(feeder.load, piece)
+                self._report(is_stored=False)  # an image in progress ends
+                try:
+                    loaded = await self._on_thread(feeder.load, piece)
+                except ImageDamaged as error:
+                    _log.error("a state image is damaged", index=error.mark.index, reason=str(error))
+                    self._image_damaged(error.mark)
+                    return False
                 if loaded is None:
                     return False
                 plan.loaded(loaded)
                 if self._trace is not None:
                     self._trace.event("raft", "load", {"lidx": loaded.applied})
                 _log.info("state loaded", index=loaded.applied, size=loaded.size)
-            case SaveStep(image_index):
-                self._saved(image_index, await self._on_thread(feeder.save))
+            case SaveStep(request):
+                is_saving = await self._on_thread(feeder.begin_save, request, plan.applied)
+                plan.saving(is_saving=is_saving)
+                if not is_saving:
+                    self._report(is_stored=False)
+            case SaveOnStep():
+                more = await self._on_thread(feeder.save_on)
+                plan.saving(is_saving=more is True)
+                if not more:
+                    self._report(is_stored=more is False)
         for applied_at, future in self._waiting:
             if applied_at <= plan.applied and not future.done():
                 future.set_result(None)
         return True
+
+
+class _NoMachine:
+    """Implements StateMachine for a node without one."""
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None: ...
+
+    def save(self) -> Iterable[bytes]:
+        return ()
+
+    def load(self, chunks: Iterable[bytes]) -> None: ...
 
 
 def _failure(error: Exception) -> DLedgerError:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from dledger.errors import Code, StorageError
+from dledger.errors import Code, ReadFailed, StorageError
 from dledger.infra.logs import get_logger
 from dledger.node.machine.entry_run import EntryRun
-from dledger.node.machine.state_machine import Applied, DurableStateMachine, ImageRefused, StateMachine
+from dledger.node.machine.state_machine import (
+    Applied,
+    DurableStateMachine,
+    ImageRefused,
+    SnapshotStateMachine,
+    StateMachine,
+)
 from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep, ReplayStep
-from dledger.replica.images import ImageCollector, StateImage
-from dledger.store.api import BatchHead, EntryDamaged, LogStore
+from dledger.replica.images import ImageRequest
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.format.batch import Batch
-from dledger.store.format.internal import decode_internal, strip_stamp
+from dledger.store.image_files import ImageManifest, ImageMark, ImageWriter
 
 READ_BYTES = 1 << 20
+#: Part of a state that is written before entries are applied again, if the machine permits that.
+_SAVE_BYTES = 4 << 20
 
 _log = get_logger("state")
 
@@ -28,6 +36,16 @@ class RecoveryResult(NamedTuple):
     why_not: str
 
 
+class ImageDamaged(StorageError):
+    """Raised if the files of an image are damaged. The machine's state is undefined until the next load."""
+
+    default_code = Code.DATA_DAMAGED
+
+    def __init__(self, message: str, mark: ImageMark) -> None:
+        self.mark = mark
+        super().__init__(message)
+
+
 class StateFeeder:
     """Feeds one machine from one store, from the start of the node until it stops."""
 
@@ -37,8 +55,10 @@ class StateFeeder:
         self._store = store
         self._read_bytes = read_bytes
         self._batch_end = -1  # last entry of the batch in which the recovered state ends
-        self._refused: set[int] = set()  # images that the machine has refused
-        self._without_image = (-1, -1)  # (newest image, index of the base) of a log that has no other
+        self._refused: set[ImageMark] = set()  # images that the machine has refused
+        self._snapshots = machine if isinstance(machine, SnapshotStateMachine) else None
+        self._writer: ImageWriter | None = None  # of the image in progress
+        self._pieces: Iterator[bytes] = iter(())  # the rest of its state
         self._is_open = False  # has recovered, and no call has failed since
 
     @property
@@ -96,43 +116,36 @@ class StateFeeder:
         return self._store.committed_checkpoint >= index
 
     def load(self, piece: LoadStep) -> LoadResult | None:
-        """Load an image. Returns None if there is none yet."""
-        base = self._store.base
+        """Load an image. Returns None if there is none yet. Raises ImageDamaged."""
+        base, newest = self._store.base, self._store.images.newest
         self._batch_end = -1
-        if piece.newest_image < 0:
-            if base.index >= 0:
-                return None
-            with self._calling():
-                self.machine.load(())
-            return LoadResult(-1, -1, 0)
-        for image in self._images(piece):
-            try:
-                with self._calling():
-                    self.machine.load(_pieces(image.state))
-            except ImageRefused as error:
-                self._refused.add(image.image_index)
-                _log.error("a state image is set aside", index=image.image_index, reason=str(error))
-                continue
-            return LoadResult(image.image_index - 1, base.index, len(image.state))
-        if not self._refused or base.index >= 0:
-            return None  # a newer image must follow
+        self.abandon_save()
+        if piece.newest_image > piece.readable_index:
+            return None
+        if piece.newest_image >= 0 and newest is not None and newest.mark.index == piece.newest_image:
+            if newest.mark not in self._refused and self._load_image(newest):
+                return LoadResult(newest.mark.index - 1, base.index, newest.state_size)
+        elif piece.newest_image >= 0:
+            return None  # replaced by a newer one, which may not be committed here yet
+        if base.index >= 0:
+            return None  # an image must follow
         with self._calling():
             self.machine.load(())
         return LoadResult(-1, -1, 0)
 
-    def _images(self, piece: LoadStep) -> Iterator[StateImage]:
-        """Complete images that the machine has not refused, newest first. Each leads to the same state."""
-        begin, searched = self._store.base.index + 1, (piece.newest_image, self._store.base.index)
-        for first in (piece.newest_image, begin):
-            if searched == self._without_image:
-                return  # all have been tried
-            images = _complete_images(self._store.iter_heads(first), piece.readable_index)
-            for image in reversed(images):
-                if image.image_index not in self._refused:
-                    yield image
-            if not self._refused:
-                return
-        self._without_image = searched
+    def _load_image(self, image: ImageManifest) -> bool:
+        """Load the state of an image. Returns False if the machine refuses it. Raises ImageDamaged."""
+        try:
+            with self._calling():
+                self.machine.load(self._store.images.state(image))
+        except ImageRefused as error:
+            self._refused.add(image.mark)
+            _log.error("a state image is set aside", index=image.mark.index, reason=str(error))
+            return False
+        except StorageError as error:
+            raise ImageDamaged(str(error), image.mark) from error
+        self._is_open = self.is_durable  # also if an earlier call has failed in between
+        return True
 
     def replay(self, piece: ReplayStep) -> int:
         """Replay entries and return the last index. Raises the errors of LogStore.read."""
@@ -158,14 +171,60 @@ class StateFeeder:
                 self.machine.apply(entries)
         return last_index
 
-    def save(self) -> list[bytes]:
+    @property
+    def saves_aside(self) -> bool:
+        return self._snapshots is not None
+
+    def begin_save(self, request: ImageRequest, applied: int) -> bool:
+        """Begin an image. Returns False if that is impossible: then the request has failed."""
+        self.abandon_save()
+        try:
+            mark = self._store.entry(request.index)
+            if mark.term != request.term or applied != request.index - 1:
+                return False  # from an earlier leadership: the log has other entries there now
+            at = ImageMark(mark.index, mark.term, mark.pos)
+            self._writer = self._store.images.writer(at, request.sessions)
+        except (StorageError, ReadFailed) as error:
+            _log.warning("cannot write a state image", index=request.index, reason=str(error))
+            return False
         with self._calling():
-            return [bytes(piece) for piece in self.machine.save()]
+            self._pieces = iter(
+                self.machine.save() if self._snapshots is None else self._snapshots.snapshot()
+            )
+        return True
+
+    def save_on(self) -> bool | None:
+        """Write the next part of the image. Returns True while parts remain, False once the image is
+        complete, and None if it has failed.
+        """
+        assert self._writer is not None
+        size = 0
+        try:
+            while size < _SAVE_BYTES:
+                with self._calling():
+                    piece = next(self._pieces, None)
+                if piece is None:
+                    self._writer.finish()
+                    self._writer = None
+                    return False
+                self._writer.write(piece)
+                size += len(piece)
+        except StorageError as error:
+            _log.warning("cannot write a state image", reason=str(error))
+            self.abandon_save()
+            return None
+        return True
+
+    def abandon_save(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer, self._pieces = None, iter(())
 
     def close(self) -> None:
         """Close the machine, unless it was not recovered or a call has failed, because its state is then
         undefined.
         """
+        self.abandon_save()
         if self._durable is not None and self._is_open:
             self._is_open = False
             self._durable.close()
@@ -187,20 +246,3 @@ class StateFeeder:
             last_index = min(last_index, self._batch_end)
         frames = self._store.read(first_index, last_index, self._read_bytes, whole_batches=not within)
         return EntryRun([frames.data]), frames.last_index
-
-
-def _complete_images(heads: Iterable[BatchHead], readable_index: int) -> list[StateImage]:
-    """Return the complete images in log order."""
-    collector = ImageCollector()
-    images: list[StateImage] = []
-    for batch in heads:
-        if batch.last_index > readable_index:
-            break
-        collector.add(batch.first_index, strip_stamp(decode_internal(batch.head))[1])
-        if collector.newest is not None and (not images or images[-1] is not collector.newest):
-            images.append(collector.newest)
-    return images
-
-
-def _pieces(state: bytes, size: int = 1 << 20) -> Sequence[bytes]:
-    return [state[at : at + size] for at in range(0, len(state), size)]

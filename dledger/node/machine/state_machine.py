@@ -1,8 +1,8 @@
 """The state machine interface of a program. Public.
 
 A node applies committed entries to its state machine, in order, each once. Before the log is shortened, the
-leader calls its own state machine's `save`, and the result becomes a state image in the log. `load`
-receives an image when a node starts, or when it was so far behind that the entries are purged.
+leader calls its own state machine's `save`, and the result becomes a state image, which the other members
+copy. `load` receives an image when a node starts, or when it was so far behind that the entries are purged.
 
 A machine that stores its state in its own files does not have to load an image at each start. Such a machine
 is a `DurableStateMachine`, which also has `recover`, `replay` and `close`.
@@ -55,13 +55,26 @@ class StateMachine(Protocol):
         """
 
     def save(self) -> Iterable[bytes]:
-        """Return the whole state after all entries applied so far, in pieces of any size."""
+        """Return the whole state after all entries applied so far, in pieces of any size. A piece is written
+        before the next one is requested, and no other method is called meanwhile."""
 
     def load(self, chunks: Iterable[bytes]) -> None:
         """Replace the state by saved bytes, in pieces of other sizes. No pieces: the empty state.
 
         Raises ImageRefused.
         """
+
+
+@runtime_checkable
+class SnapshotStateMachine(StateMachine, Protocol):
+    """A state machine that can apply entries while an image of an earlier state is being written.
+
+    Without this, no entries are applied on the leader until the image is written.
+    """
+
+    def snapshot(self) -> Iterable[bytes]:
+        """Like `save`, and called instead of it. The pieces are requested one by one, and entries may be
+        applied in between; together they must be the state at the time of the call."""
 
 
 @runtime_checkable

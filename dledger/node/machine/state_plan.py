@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dledger.replica.images import ImageRequest
+
 
 class LoadStep(NamedTuple):
     """Load the newest committed image, or the empty state if newest_image is -1."""
@@ -40,25 +42,32 @@ class ApplyStep(NamedTuple):
 
 
 class SaveStep(NamedTuple):
-    """Save the state after all entries before image_index, and no later ones, are applied."""
+    """Begin to save the state: all entries before the mark of the request are applied, and no later ones."""
 
-    image_index: int
+    request: ImageRequest
 
 
-StateStep = LoadStep | ReplayStep | ApplyStep | SaveStep
+class SaveOnStep(NamedTuple):
+    """Save the next part of the state."""
+
+
+StateStep = LoadStep | ReplayStep | ApplyStep | SaveStep | SaveOnStep
 
 
 class StatePlan:
     """The plan of one machine. `replays`: after a load, the machine replays the entries that are still in the
-    log."""
+    log. `saves_aside`: entries may be applied while the state is being saved."""
 
-    def __init__(self, *, replays: bool) -> None:
+    def __init__(self, *, replays: bool, saves_aside: bool = False) -> None:
+        self._saves_aside = saves_aside
         self.applied = -1
         self._replays = replays
         self._loaded = False  # the machine holds a state: empty, from an image, or its own
         self._replayed = -1
         self._replay_end = -1  # entries up to here are replayed before `applied` includes them
-        self._save_at: int | None = None  # image index: entries from there on are applied after the save
+        self._request: ImageRequest | None = None  # entries from its mark on are applied after the save began
+        self._is_saving = False
+        self._save_is_next = True  # while saving aside, parts of the state alternate with entries
 
     def recovered(self, applied: int) -> None:
         """Start from the machine's own state, which agrees with the log."""
@@ -69,10 +78,16 @@ class StatePlan:
         """Discard the state and start from an image."""
         self.applied = -1
         self._loaded = False
+        self._is_saving = False
 
-    def save(self, image_index: int) -> None:
-        """Request the state for an image."""
-        self._save_at = image_index
+    def save(self, request: ImageRequest) -> None:
+        """Request an image."""
+        self._request = request
+
+    def saving(self, *, is_saving: bool) -> None:
+        """Report a `SaveStep` or `SaveOnStep`, after which parts of the state remain or not."""
+        self._is_saving = is_saving
+        self._save_is_next = not self._saves_aside
 
     def next(
         self, base_index: int, readable_index: int, newest_image: int, *, needs_image: bool
@@ -88,14 +103,16 @@ class StatePlan:
         if is_replaying:
             return ReplayStep(self._replayed + 1, self._replay_end)
         last = readable_index
-        if self._save_at is not None:
-            if self.applied >= self._save_at - 1:
-                image_index, self._save_at = self._save_at, None
-                if self.applied == image_index - 1:
-                    return SaveStep(image_index)
-                # The request is from an earlier leadership: the log has other entries there now.
-            else:
-                last = min(last, self._save_at - 1)
+        request = self._request
+        if request is not None:
+            is_due = self.applied >= request.index - 1 and readable_index >= request.index
+            if is_due and not self._is_saving:
+                self._request = None
+                return SaveStep(request)
+            last = min(last, request.index - 1)
+        if self._is_saving and (self._save_is_next or self.applied >= last):
+            return SaveOnStep()
+        self._save_is_next = True
         return ApplyStep(self.applied + 1, last) if self.applied < last else None
 
     def loaded(self, result: LoadResult) -> None:

@@ -56,16 +56,30 @@ class CatchUp:
 
     def load(self, request: PushReadRequest, deliver: Deliver) -> None:
         """Read a range and later pass it to `deliver`. Each follower has at most one request at a time."""
-        now = self._loop.time()
-        wait_s = max(self._paces[request.peer].wait_s(now), self._throttle.wait_s(now, self._appends()))
+        wait_s = self._wait_s(request.peer)
         if wait_s > 0:
             self._loop.call_later(wait_s, self.load, request, deliver)
         else:
             self._load(request, deliver)
 
+    async def pause(self, peer: str) -> None:
+        """Wait until another read for this follower may begin."""
+        while (wait_s := self._wait_s(peer)) > 0:
+            await asyncio.sleep(wait_s)
+
+    def record(self, peer: str, size: int) -> None:
+        """Count `size` bytes that were read for this follower."""
+        now = self._loop.time()
+        self._paces[peer].record(size, now)
+        self._throttle.record_read(size, now)
+
     def forget(self, peer: str) -> None:
         """Drop the range read ahead for a stream that has ended."""
         self._ahead.pop(peer, None)
+
+    def _wait_s(self, peer: str) -> float:
+        now = self._loop.time()
+        return max(self._paces[peer].wait_s(now), self._throttle.wait_s(now, self._appends()))
 
     def _load(self, request: PushReadRequest, deliver: Deliver) -> None:
         ahead = self._ahead.pop(request.peer, None)
@@ -88,9 +102,7 @@ class CatchUp:
 
     def _deliver(self, request: PushReadRequest, frames: Frames | None, deliver: Deliver) -> None:
         if frames is not None:
-            now = self._loop.time()
-            self._paces[request.peer].record(len(frames.data), now)
-            self._throttle.record_read(len(frames.data), now)
+            self.record(request.peer, len(frames.data))
             following = frames.last_index + 1
             if following <= request.last_index:
                 reading = self._read(following, request.last_index, request.max_bytes)

@@ -31,7 +31,7 @@ from dledger.core.messages import (
 from dledger.core.values import UNKNOWN_UID
 from dledger.errors import Code, InvalidRequest, Overloaded
 from dledger.rpc.envelope import PeerClaims, PeerIdentity
-from dledger.rpc.ports import FetchedFrames, PushPeer
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion, PushPeer
 
 _ANSWER_WITHIN_S = 5.0
 _MAX_WAITING = 64
@@ -46,6 +46,12 @@ class FetchEntries(Protocol):
     def __call__(
         self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
     ) -> Awaitable[FetchedFrames]: ...
+
+
+class FetchImage(Protocol):
+    """Reads a chunk of this node's newest image; see ImageSource."""
+
+    def __call__(self, peer: str, question: ImageQuestion) -> Awaitable[ImageChunk]: ...
 
 
 _Key = tuple[str, str, int, bool]
@@ -79,7 +85,10 @@ def _key_of(peer: str, message: Message) -> _Key:
 class PeerRequests:
     """Implements dledger.rpc.ports.PeerPort."""
 
-    def __init__(self, identity: PeerIdentity, events: InboundEvents, fetch: FetchEntries) -> None:
+    def __init__(
+        self, identity: PeerIdentity, events: InboundEvents, fetch: FetchEntries, image: FetchImage
+    ) -> None:
+        self._image = image
         self._identity = identity
         self._events = events
         self._fetch = fetch
@@ -194,6 +203,10 @@ class PeerRequests:
         stream = self._streams.get(peer)
         if stream is not None and stream.stream_id == response.stream_id:
             stream.respond(response)
+
+    async def image(self, peer: str, question: ImageQuestion) -> ImageChunk:
+        """See PeerPort."""
+        return await self._image(peer, question)
 
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool

@@ -27,7 +27,7 @@ from dledger.core.messages import (
 from dledger.errors import Code, InvalidRequest
 from dledger.infra.logs import get_logger
 from dledger.rpc.peer_transport import PeerTlsFailure, PeerTransport, PeerUnreachable, PushStream, Question
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 
 _log = get_logger("peers")
 
@@ -137,6 +137,10 @@ class PeerLink:
             async for part in parts:
                 return part
         raise InvalidRequest(f"the response from {self.peer} has no entries starting at {first_index}")
+
+    async def image(self, question: ImageQuestion, timeout_s: float) -> ImageChunk:
+        """Fetch a chunk of a state image from the peer. Raises PeerUnreachable and InvalidRequest."""
+        return await self._client.image(question, timeout_s)
 
     def lead(self) -> None:
         """Keep a push stream open from now on. If this node leads in a new term, open a new stream."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from random import Random
 from typing import Protocol
 
-from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
+from dledger.errors import Code, DLedgerError, InvalidRequest, ReadFailed, StorageError
 from dledger.infra.logs import get_logger
 from dledger.infra.loops.pacing import Pacer
 from dledger.infra.loops.threads import ThreadRunner, in_thread
@@ -24,6 +24,7 @@ from dledger.node.disk.disk_worker import HARMLESS
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, Frames, LogStore, RepairWork
+from dledger.store.image_files import ImageMark
 
 _log = get_logger("repair")
 
@@ -271,16 +272,18 @@ class Scrubber:
         readers: Executor | None,
         suspect: Callable[[int], None],
         *,
+        image_damaged: Callable[[ImageMark], None],
         bytes_per_second: int,
         pause_s: float,
         piece_bytes: int = 256 << 10,
     ) -> None:
         """If bytes_per_second is 0, there is no automatic scrub. `pause_s`: pause between two rounds over the
-        whole log. If `readers` is None, the loop's default executor reads.
+        whole log and the newest state image. If `readers` is None, the loop's default executor reads.
         """
         self._store = store
         self._readers = readers
         self._suspect = suspect
+        self._image_damaged = image_damaged
         self._rate = bytes_per_second
         self._pause_s = pause_s
         self._piece_bytes = piece_bytes
@@ -308,9 +311,27 @@ class Scrubber:
                 mistake = None if isinstance(error, DLedgerError) else error
                 _log.error("the scrub was interrupted", index=at, reason=str(error), exc_info=mistake)
                 next_index, wrapped = at, True
+            if wrapped:
+                await self._scrub_image(pace)
             wait_s = self._pause_s if wrapped else pace.wait_s(loop.time())
             await asyncio.sleep(max(wait_s, 0.01))
             at = next_index
+
+    async def _scrub_image(self, pace: Pacer) -> None:
+        """Verify the newest state image, unless another one replaces it meanwhile."""
+        loop, images = asyncio.get_running_loop(), self._store.images
+        if (newest := images.newest) is None:
+            return
+        try:
+            for number in range(len(newest.crcs)):
+                chunk = await loop.run_in_executor(self._readers, images.chunk, newest, number)
+                pace.record(len(chunk), loop.time())
+                await asyncio.sleep(pace.wait_s(loop.time()))
+        except ReadFailed:
+            return
+        except StorageError as error:
+            _log.error("a state image is damaged", reason=str(error))
+            self._image_damaged(newest.mark)
 
     async def step(self, index: int, pace: Pacer) -> tuple[int, Damage | None, bool]:
         """Verify a part of the log, starting at `index`. Returns the next index, the damage that was found,

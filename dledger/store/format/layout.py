@@ -19,6 +19,7 @@ BASE = "base"
 DAMAGE = "damage"
 REPAIR = "repair.tmp"
 RESERVE = "reserve"
+IMAGES = "images"
 IDENTITY = "identity"
 LOCK = "lock"
 FSYNC_FAILED_MARKER = "fsync-failed"
@@ -157,3 +158,7 @@ class NodePaths(NamedTuple):
     @property
     def reserve(self) -> Path:
         return self.root / RESERVE
+
+    @property
+    def images(self) -> Path:
+        return self.root / IMAGES

@@ -1,7 +1,8 @@
 """Backs up a log's entries as plain files, and restores them into new node directories.
 
 A backup is a directory with `entries`, the encoded entries in sequence without blanks, and a manifest, which
-is written last, after the stored entries were verified. Term and vote are not included, because a restore
+is written last, after the stored entries were verified. If the log does not start at entry 0, `images`
+contains a state image, as in the directory of a node. Term and vote are not included, because a restore
 creates a new cluster that starts with the same log.
 """
 
@@ -11,16 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dledger.core.membership_change import first_members
 from dledger.core.values import NO_BASE, Base, HardState, Membership, MembershipAt, Tail
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.infra.files.disk import Disk, OsDisk, write_all
+from dledger.infra.files.platform import FULL
 from dledger.store.api import Frames
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, BatchFault, DamagedBatch, encode_batch, parse_batch
 from dledger.store.format.internal import Configuration, encode_internal, membership_in
-from dledger.store.format.layout import NodePaths
+from dledger.store.format.layout import IMAGES, NodePaths
 from dledger.store.identity import (
     Identity,
     first_incarnation,
@@ -28,8 +31,8 @@ from dledger.store.identity import (
     load_identity,
     save_identity,
 )
+from dledger.store.image_files import ImageFiles, ImageManifest, ImageMark
 from dledger.store.offline.manifest import damaged_manifest, load_manifest, prepare_target, save_manifest
-from dledger.store.space import FULL
 from dledger.store.state_files import tail_of
 
 ENTRIES = "entries"
@@ -46,6 +49,14 @@ class BackupManifest:
     data_file_size: int
     base: Base
     tail: Tail
+    image: ImageMark | None = None
+
+
+class BackupImage(NamedTuple):
+    """A state image with the chunks of its data, in order."""
+
+    manifest: ImageManifest
+    chunks: Iterable[bytes]
 
 
 def write_backup(
@@ -54,10 +65,11 @@ def write_backup(
     target_dir: Path | str,
     *,
     base: Base = NO_BASE,
+    image: BackupImage | None = None,
     disk: Disk | None = None,
 ) -> BackupManifest:
     """Store a log that starts after `base`, as whole batches in order, and verify the stored copy. Pass only
-    committed entries.
+    committed entries. `image` is read first.
 
     Raises StorageError ALREADY_INITIALIZED if `target_dir` contains a backup, DATA_DAMAGED if the entries are
     not consecutive or were not stored as passed, DISK_FULL. Replaces the remains of an interrupted backup.
@@ -65,11 +77,18 @@ def write_backup(
     disk, target = disk or OsDisk(), Path(target_dir)
     with writing_backup(disk, target, [ENTRIES]):
         prepare_target(disk, target, [ENTRIES])
+        if image is not None:
+            _copy_image(image, ImageFiles(disk, target / IMAGES))
         tail = _write_entries(disk, target / ENTRIES, frames, tail_of(base), identity.data_file_size)
         manifest = BackupManifest(identity.cluster_id, identity.group, identity.data_file_size, base, tail)
+        if image is not None:
+            manifest = replace(manifest, image=image.manifest.mark)
+        for _ in _stored_image(disk, target, manifest).chunks:
+            pass
         for _ in _stored_batches(disk, target / ENTRIES, manifest):
             pass
         fields = asdict(manifest) | {"base": list(base), "tail": list(tail)}
+        fields |= {"image": list(fields.pop("image"))} if manifest.image is not None else {}
         save_manifest(disk, target, _KIND, fields)
     return manifest
 
@@ -119,7 +138,9 @@ def read_manifest(backup_dir: Path | str, *, disk: Disk | None = None) -> Backup
     invalid."""
     fields = load_manifest(disk or OsDisk(), Path(backup_dir), _KIND)
     try:
-        return BackupManifest(**fields | {"base": Base(*fields["base"]), "tail": Tail(*fields["tail"])})
+        image = ImageMark(*fields["image"]) if fields.get("image") else None
+        places = {"base": Base(*fields["base"]), "tail": Tail(*fields["tail"]), "image": image}
+        return BackupManifest(**fields | places)
     except (TypeError, KeyError) as error:
         raise damaged_manifest(Path(backup_dir), error) from error
 
@@ -157,6 +178,8 @@ def restore_directory(
             "new cluster",
             code=Code.FOREIGN_DIRECTORY,
         )
+    for _ in _stored_image(backup_disk, backup, manifest).chunks:
+        pass
     founded = _new_members(_stored_batches(backup_disk, backup / ENTRIES, manifest), identity, members)
     # An interrupted restore must not be taken for a node with the complete log. Until the end, the directory
     # belongs to no cluster: no node starts with it, not even the only one of its group.
@@ -169,6 +192,8 @@ def restore_directory(
         for batches in _stored_batches(backup_disk, backup / ENTRIES, manifest):
             store.append(batches)
         store.sync()
+        if manifest.image is not None:
+            _copy_image(_stored_image(backup_disk, backup, manifest), store.images)
         if founded is not None:
             _found(store, founded)
         store.save_checkpoint(store.end_index, None)
@@ -179,6 +204,35 @@ def restore_directory(
         store.close()
     _finish(disk or OsDisk(), Path(target_dir), identity.cluster_id)
     return manifest
+
+
+def _stored_image(disk: Disk, backup: Path, manifest: BackupManifest) -> BackupImage:
+    """Return the state image of a backup; without one, an empty image. Raises StorageError, also when the
+    chunks are read."""
+    if manifest.image is None:
+        return BackupImage(ImageManifest(ImageMark(-1, -1, -1), 0, 0, ()), ())
+    files = ImageFiles(disk, backup / IMAGES)
+    try:
+        files.find()
+    except OSError as error:
+        raise StorageError(f"cannot read {backup / IMAGES}: {error}") from error
+    newest = files.newest
+    if newest is None or newest.mark != manifest.image:
+        text = f"{backup / IMAGES} does not contain the image {manifest.image.index}"
+        raise StorageError(text, code=Code.DATA_DAMAGED)
+    return BackupImage(newest, files.chunks(newest, range(len(newest.crcs))))
+
+
+def _copy_image(image: BackupImage, files: ImageFiles) -> None:
+    receiver = files.receiver(image.manifest)
+    try:
+        for number, chunk in enumerate(image.chunks):
+            if number == receiver.next_chunk:  # an interrupted backup may have stored others
+                receiver.write(chunk)
+    except BaseException:
+        receiver.pause()
+        raise
+    receiver.finish()
 
 
 def _finish(disk: Disk, target: Path, cluster_id: str) -> None:

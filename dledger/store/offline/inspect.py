@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import ENTRY_HEADER_SIZE, Base, HardState
-from dledger.errors import StorageError
+from dledger.errors import ReadFailed, StorageError
 from dledger.infra.files.disk import Disk, OsDisk
 from dledger.store.api import Damage
 from dledger.store.damage import clip_to_base, make_damage, read_damages, resume
@@ -32,6 +32,7 @@ from dledger.store.format.layout import (
     unpack_record,
 )
 from dledger.store.identity import Identity, load_identity
+from dledger.store.image_files import ImageFiles, ImageManifest
 from dledger.store.recovery import choose_base
 from dledger.store.scan import LogEndState, LogScanner, judge_end
 from dledger.store.state_files import (
@@ -84,6 +85,7 @@ class DirectoryReport:
     prepared_files: list[FileReport] = field(default_factory=list)  # data files after the end, still empty
     damages: list[Damage] = field(default_factory=list)  # found now, followed by good entries
     noted_damages: list[Damage] = field(default_factory=list)  # recorded by the node
+    image: ImageManifest | None = None  # the newest state image
     begin_index: int = 0
     end_index: int = -1  # of the last good batch
     end_term: int = -1
@@ -206,11 +208,26 @@ class _Inspection:
             for before, after in pairwise(files):
                 if before.start + before.length != after.start:
                     report.problems.append(f"{before.path} ends before {after.path} starts")
+        self._check_image(report)
         if report.problems and report.verdict is not LogEndState.DAMAGED:
             report.verdict = LogEndState.DAMAGED
             reasons = (report.verdict_reason, "the directory has problems, listed separately")
             report.verdict_reason = "; ".join(filter(None, reasons))
         return report
+
+    def _check_image(self, report: DirectoryReport) -> None:
+        images = ImageFiles(self._disk, self._paths.images)
+        if not self._disk.exists(self._paths.images):
+            return
+        self._attempt(images.find)
+        newest = images.newest
+        if newest is not None:
+            report.image = newest
+            try:
+                for _ in images.chunks(newest, range(len(newest.crcs))):
+                    pass
+            except (StorageError, ReadFailed) as error:
+                report.problems.append(str(error))
 
     def begin_report(self) -> DirectoryReport:
         """Report everything that can be determined without reading the log."""

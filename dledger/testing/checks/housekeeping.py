@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dledger.core.values import Base
-from dledger.replica.images import ImageCollector
+from dledger.core.values import Base, Membership
+from dledger.store.api import LogStore
 from dledger.store.format.batch import Batch
-from dledger.store.format.internal import ImageEnd, Purge, decode_internal, strip_stamp
+from dledger.store.format.internal import ImageBegin, Purge, decode_internal, strip_stamp
+from dledger.testing.checks.quorums import decides
 from dledger.testing.virtual.violation import Violation
 
 
@@ -18,12 +19,34 @@ class Housekeeping:
         self.counts = counts
         self.bases: set[Base] = set()  # bases permitted by a committed PURGE
         self.last_stamp_ms = -1
-        self._images = ImageCollector()
+        self.newest_mark = -1  # mark of the newest image
+        self._images: dict[str, int] = {}  # by node: the image that it has reported last
 
-    @property
-    def newest_image(self) -> int:
-        """Index of the newest complete image; -1 if there is none."""
-        return self._images.newest.image_index if self._images.newest is not None else -1
+    def reported(self, node_id: str, image_index: int, begin_index: int, store: LogStore) -> None:
+        """Check the image that a node, whose log starts at begin_index, reports or announces."""
+        if image_index < begin_index:
+            return  # none, or the report has waited for the disk while the log was replaced
+        newest = store.images.newest
+        if newest is None or newest.mark.index < image_index:
+            raise Violation("images", f"{node_id} reports the image {image_index}, but has {newest}")
+        self._images[node_id] = image_index
+
+    def purge_written(self, node_id: str, base: Base, membership: Membership, store: LogStore) -> None:
+        """Check a PURGE that a leader appends: a majority of the voters has an image of the entries."""
+        newest = store.images.newest
+        images = self._images | {node_id: -1 if newest is None else newest.mark.index}
+        holders = [holder for holder, index in images.items() if index > base.index]
+        if not decides(membership, holders):
+            raise Violation(
+                "images",
+                f"{node_id} writes a PURGE to {base.index}, of which only {holders} have an image",
+            )
+
+    def purges(self, node_id: str, base: Base, store: LogStore) -> None:
+        """Check that a node has an image of the entries that it purges."""
+        newest = store.images.newest
+        if newest is None or newest.mark.index <= base.index:
+            raise Violation("images", f"{node_id} purges up to {base.index}, but its image is {newest}")
 
     def committed(self, batch: Batch) -> None:
         if batch.head is None:
@@ -31,8 +54,8 @@ class Housekeeping:
         stamp_ms, value = strip_stamp(decode_internal(batch.head))
         if stamp_ms is not None:
             self._stamped(stamp_ms, batch)
-        self._images.add(batch.first_index, value)
-        if isinstance(value, ImageEnd):
+        if isinstance(value, ImageBegin):
+            self.newest_mark = batch.first_index
             self.counts["images committed"] += 1
         elif isinstance(value, Purge):
             self._purge(value.base, batch)
@@ -47,11 +70,11 @@ class Housekeeping:
 
     def _purge(self, base: Base, batch: Batch) -> None:
         self.counts["purges committed"] += 1
-        if base.index >= self.newest_image:
+        if base.index >= self.newest_mark:
             raise Violation(
                 "purge",
-                f"entry {batch.first_index} purges up to {base.index}, but the newest image is "
-                f"{self.newest_image}",
+                f"entry {batch.first_index} purges up to {base.index}, but the mark of the newest image is "
+                f"{self.newest_mark}",
             )
         self.bases.add(base)
 

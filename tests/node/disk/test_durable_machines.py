@@ -116,6 +116,7 @@ async def test_behind_an_image_what_is_still_there_is_replayed(tmp_path: Path) -
         await fill(servers, 400)
         await until(lambda: servers[0].begin_pos > 0)
         assert servers[0].begin_pos % FILE == 0
+        await servers[0].wait_applied()
     (tmp_path / "none").unlink()
     again = Tally(tmp_path / "none")
     back = await start_again(servers[0], tmp_path, again, settings)

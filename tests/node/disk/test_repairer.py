@@ -237,7 +237,14 @@ async def test_a_mistake_costs_a_scrub_a_round_and_not_all_others(monkeypatch: p
 
     monkeypatch.setattr(store, "scrub", fail_at_first)
     with ThreadPoolExecutor(1) as readers:
-        scrubber = Scrubber(store, readers, lambda _: None, bytes_per_second=1 << 20, pause_s=0.0)
+        scrubber = Scrubber(
+            store,
+            readers,
+            lambda _: None,
+            image_damaged=lambda _: None,
+            bytes_per_second=1 << 20,
+            pause_s=0.0,
+        )
         scrubber.start()
         await until(lambda: scrubber.scrubbed_index == 0)
         await scrubber.stop()

@@ -83,13 +83,13 @@ class RoomyStore:
 
     def __init__(self) -> None:
         self.room = True
-        self.asked: SimpleQueue[tuple[int, bool]] = SimpleQueue()
+        self.asked: SimpleQueue[int] = SimpleQueue()
         self.error: StorageError | None = None
 
-    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+    def prepare(self, ahead_bytes: int) -> bool:
         if self.error is not None:
             raise self.error
-        self.asked.put((ahead_bytes, use_reserve))
+        self.asked.put(ahead_bytes)
         return self.room
 
     def free_bytes(self) -> int:
@@ -100,16 +100,11 @@ def test_the_allocator_notices_a_full_disk_and_space_again() -> None:
     store, fatals = RoomyStore(), SimpleQueue[DLedgerError]()
     allocator = Allocator(store, 100, on_fatal=fatals.put)
     allocator.start()
-    assert store.asked.get(timeout=WAIT_S) == (100, False)
+    assert store.asked.get(timeout=WAIT_S) == 100
     store.room = False
     while not allocator.is_full:
         allocator.request_check()
         store.asked.get(timeout=WAIT_S)
-    allocator.use_reserve = True
-    allocator.request_check()
-    while not store.asked.get(timeout=WAIT_S)[1]:
-        pass
-    allocator.use_reserve = False
     store.room = True
     while allocator.is_full:
         allocator.request_check()

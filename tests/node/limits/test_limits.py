@@ -23,6 +23,7 @@ from dledger.testing.memory_store import MemoryLogStore
 from dledger.v1 import log_pb2, log_pb2_grpc
 from tests.node.disk.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, make_server, running_nodes, until
+from tests.node.members.test_inbound import no_image
 from tests.node.test_bad_days import SMALL, equal_and_committed, fill, leader_of
 
 
@@ -97,7 +98,7 @@ async def test_rule_13_only_so_many_members_fetch_entries_and_ask_questions_at_o
         def receive(self, peer: str, message: object, payload: bytes | None) -> None: ...
         def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
-    inbound = PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), Silent(), fetch)
+    inbound = PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), Silent(), fetch, no_image)
     fetching = [asyncio.ensure_future(inbound.fetch(0, 9, 100, uncommitted=True)) for _ in range(2)]
     asking = [asyncio.ensure_future(inbound.request("m", Heartbeat(1, "m", n, 0))) for n in range(64)]
     await asyncio.sleep(0)

@@ -11,6 +11,8 @@ import pytest
 
 from dledger.core.values import Base, OwnerFitness
 from dledger.node.ticker import MAX_IDLE_MS, Ticker, next_tick_ms
+from dledger.replica.images import LoggedImage
+from dledger.replica.log_state import ImageSpan
 from dledger.replica.replica import Replica
 from tests.node.local import leader_of, running_nodes, until
 from tests.replica.replica_world import World
@@ -156,6 +158,11 @@ def set_to(path: str, value: object) -> Callable[[Replica], None]:
     return change
 
 
+def purge_behind_an_image(replica: Replica) -> None:
+    replica.retainer.purge_to = Base(0, 1, 64, 7)
+    replica.admission.state.image = ImageSpan(1, 64, 128)
+
+
 UNDER_WAY: dict[str, Callable[[Replica], None]] = {
     "entries that are not durable": set_to("core.log.durable_index", -1),
     "entries that are not committed": set_to("core.committed_index", -1),
@@ -167,8 +174,8 @@ UNDER_WAY: dict[str, Callable[[Replica], None]] = {
     "a log that is read again": set_to("admission.state.is_rebuilding", True),
     "an index that could not be read": set_to("suspects", [0]),
     "a probe that was not answered": set_to("unread_probes", {"a": None}),
-    "a purge that is to be carried out": set_to("retainer.purge_to", Base(0, 1, 64, 7)),
-    "an image that is written": set_to("retainer._writer", object()),
+    "a purge that is to be carried out": purge_behind_an_image,
+    "an image of the log that is to be copied": set_to("admission.state.logged", LoggedImage(0, 3)),
 }
 
 
@@ -179,6 +186,13 @@ def test_nothing_is_slept_over_that_is_under_way(change: Callable[[Replica], Non
     assert due_in(world, "b") == MAX_IDLE_MS
     change(world["b"].replica)
     assert due_in(world, "b") <= 0
+
+
+def test_a_purge_that_waits_for_an_image_wakes_nobody() -> None:
+    world = settled()
+    world["b"].now = world["a"].now
+    world["b"].replica.retainer.purge_to = Base(0, 1, 64, 7)
+    assert due_in(world, "b") == MAX_IDLE_MS
 
 
 @pytest.mark.parametrize("what", ["an append", "retention"])

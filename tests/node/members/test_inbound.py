@@ -10,7 +10,7 @@ from dledger.core.values import UNKNOWN_UID
 from dledger.errors import Code, InvalidRequest
 from dledger.node.members.inbound import PeerRequests
 from dledger.rpc.envelope import PeerClaims, PeerIdentity
-from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.ports import FetchedFrames, ImageChunk, ImageQuestion
 from dledger.rpc.push_stream import PushReceiver
 
 
@@ -56,9 +56,13 @@ async def no_fetch(first_index: int, last_index: int, max_bytes: int, *, uncommi
     raise AssertionError("nobody fetches")
 
 
+async def no_image(peer: str, question: ImageQuestion) -> ImageChunk:
+    raise AssertionError("nobody fetches an image")
+
+
 def make_inbound() -> tuple[PeerRequests, Events]:
     events = Events()
-    return PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), events, no_fetch), events
+    return PeerRequests(PeerIdentity("c", "g", "n", ("n", "m"), 1), events, no_fetch, no_image), events
 
 
 def test_rule_5_the_end_of_the_newest_stream_without_a_goodbye_is_a_sign_and_no_other() -> None:
@@ -90,7 +94,7 @@ def test_rule_6_a_response_goes_to_the_stream_it_belongs_to_or_nowhere() -> None
 def make_numbered(own: int, known: int) -> tuple[PeerRequests, Events]:
     events, numbers = Events(), {"n": own, "m": known}
     identity = PeerIdentity("c", "g", "n", ("n", "m"), 1, directory_of=numbers.__getitem__)
-    return PeerRequests(identity, events, no_fetch), events
+    return PeerRequests(identity, events, no_fetch, no_image), events
 
 
 REJOINED = FIRST_REJOINED + 5
@@ -142,7 +146,7 @@ def make_known(own: int, known: int) -> tuple[PeerRequests, Events]:
     identity = PeerIdentity(
         "c", "g", "n", (), 1, directory_of={"n": 3, "m": 4}.__getitem__, uid_of=uids.__getitem__
     )
-    return PeerRequests(identity, events, no_fetch), events
+    return PeerRequests(identity, events, no_fetch, no_image), events
 
 
 @pytest.mark.parametrize(
