@@ -18,10 +18,10 @@ from dledger.rpc.ports import ImageChunk, ImageQuestion
 from dledger.store import image_files
 from dledger.store.image_files import ImageFiles, ImageManifest, ImageMark
 from dledger.testing.virtual.sim_disk import SimDisk
+from tests.node.local import until
 
 T = TypeVar("T")
 MARK, LATER = ImageMark(20, 2, 2000), ImageMark(30, 2, 3000)
-from tests.node.local import until
 
 
 @pytest.fixture(autouse=True)
