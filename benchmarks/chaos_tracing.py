@@ -21,7 +21,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import Row, cpu_seconds, say, scratch
-from chaos.cluster.cluster import ChaosCluster, ClusterVariant
+from chaos.cluster.cluster import ChaosCluster
+from chaos.cluster.node_configs import ClusterVariant
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.broker import BrokerWorkload
@@ -96,7 +97,7 @@ class _Side:
     def _workload(self, setting: Setting) -> Workload:
         if self._kind == "broker":
             return BrokerWorkload(setting, self._cluster.namesrv)
-        return LogWorkload(setting, self._cluster.addresses, self._cluster.local.plan.group)
+        return LogWorkload(setting, lambda: self._cluster.addresses, self._cluster.local.plan.group)
 
     def _cpu(self) -> float:
         """Return the CPU seconds that all nodes and this process have used so far."""

@@ -25,7 +25,8 @@ from broker_adapter.wire.index_layout import index_keys
 from broker_adapter.wire.java_hash import tag_code
 from broker_adapter.wire.message import MessageRecord, decode
 from broker_adapter.wire.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from chaos.cluster.cluster import ChaosCluster, ClusterVariant, derived_of
+from chaos.cluster.cluster import ChaosCluster, derived_of
+from chaos.cluster.node_configs import ClusterVariant
 from chaos.faults.take_over import LEFT, left_directory
 from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev

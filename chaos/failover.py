@@ -72,7 +72,7 @@ class FailoverMeasurement:
         stop, outages = asyncio.Event(), []
         try:
             async with cluster:
-                workload = LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
+                workload = LogWorkload(setting, lambda: cluster.addresses, cluster.local.plan.group)
                 load = asyncio.create_task(workload.write(stop))
                 try:
                     for _ in range(self._kills):

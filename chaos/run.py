@@ -12,14 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.cluster.cluster import ChaosCluster, ClusterVariant, merged
+from chaos.cluster.cluster import ChaosCluster, merged
+from chaos.cluster.node_configs import ClusterVariant
 from chaos.cluster.scheduling import SchedulingWatch
 from chaos.cluster.starts import ProcessLife, written_lines
 from chaos.dump import dump_cluster, dump_source
 from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
 from chaos.faults.hostiles import Hostiles
 from chaos.faults.nemesis import Nemesis
-from chaos.plans.scenario import Scenario, plan, plan_hostiles
+from chaos.plans.scenario import Scenario, newcomers, plan, plan_hostiles
 from chaos.plans.soak import to_file
 from chaos.quick.check import quick_check
 from chaos.quick.trace import QuickReport
@@ -118,7 +119,8 @@ class Run:
     ) -> None:
         """Prepare a run. If `trace_nodes` is False, only clients and faults are traced. `keep_stores`: keep
         the nodes' files even if the run is valid; the trace contains their content anyway. Raises ConfigError
-        if the load needs released clients and these are not installed."""
+        if the load needs released clients and these are not installed, or if nodes are added whose links
+        only traced nodes know."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty; use an empty or new directory")
         self._scenario = scenario
@@ -135,6 +137,9 @@ class Run:
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
         self._hostile_plan = plan_hostiles(scenario)
+        self._newcomers = newcomers(scenario)
+        if self._newcomers and not trace_nodes:
+            raise ConfigError(f"{scenario.name} adds nodes, which needs the traces of nodes")
         self._behind: list[str] = []
 
     async def run(self) -> ScenarioResult:
@@ -154,6 +159,7 @@ class Run:
             has_indexes=not self._is_classic,
         )
         flushing = asyncio.create_task(self._flush())
+        cluster: ChaosCluster | None = None
         try:
             cluster = await ChaosCluster.create(
                 self._directory,
@@ -167,6 +173,7 @@ class Run:
                 broker_settings=self._broker_settings(),
                 tls=scenario.tls,
                 double_write=scenario.double_write,
+                newcomers=self._newcomers,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             hostiles = Hostiles(
@@ -195,17 +202,15 @@ class Run:
             await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
             if self._trace_nodes:
                 await asyncio.to_thread(
-                    write_syncs, self._directory, self._name, cluster.node_ids, is_classic=self._is_classic
+                    write_syncs,
+                    self._directory,
+                    self._name,
+                    cluster.local.all_node_ids,
+                    is_classic=self._is_classic,
                 )
         finally:
             flushing.cancel()
-            ids = [f"n{n}" for n in range(1, scenario.nodes + 1)]
-            others = [dump_source(n) for n in ids]
-            if self._trace_nodes:
-                others += [syncs_source(n) for n in ids]
-                # Nodes with a classic log write no trace.
-                others += [] if self._is_classic else [f"node:{n}" for n in ids]
-            for member in [*(writer.src for writer in self._writers), *others]:
+            for member in [*(writer.src for writer in self._writers), *self._other_writers(cluster)]:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
@@ -213,6 +218,17 @@ class Run:
         if result.verdict is RunVerdict.VALID and not self._keep_stores:
             await asyncio.to_thread(cluster.remove_stores)
         return result
+
+    def _other_writers(self, cluster: ChaosCluster | None) -> list[str]:
+        """Return the writers that write on nodes, or about the nodes after the run."""
+        first = [f"n{n}" for n in range(1, self._scenario.nodes + 1)]
+        last, ever = (first, first) if cluster is None else (cluster.node_ids, cluster.local.all_node_ids)
+        writers = [dump_source(n) for n in last]
+        if self._trace_nodes:
+            writers += [syncs_source(n) for n in ever]
+            # Nodes with a classic log write no trace.
+            writers += [] if self._is_classic else [f"node:{n}" for n in ever]
+        return writers
 
     async def _run_phases(
         self,
@@ -267,7 +283,7 @@ class Run:
         if self._scenario.workload == "broker":
             return BrokerWorkload(setting, names)
         local = cluster.local
-        return LogWorkload(setting, local.addresses, local.plan.group, local.tls_files)
+        return LogWorkload(setting, lambda: local.addresses, local.plan.group, local.tls_files)
 
     async def _heal(self, cluster: ChaosCluster) -> str:
         """Wait until the cluster is healthy; return the reason if it is not. The run continues with the final

@@ -392,6 +392,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.needs": set(),
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
     "chaos.checker.agreement": set(),
+    "chaos.checker.configurations": set(),
     "chaos.checker.shapes": {"chaos.trace.schema"},
     "chaos.checker.whole_operations": {"chaos.checker.agreement", "chaos.checker.checks.registry"},
     "chaos.checker.completeness": {
@@ -406,6 +407,7 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.checker.needs",
         "chaos.checker.checks.registry",
         "chaos.checker.agreement",
+        "chaos.checker.configurations",
         "chaos.checker.completeness",
     },
     "chaos.checker.histories.linearize": set(),
@@ -414,6 +416,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.engine": set(),
     "chaos.checker": {
         *_CHECKS,
+        "chaos.checker.configurations",
         "chaos.checker.shapes",
         "chaos.checker.engine",
         "chaos.checker.histories",

@@ -201,15 +201,19 @@ WHERE q.f IN ('max_off', 'min_off') AND q.outcome = 'ok' AND q.max_off IS NOT NU
 """
 
 #: Nodes of the run, with the counts that the reader of the files reported and those in the trace. `queues`:
-#: the nodes run brokers.
+#: the nodes run brokers. Nodes that have left the group are not read; the run
+#: names the readers of all others.
 FILES_READ = """
 SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.ended, d.high, l.n AS ledger_told,
   coalesce(d.n, 0) AS ledger_there, c.n AS queues_told, coalesce(u.n, 0) AS queues_there
 FROM (
   SELECT run, node FROM (
-    SELECT run, substr(member, 6) AS node FROM meta
-    WHERE e = 'expect' AND (member LIKE 'node:%' OR member LIKE 'dump:%')
-    UNION ALL SELECT run, node FROM meta WHERE e IN ('started', 'dumped') AND node IS NOT NULL
+    SELECT run, substr(member, 6) AS node FROM meta WHERE e = 'expect' AND member LIKE 'dump:%'
+    UNION ALL SELECT run, node FROM meta WHERE e = 'dumped' AND node IS NOT NULL
+    UNION ALL
+    SELECT m.run, coalesce(m.node, substr(m.member, 6)) FROM meta m
+    ANTI JOIN (SELECT run FROM meta WHERE e = 'expect' AND member LIKE 'dump:%') x ON x.run = m.run
+    WHERE (m.e = 'started' AND m.node IS NOT NULL) OR (m.e = 'expect' AND m.member LIKE 'node:%')
     UNION ALL SELECT run, node FROM dump_ends WHERE node IS NOT NULL
   ) GROUP BY run, node) n
 LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
@@ -233,11 +237,11 @@ LEFT JOIN meta d ON d.run = t.run AND d.node = t.member AND d.e = 'dumped' AND d
 WHERE t.e = 'taken_over' GROUP BY t.run, t.member, t.src, t.inc, t.seq, l.n
 """
 
-#: Runs with their number of nodes, and the number of nodes whose files were read.
+#: Runs with their number of nodes at the end, and the number of nodes whose files were read.
 NODES_READ = f"""
-SELECT r.run, r.nodes, count(f.node) AS n FROM runs r
+SELECT r.run, r.last_nodes AS nodes, count(f.node) AS n FROM runs r
 LEFT JOIN ({FILES_READ}) f ON f.run = r.run AND f.ledger_told IS NOT NULL
-WHERE r.history IS NULL GROUP BY r.run, r.nodes
+WHERE r.history IS NULL GROUP BY r.run, r.last_nodes
 """
 
 #: Number of nodes whose syncs were recorded, and of all nodes of the run.

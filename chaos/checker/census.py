@@ -74,6 +74,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
             "leaders": "e = 'leader'",
             "votes": "e = 'vote'",
             "recoveries": "e = 'recover'",
+            "configurations": "e = 'configuration'",
             "ready": "e = 'master_ready'",
             "elected": "e = 'elected'",
             "demoted": "e = 'demoted'",

@@ -33,8 +33,10 @@ line_counts  one writer, incarnation and file: its lines by kind. writers: witho
 lookups      operations that look up messages by key.
 final_reads  read operations of the final phase, after healing.
 op_counts    one kind of operation and outcome.
-runs         one run: its plan, its guarantees, its results.
+runs         one run: its plan, its guarantees, its results. nodes: at the beginning; last_nodes: at the end.
 milestones   events of nodes, without the events that occur with every batch.
+candidacies  candidacies and leaderships, with the configuration in force on the node (c_voters, ...).
+regrouped    runs in which the voters changed.
 sent_logs    one log: acknowledged sends by outcome, term and time.
 read_logs    one log: the position up to which it was read.
 histories    op_counts of other systems' histories, with their model.
@@ -61,11 +63,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chaos.checker.configurations import CANDIDACIES, LAST_MEMBERS, REGROUPED
 from chaos.checker.engine import Engine
 from chaos.checker.histories.tables import make_history_tables
 from chaos.checker.left_records import LEFT_BEHIND, LEFT_RECORDS
+from chaos.checker.line_counts import LINE_COUNTS, WRITERS
 from chaos.checker.shapes import SHAPES
-from chaos.trace.schema import EVENTS, OPERATIONS, READS, Ev
+from chaos.trace.schema import READS
 
 #: Small tables that are selected from large ones. They are materialized to reduce the data moved by joins.
 PICKED = frozenset(
@@ -98,14 +102,9 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
             "meta",
             "removed",
         ),
-        *("kept_logs", "begins", "purges"),
+        *("kept_logs", "begins", "purges", "candidacies", "regrouped"),
     )
 )
-
-
-def column_of(field: str) -> str:
-    """Return the column of a field of the trace."""
-    return {"group": "grp"}.get(field, field)
 
 
 _LOG = (
@@ -307,7 +306,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
         ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, role_epoch, vote, candidate,
-        chain, chain_key, last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        chain, chain_key, last_index, last_term, cand_last_index, cand_last_term, wiped, voters, outgoing,
+        learners, uids, uid, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -333,70 +333,6 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
 )
 
-_KINDS = ", ".join(f"'{kind}'" for kind in Ev)
-
-
-def _lacking() -> str:
-    """Return an SQL condition that is true if the line is of no kind in the schema or lacks a required field.
-    A check would ignore a line without the field."""
-    events: dict[Ev, list[str]] = {}
-    for (ev, name), event in EVENTS.items():
-        missing = " OR ".join(f"{column_of(field)} IS NULL" for field in event.required)
-        column = "type" if ev is Ev.OP else "e"
-        events.setdefault(ev, []).append(f"WHEN {column} = '{name}' THEN {missing}" if name else missing)
-    whens = [
-        f"WHEN ev = '{ev}' THEN "
-        + (f"CASE {' '.join(cases)} ELSE true END" if cases[0].startswith("WHEN") else f"({cases[0]})")
-        for ev, cases in events.items()
-    ]
-    return f"CASE {' '.join(whens)} ELSE false END"
-
-
-#: The line concerns a node other than its writer's.
-_BY_ANOTHER = """CASE WHEN ev IN ('raft', 'store', 'role') THEN src LIKE 'node:%' AND src <> 'node:' || node
-  WHEN ev IN ('dump', 'cq', 'left') THEN src LIKE 'dump:%' AND src <> 'dump:' || node
-  WHEN ev = 'disk' THEN src LIKE 'disk:%' AND src <> 'disk:' || node ELSE false END"""
-
-#: Lines by writer, incarnation and file, with their kinds.
-_LINE_COUNTS = f"""
-SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
-  max(seq) AS last, min(mono) AS first_mono, max(mono) AS last_mono,
-  min(CASE WHEN mono >= 0 AND wall >= 0 THEN wall - mono END) AS ahead,
-  sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
-  count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
-  count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
-    OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {_lacking()} OR {_BY_ANOTHER}
-    OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
-    OR (e IN ('log', 'drain_target') AND ((topic IS NULL) <> (q IS NULL)
-      OR (ledger IS NULL) = (topic IS NULL)))
-    OR (ev = 'op' AND type = 'invoke' AND (topic IS NULL) <> (q IS NULL)
-      AND f IN ('get', 'drain', 'max_off', 'min_off', 'commit_off', 'fetch_off', 'reset_off'))
-    OR (e = 'run_begin' AND flush_mode NOT IN ('SYNC_FLUSH', 'ASYNC_FLUSH'))
-    OR (ev IN ('dump', 'left') AND (mid IS NOT NULL) = coalesce(internal, false))))
-    AS misfits,
-  count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
-  count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
-  count(*) FILTER (WHERE ev = 'meta' AND e = 'writer_begin') AS opens,
-  count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
-  count(*) FILTER (WHERE ev = 'dump') AS dump, count(*) FILTER (WHERE ev = 'cq') AS cq,
-  count(*) FILTER (WHERE ev = 'dump' AND qoff IS NOT NULL AND mid IS NOT NULL) AS queued,
-  count(*) FILTER (WHERE ev = 'raft') AS raft, count(*) FILTER (WHERE e = 'commit') AS commits,
-  count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install',
-    'append')) AS flushes,
-  count(*) FILTER (WHERE ev = 'disk' AND e = 'watched') AS watched,
-  count(*) FILTER (WHERE e = 'apply') AS applied,
-  count(*) FILTER (WHERE e = 'append' AND chain IS NOT NULL) AS chains
-FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
-"""
-
-_WRITERS = """
-SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, min(first_mono) AS first_mono,
-  max(last_mono) AS last_mono, min(ahead) AS ahead,
-  CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(opens) AS opens,
-  sum(of_node) AS of_node
-FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
-"""
-
 #: Operations by kind and outcome.
 _OP_COUNTS = """
 SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n,
@@ -412,8 +348,9 @@ JOIN runs r ON r.run = c.run WHERE r.history IS NOT NULL
 
 #: Includes runs without a `run_begin`, because checks that join this table must not lose their lines. The
 #: clock bound is capped, because a very large one would overflow.
-_RUNS = """
-SELECT w.run, m.nodes, m.planned_faults, m.aim, coalesce(m.flush_mode, 'SYNC_FLUSH') AS flush_mode,
+_RUNS = f"""
+SELECT w.run, m.nodes, coalesce(g.members, m.nodes) AS last_nodes, m.planned_faults, m.aim,
+  coalesce(m.flush_mode, 'SYNC_FLUSH') AS flush_mode,
   coalesce(m.max_attempts, 16) AS max_attempts,
   CAST(least(greatest(coalesce(m.bound, 0), 0), 1000000000000000) AS BIGINT) AS bound,
   m.healed, m.drained, coalesce(m.expected, 0) AS expected, m.history, m.keep_ms, m.keep_bytes,
@@ -438,6 +375,7 @@ LEFT JOIN (
       min(CASE WHEN e = 'begin' THEN CASE WHEN effective THEN 1 ELSE 0 END END) AS began,
       min(CASE WHEN e = 'end' THEN CASE WHEN effective THEN 1 ELSE 0 END END) AS ended
     FROM fault GROUP BY run, fault) GROUP BY run) f ON f.run = w.run
+LEFT JOIN ({LAST_MEMBERS}) g ON g.run = w.run
 """
 
 _MILESTONES = """
@@ -576,7 +514,7 @@ WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')
 """
 
 _ON_FACTS = (
-    ("writers", _WRITERS),
+    ("writers", WRITERS),
     ("reads", _READS),
     ("dlv_lines", _DLV.format("ANTI")),
     ("looked_up", _DLV.format("SEMI")),
@@ -588,7 +526,7 @@ _FACTS: tuple[dict[str, str], ...] = (
         "odd_ops": _ODD_OPS,
         "items": """SELECT run, op, src, inc, i, topic, q, ledger, mid, digest, key, tag, delay_ms
           FROM events WHERE ev = 'item'""",
-        "line_counts": _LINE_COUNTS,
+        "line_counts": LINE_COUNTS,
         "milestones": _MILESTONES,
         "shapes": SHAPES,
         "dump_ends": _DUMP_ENDS,
@@ -597,7 +535,13 @@ _FACTS: tuple[dict[str, str], ...] = (
         "cq_ends": """SELECT run, node, log, min(qoff) AS low, max(qoff) AS high, count(*) AS n FROM cq
           GROUP BY run, node, log""",
     },
-    {"ops": _OPS, "runs": _RUNS, "purges": _PURGES},
+    {
+        "ops": _OPS,
+        "runs": _RUNS,
+        "purges": _PURGES,
+        "candidacies": CANDIDACIES,
+        "regrouped": REGROUPED,
+    },
     {
         "recalled": f"""SELECT run, mid, max(outcome) AS outcome FROM (
           SELECT run, mid, outcome FROM ops WHERE f = 'recall' UNION ALL {LEFT_BEHIND}) GROUP BY run, mid""",

@@ -9,40 +9,37 @@ not block the event loop, which also runs the links and the load clients.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from chaos.cluster import classic
 from chaos.cluster.copies import Copies
+from chaos.cluster.node_configs import INJECTION_FOLDER, NAMESRV, ClusterVariant, NodeSetup
 from chaos.cluster.starts import StartedNodes
 from chaos.injection.orders import FaultOrders, InjectedEffect, OrderFile, combined, read_counter
 from chaos.injection.unsynced import Loss, forget, lose_power
 from chaos.network.links import HOST, Links
 from chaos.syncs.journal import note_damage, note_undone
-from chaos.syncs.trace import journals_folder, recording_environment
-from dledger.cli.local.cluster_plan import CompanionPlan, free_ports, to_toml
+from chaos.syncs.trace import journals_folder
+from dledger.cli.local import local_members
+from dledger.cli.local.cluster_plan import CompanionPlan, NodePlan, free_ports
 from dledger.cli.local.local_cluster import REMOTING_ADDRESS, SEND_ADDRESS, ClusterError, LocalCluster
-from dledger.cli.local.node_process import import_path
 from dledger.status.model import NodeStatus
-
-#: `classic`: brokers with a classic log, one master and one slave.
-ClusterVariant = Literal["log", "broker", "classic"]
 
 T = TypeVar("T")
 
 CLUSTER_FOLDER = "cluster"
-NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
+#: Time limit of a change of the members.
+_CHANGE_S = 100.0
 #: Small, so that a run fills several files, and a disk has space for many: a node preallocates two files.
 DATA_FILE_SIZE = 4 << 20
 _BROKER: Mapping[str, Any] = {
@@ -105,6 +102,7 @@ class ChaosCluster:
         links: Links,
         injections: Injections,
         data_file_size: int,
+        setup: NodeSetup,
     ) -> None:
         self.kind = kind
         self.local = local
@@ -112,6 +110,10 @@ class ChaosCluster:
         self.injections = injections
         self.data_file_size = data_file_size
         self.copies = Copies(local.node_ids)
+        #: Receives the fields of events that concern the whole cluster.
+        self.record: Callable[[dict[str, Any]], None] = lambda fields: None
+        self._setup = setup
+        local.on_new = self._set_up_new
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -129,6 +131,7 @@ class ChaosCluster:
         broker_settings: Mapping[str, Any] | None = None,
         tls: bool = False,
         double_write: bool = True,
+        newcomers: int = 0,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process.
 
@@ -136,8 +139,8 @@ class ChaosCluster:
         name under which nodes write traces; their syncs are recorded as well, and of nodes with a classic log
         only these. `fault_injection`: makes disk and clock faults available.
         `broker_settings`: additional keys for every broker, which override the defaults. `tls`: mutual TLS on
-        all ports. `double_write`: sends to a classic master wait for its slave. Raises ConfigError if the
-        cluster exists.
+        all ports. `double_write`: sends to a classic master wait for its slave. `newcomers`: number of nodes
+        that can be added later. Raises ConfigError if the cluster exists.
         """
         is_broker, is_classic = kind != "log", kind == "classic"
         companions = [_name_server()] if is_broker else []
@@ -164,23 +167,35 @@ class ChaosCluster:
         targets.update({c.name: c.address for c in local.plan.companions})
         for node, own in zip(local.plan.nodes, of_node, strict=False):
             targets[f"{node.node_id}{classic.HA}"] = own["classic"]["ha_listen"]
-        links = Links(local.node_ids, targets, rng)
+        later = [f"n{nodes + number}" for number in range(1, newcomers + 1)]
+        targets.update(dict.fromkeys(later, ""))
+        links = Links([*local.node_ids, *later], targets, rng)
         await links.start()
-        for node_id in local.node_ids:
-            _route_through(local, links, node_id)
-            if trace_run is not None:
-                if not is_classic:  # its nodes write no trace
-                    _enable_trace(local, node_id, kind, run_directory, trace_run)
-                _record_syncs(local, node_id, run_directory)
         injections = Injections(local, available=fault_injection)
-        if fault_injection:
-            for node_id in local.node_ids:
-                _inject_faults(local, node_id, injections.folder(node_id))
-        return cls(kind, local, links, injections, data_file_size)
+        setup = NodeSetup(kind, run_directory, links, trace_run, fault_injection)
+        cluster = cls(kind, local, links, injections, data_file_size, setup)
+        for node_id in local.node_ids:
+            cluster.set_up(node_id)
+        local.use(local.plan)  # with the environments of the nodes
+        return cluster
+
+    def set_up(self, node_id: str) -> None:
+        """Change the configuration of a node so that it can be observed and disturbed."""
+        folder = self.local.directory / node_id
+        self._setup.apply(folder, node_id)
+        self.local.environments[node_id] = self._setup.environment(folder, node_id)
+
+    def _set_up_new(self, node: NodePlan) -> None:
+        self.links.connect(node.node_id, node.address)
+        self.set_up(node.node_id)
 
     @property
     def node_ids(self) -> list[str]:
         return self.local.node_ids
+
+    def next_node_ids(self, count: int) -> list[str]:
+        """Return the ids of the nodes that are added next."""
+        return local_members.new_node_ids(self.local, count)
 
     @property
     def majority(self) -> int:
@@ -225,12 +240,21 @@ class ChaosCluster:
         killed."""
         return await asyncio.to_thread(self.local.stop)
 
+    # -- changes of the members
+
+    async def change_members(self, change: Callable[..., Any], *arguments: str) -> None:
+        """Run one of the functions of `local_members`. Raises the errors of the group."""
+        try:
+            await started(change, self.local, *arguments, _CHANGE_S, lambda text: None)
+        finally:
+            self.copies.use(self.node_ids)
+
     # -- states
 
     async def statuses(self) -> dict[str, NodeStatus]:
         """Query all nodes concurrently; return the statuses of those that respond."""
         node_ids = self.node_ids
-        answers = await asyncio.gather(*(asyncio.to_thread(self.local.node_status, n) for n in node_ids))
+        answers = await asyncio.gather(*(asyncio.to_thread(self.local.status_of, n) for n in node_ids))
         return {node: status for node, status in zip(node_ids, answers, strict=True) if status is not None}
 
     async def leadership(self) -> ObservedLeadership | None:
@@ -244,8 +268,9 @@ class ChaosCluster:
         if not leading:
             return None
         leader = max(leading, key=lambda status: status.term)
-        following = [s for s in seen.values() if (s.leader_id, s.term) == (leader.node_id, leader.term)]
-        if len(following) < self.majority:
+        following = {n for n, s in seen.items() if (s.leader_id, s.term) == (leader.node_id, leader.term)}
+        voters = {member.node_id for member in leader.members if member.role == "voter"}
+        if 2 * len(following & voters) <= len(voters):
             return None
         return ObservedLeadership(leader.node_id, leader.term)
 
@@ -317,7 +342,7 @@ class ChaosCluster:
     def remove_stores(self) -> None:
         """Remove the stores of all nodes, including those set aside by faults; configuration and logs are
         kept. Call after `stop`."""
-        for store in self.stores():
+        for store in (self.local.directory / node_id / "store" for node_id in self.local.all_node_ids):
             for path in [store, derived_of(store), *store.parent.glob("lost-*"), store.parent / "left"]:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -381,47 +406,6 @@ def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def _route_through(local: LocalCluster, links: Links, node_id: str) -> None:
-    """Configure a node to reach the others through its links."""
-    path = local.process(node_id).config
-    config = tomllib.loads(path.read_text())
-    addresses = links.addresses_of(node_id)
-    for target in [name for name in addresses if name.endswith(classic.HA)]:
-        config["program"]["settings"]["classic"]["ha_master"] = addresses.pop(target)
-        addresses.pop(NAMESRV)
-    if NAMESRV in addresses:
-        config["program"]["settings"]["namesrv"] = [addresses.pop(NAMESRV)]
-    path.write_text(to_toml({**config, "peer_addresses": addresses}))
-
-
-def _enable_trace(
-    local: LocalCluster, node_id: str, kind: ClusterVariant, run_directory: Path, run: str
-) -> None:
-    """Configure a node to write a trace."""
-    path = local.process(node_id).config
-    config = tomllib.loads(path.read_text())
-    settings = config.get("program", {}).get("settings", {})
-    traced = {**settings, "trace_directory": str(run_directory.resolve()), "trace_run": run}
-    config["program"] = {"factory": f"chaos.cluster.traced_node:{kind}", "settings": traced}
-    path.write_text(to_toml(config))
-
-
-def _record_syncs(local: LocalCluster, node_id: str, run_directory: Path) -> None:
-    """Record the writes and syncs of a node's process, independently of the node's reports."""
-    path = import_path()["PYTHONPATH"]
-    store = local.store_directory(node_id)
-    local.process(node_id).environment = recording_environment(run_directory, node_id, store, path)
-
-
-def _inject_faults(local: LocalCluster, node_id: str, folder: Path) -> None:
-    """Wrap a node's disk and clock so that faults can be injected."""
-    path = local.process(node_id).config
-    path.write_text(to_toml(injection_settings(tomllib.loads(path.read_text()), folder)))
-
-
-_FOLDER = "injection"
-
-
 class Injections:
     """Faults injected into disks and clocks of the nodes. Several may be in force on one node: see
     `combined`."""
@@ -434,7 +418,7 @@ class Injections:
         self._orders: dict[str, list[FaultOrders]] = {}
 
     def folder(self, node: str) -> Path:
-        return self._local.folder(node) / _FOLDER
+        return self._local.folder(node) / INJECTION_FOLDER
 
     def add(self, node: str, orders: FaultOrders) -> None:
         """Inject faults into a node. Raises ClusterError if the cluster was created without fault
@@ -472,11 +456,3 @@ class Injections:
         folder = self.folder(node)
         folder.mkdir(exist_ok=True)
         OrderFile(folder).save(combined(self._orders[node]))
-
-
-def injection_settings(config: dict[str, object], folder: Path) -> dict[str, object]:
-    """Return a node's configuration with an injectable disk and clock below its program."""
-    program = config.get("program")
-    inside = json.loads(json.dumps(program)) if program else {}
-    settings = {"folder": str(folder), **inside}
-    return {**config, "program": {"factory": "chaos.injection.node:program", "settings": settings}}

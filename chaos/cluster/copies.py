@@ -17,11 +17,17 @@ class Copies:
     """Good and bad copies of all entries on the given nodes. Indexes are log indexes."""
 
     def __init__(self, nodes: Collection[str]) -> None:
+        self._bad: dict[int, set[str]] = {}
+        self._lost: set[str] = set()
+        self.use(nodes)
+
+    def use(self, nodes: Collection[str]) -> None:
+        """Continue with these nodes. The copies of others count no more, and new nodes have good ones."""
         self._nodes = frozenset(nodes)
         #: Maximum number of bad copies of one entry.
         self._most = (len(self._nodes) - 1) // 2
-        self._bad: dict[int, set[str]] = {}
-        self._lost: set[str] = set()
+        for gone in {*self._lost, *(node for bad in self._bad.values() for node in bad)} - self._nodes:
+            self.mark_recovered(gone)
 
     @property
     def lost(self) -> frozenset[str]:

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.cluster.cluster import NAMESRV, ChaosCluster
+from chaos.cluster.cluster import ChaosCluster
+from chaos.cluster.node_configs import NAMESRV
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 
@@ -62,7 +63,7 @@ class SchedulingWatch:
     def __init__(self, cluster: ChaosCluster, writer: TraceWriter) -> None:
         self._local = cluster.local
         self._writer = writer
-        self._names = [*cluster.node_ids, *([NAMESRV] if cluster.namesrv else [])]
+        self._servers = [NAMESRV] if cluster.namesrv else []
         self._totals: dict[tuple[str, int], int] = {}
 
     async def run(self) -> None:
@@ -85,7 +86,7 @@ class SchedulingWatch:
             self._writer.write(Ev.META, {"e": "scheduling", "node": name, "pid": pid, "size": waited})
 
     def _sample(self) -> Sample:
-        pids = {name: self._local.process(name).pid for name in self._names}
+        pids = {name: self._local.pid_of(name) for name in (*self._local.node_ids, *self._servers)}
         processes = [(HARNESS, os.getpid()), *((name, pid) for name, pid in pids.items() if pid is not None)]
         waited = {}
         for name, pid in processes:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from chaos.trace.schema import RAW_DIR
+from dledger.cli.local.cluster_plan import NodePlan
 from dledger.cli.local.local_cluster import LocalCluster
+from dledger.cli.local.node_process import NodeProcess
+from dledger.errors import ConfigError
+from dledger.status.model import NodeStatus
 
 
 class ProcessLife(NamedTuple):
@@ -19,11 +23,49 @@ class ProcessLife(NamedTuple):
 
 
 class StartedNodes(LocalCluster):
-    """A cluster that records the processes it starts. `lives`: processes of nodes, oldest first."""
+    """A cluster that records the processes it starts.
+
+    `lives`: processes of nodes, oldest first. `environments`: added to the environment of each node's
+    processes, by node id. `on_new`: called with a node that is about to be started for the first time; it may
+    change the node's configuration file.
+    """
 
     def __init__(self, directory: Path | str) -> None:
-        super().__init__(directory)
         self.lives: list[ProcessLife] = []
+        self.environments: dict[str, dict[str, str]] = {}
+        self.on_new: Callable[[NodePlan], None] = lambda node: None
+        super().__init__(directory)
+
+    @property
+    def all_node_ids(self) -> list[str]:
+        """All nodes that are or were in the cluster, in the order of their first start."""
+        return list(dict.fromkeys([*(life.node_id for life in self.lives), *self.node_ids]))
+
+    def status_of(self, node_id: str) -> NodeStatus | None:
+        """Return the status of a node, or None if it does not answer or has left the cluster."""
+        try:
+            return self.node_status(node_id)
+        except ConfigError:
+            return None
+
+    def pid_of(self, name: str) -> int | None:
+        """Return the pid of a server's last process, or None if it has left the cluster."""
+        try:
+            return self.process(name).pid
+        except ConfigError:
+            return None
+
+    def _process_of(self, node: NodePlan) -> NodeProcess:
+        process = super()._process_of(node)
+        process.environment = self.environments.get(node.node_id, {})
+        return process
+
+    def start_new(self, node: NodePlan) -> NodeProcess:
+        self.on_new(node)
+        process = super().start_new(node)
+        assert process.pid is not None
+        self.lives.append(ProcessLife(node.node_id, process.pid))
+        return process
 
     def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
         names = super().start(environment)

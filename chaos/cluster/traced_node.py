@@ -1,6 +1,7 @@
 """Nodes that write a trace: factories for `[program]` in a node's configuration.
 
-Settings: `trace_directory` and `trace_run`, and the settings of the broker, if any.
+Settings: `trace_directory` and `trace_run`; `later_links`, where the node reaches members that are added
+later; and the settings of the broker, if any.
 """
 
 from __future__ import annotations
@@ -72,14 +73,20 @@ class TracedBroker(BrokerProgram):
 
 def log(config: NodeConfig, settings: Mapping[str, Any]) -> TracedLog:
     """Program factory of nodes without brokers."""
-    trace, _ = _trace_of(settings)
-    return TracedLog(config, trace)
+    trace, rest = _trace_of(settings)
+    return TracedLog(_with_links(config, rest), trace)
 
 
 def broker(config: NodeConfig, settings: Mapping[str, Any]) -> TracedBroker:
     """Program factory of nodes with brokers."""
     trace, rest = _trace_of(settings)
-    return TracedBroker(config, rest, trace)
+    return TracedBroker(_with_links(config, rest), rest, trace)
+
+
+def _with_links(config: NodeConfig, settings: dict[str, Any]) -> NodeConfig:
+    """Add the `later_links`, which a configuration file may not contain."""
+    later = settings.pop("later_links", {})
+    return config.model_copy(update={"peer_addresses": {**config.peer_addresses, **later}})
 
 
 def _trace_of(settings: Mapping[str, Any]) -> tuple[NodeTraceFile, dict[str, Any]]:

@@ -48,17 +48,20 @@ class Fault(Protocol):
 
 class Kill:
     """Kills all targets at once with SIGKILL. At the end they are restarted; with `wipe`, they rejoin with
-    empty directories."""
+    empty directories. `for_good`: the directories of a majority may be lost, because nobody restarts them."""
 
-    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, wipe: bool = False) -> None:
+    def __init__(
+        self, cluster: ChaosCluster, targets: Sequence[str], *, wipe: bool = False, for_good: bool = False
+    ) -> None:
         self.kind = "wipe" if wipe else "kill"
+        self._for_good = for_good
         self.targets = targets
         self._chaos = cluster
         self._cluster = cluster.local
         self._wipe = wipe
 
     async def begin(self) -> Effect:
-        if self._wipe:
+        if self._wipe and not self._for_good:
             for target in self.targets:
                 self._chaos.copies.lose(target)
         pids = {target: await asyncio.to_thread(self._pid, target) for target in self.targets}

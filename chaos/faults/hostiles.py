@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from chaos.cluster.cluster import NAMESRV, ChaosCluster
+from chaos.cluster.cluster import ChaosCluster
+from chaos.cluster.node_configs import NAMESRV
 from chaos.hostile.kinds import KINDS, achieved
 from chaos.hostile.orders import HostileOrders, counts_of_line
 from chaos.plans.scenario import HostileOccurrence

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from chaos.cluster.cluster import ChaosCluster, ObservedLeadership
 from chaos.faults.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
 from chaos.faults.faults import Effect, Fault, Kill, NetworkFault, PauseProcesses, Terminate
+from chaos.faults.member_changes import AddNodes, LoseMajority, RemoveNodes, ReplaceNodes
 from chaos.faults.take_over import TakeOver
 from chaos.network.impairment import Impairment
 from chaos.network.topology import Pair, bridge, halves, isolate, outward, ring
@@ -52,6 +53,7 @@ class Nemesis:
     ) -> None:
         self._cluster = cluster
         self._writer = writer
+        cluster.record = lambda fields: writer.write(Ev.META, fields)
         self._rng = rng
         self._on_change = on_change
         self._hurt: set[str] = set()
@@ -59,6 +61,7 @@ class Nemesis:
         #: planned interval, because a node that has just recovered has nothing to lose.
         self._step_locks: dict[FaultStep, asyncio.Lock] = {}
         self._ready_at: dict[FaultStep, float] = {}
+        self._has_ended: dict[FaultStep, asyncio.Event] = {}
         self.done: list[FaultRun] = []
 
     @property
@@ -75,10 +78,13 @@ class Nemesis:
     async def _run_fault(self, occurrence: Occurrence, when: float) -> None:
         loop, step = asyncio.get_running_loop(), occurrence.step
         await asyncio.sleep(max(0.0, when - loop.time()))
+        if occurrence.after is not None:
+            await self._has_ended.setdefault(occurrence.after, asyncio.Event()).wait()
         async with self._step_locks.setdefault(step, asyncio.Lock()):
             await asyncio.sleep(max(0.0, self._ready_at.get(step, 0.0) - loop.time()))
             await self._begin(occurrence)
             self._ready_at[step] = loop.time() + step.every - step.lasts
+        self._has_ended.setdefault(step, asyncio.Event()).set()
 
     async def _begin(self, occurrence: Occurrence) -> None:
         done = FaultRun(occurrence, self._writer.now())
@@ -188,13 +194,15 @@ async def aim(cluster: ChaosCluster, step: FaultStep, rng: Random, hurt: Sequenc
     free = [node for node in cluster.node_ids if node not in hurt]
     wants_leader = step.target in ("leader", "follower")
     leader = await cluster.wait_leadership() if wants_leader else await cluster.leadership()
+    if step.kind == "add":
+        return AimedFault(AddNodes(cluster, step.count), leader)
     targets = _targets(cluster, step, rng, free, leader)
     if step.kind in _PAIRS:
         return AimedFault(_network_fault(cluster, step, targets, rng), leader)
-    if step.kind in ("wipe", "bit_flip"):
+    if step.kind in ("wipe", "replace", "bit_flip"):
         await cluster.update_recovered_copies()
-    if step.kind == "wipe" and not cluster.copies.may_lose(targets[0]):
-        raise ClusterError(f"{targets[0]} was not wiped: a majority may need its copy of the log")
+    if step.kind in ("wipe", "replace") and not cluster.copies.may_lose(targets[0]):
+        raise ClusterError(f"{targets[0]} must not lose its log: a majority may need its copy of the log")
     return AimedFault(_node_fault(cluster, step, targets, rng), leader)
 
 
@@ -222,6 +230,12 @@ def _node_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng:
     match step.kind:
         case "stop":
             return PauseProcesses(cluster, targets)
+        case "replace":
+            return ReplaceNodes(cluster, targets)
+        case "remove":
+            return RemoveNodes(cluster, targets)
+        case "lose_majority":
+            return LoseMajority(cluster, targets)
         case "take_over":
             return TakeOver(cluster, targets)
         case "term":

@@ -22,7 +22,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -47,7 +47,10 @@ class LinkFault:
 
 
 class Links:
-    """All directed links from `sources` to `targets` (name -> address). Bound to one event loop."""
+    """All directed links from `sources` to `targets` (name -> address). Bound to one event loop.
+
+    The address of a target may be empty until it is known (`connect`).
+    """
 
     def __init__(self, sources: Sequence[str], targets: Mapping[str, str], rng: Random) -> None:
         self._targets = dict(targets)
@@ -80,6 +83,10 @@ class Links:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def connect(self, target: str, address: str) -> None:
+        """Set the address of a target. Connections to a target without an address are reset."""
+        self._targets[target] = address
 
     def addresses_of(self, source: str) -> dict[str, str]:
         """Return the addresses that `source` must connect to, by target."""
@@ -154,7 +161,7 @@ class Links:
             self._connections[route],
             self._gates[source, _owner(target)],
             self._gates[_owner(target), source],
-            self._targets[target],
+            lambda: self._targets[target],
         )
 
 
@@ -167,12 +174,15 @@ class _Acceptor:
     """Accepts connections of one route and runs each as a task."""
 
     def __init__(
-        self, connections: set[asyncio.Task[None]], there: LinkGate, back: LinkGate, target: str
+        self,
+        connections: set[asyncio.Task[None]],
+        there: LinkGate,
+        back: LinkGate,
+        address: Callable[[], str],
     ) -> None:
         self._connections = connections
         self._there, self._back = there, back
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self._address = address
 
     def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         forwarding = ProxiedConnection(reader, writer, self._there, self._back)
@@ -188,7 +198,9 @@ class _Acceptor:
     async def _run(self, forwarding: ProxiedConnection) -> None:
         try:
             with suppress(OSError):
-                await forwarding.run(self._host, self._port)
+                host, _, port = self._address().rpartition(":")
+                if port:
+                    await forwarding.run(host, int(port))
         finally:
             forwarding.abort()
 

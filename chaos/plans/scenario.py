@@ -46,7 +46,9 @@ NetworkKind = Literal[
     "throttle",
     "hang",
 ]
-Kind = ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
+#: Faults that change the members of the group.
+MemberKind = Literal["replace", "add", "remove", "lose_majority"]
+Kind = ProcessKind | MemberKind | NetworkKind | DiskKind | Literal["clock_jump"]
 HostileKind = Literal[
     "connection_floods",
     "handshake_floods",
@@ -66,7 +68,17 @@ HostileKind = Literal[
 ]
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: Faults that disable a process. Other faults do not select it.
-TAKING = ("kill", "stop", "term", "wipe", "take_over", "write_error", "sync_error", "power_loss")
+TAKING = (
+    *("kill", "stop", "term", "wipe", "take_over", "write_error", "sync_error", "power_loss"),
+    *("replace", "add", "remove", "lose_majority"),
+)
+#: Targets of the faults that change the members.
+MEMBER_TARGETS: dict[str, tuple[str, ...]] = {
+    "replace": ("leader", "follower", "random"),
+    "add": ("random",),
+    "remove": ("leader", "follower", "random", "minority"),
+    "lose_majority": ("majority",),
+}
 #: Faults that require nodes with fault injection for disks and clocks.
 INJECTED = (
     "slow_disk",
@@ -79,6 +91,9 @@ INJECTED = (
 )
 #: Faults on the leader that force an election.
 UNSEATING = (
+    "replace",
+    "remove",
+    "lose_majority",
     "take_over",
     "kill",
     "stop",
@@ -114,6 +129,8 @@ class FaultStep(_ScenarioSection):
     """Duration, in seconds."""
     every: Seconds = 0.0
     """Interval between starts, in seconds; more than `lasts`. 0: the fault occurs once."""
+    after: Annotated[int, Field(ge=1)] | None = None
+    """Number of another fault in the file, from 1: this fault does not start before that one has ended."""
     delay_ms: Annotated[int, Field(ge=0, le=60_000)] = 100
     """`delay`: delay of each chunk of traffic."""
     jitter_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
@@ -124,6 +141,8 @@ class FaultStep(_ScenarioSection):
     """`throttle`: bandwidth."""
     slow_ms: Annotated[int, Field(gt=0, le=60_000)] = 50
     """`slow_disk`: additional duration of each sync."""
+    count: Annotated[int, Field(gt=0, le=4)] = 1
+    """`add`: number of new nodes."""
     entries: Annotated[int, Field(gt=0, le=1000)] = 3
     """`bit_flip`: number of damaged entries."""
     jump_s: Annotated[float, Field(ge=-1e9, le=1e9)] = 3600.0
@@ -137,6 +156,8 @@ class FaultStep(_ScenarioSection):
             raise ValueError("wipe must target one node at a time: entries lost on a majority are lost")
         if self.kind == "bit_flip" and self.target in ("majority", "all"):
             raise ValueError("bit_flip must target a minority: entries damaged on a majority are lost")
+        if self.target not in (targets := MEMBER_TARGETS.get(self.kind, (self.target,))):
+            raise ValueError(f"{self.kind} must have one of these targets: {', '.join(targets)}")
         return self
 
     @property
@@ -270,6 +291,27 @@ class Scenario(_ScenarioSection):
         return self
 
     @model_validator(mode="after")
+    def _faults_follow_earlier_ones(self) -> Scenario:
+        for number, step in enumerate(self.fault, 1):
+            if step.after is not None and not step.after < number:
+                raise ValueError(f"fault {number}: after must be the number of an earlier fault")
+        return self
+
+    @model_validator(mode="after")
+    def _members_can_change(self) -> Scenario:
+        kinds = {step.kind for step in self.fault} & MEMBER_TARGETS.keys()
+        if kinds and (self.store == "classic" or self.workload == "clients" or self.hostile):
+            raise ValueError(
+                f"{', '.join(sorted(kinds))}: the members change only under the loads log and broker, with a "
+                "replicated log and without hostile clients"
+            )
+        if "lose_majority" in kinds and (self.workload, self.nodes) != ("log", 3):
+            raise ValueError('lose_majority needs workload = "log" and nodes = 3: one node survives')
+        if "lose_majority" in kinds and any(step.every for step in self.fault):
+            raise ValueError("lose_majority and faults that are repeated are mutually exclusive")
+        return self
+
+    @model_validator(mode="after")
     def _a_classic_log_has_two_nodes_and_no_leader_of_its_own(self) -> Scenario:
         kinds = {step.kind for step in self.fault}
         if self.store != "classic":
@@ -325,6 +367,7 @@ class Occurrence:
     number: int
     at: float
     step: FaultStep
+    after: FaultStep | None = None
 
 
 def plan(scenario: Scenario) -> list[Occurrence]:
@@ -343,7 +386,20 @@ def plan(scenario: Scenario) -> list[Occurrence]:
     if scenario.fault and not planned:
         raise ConfigError(f"{scenario.name}: no fault would end within {scenario.seconds:g} s; run it longer")
     planned.sort(key=lambda item: item[0])
-    return [Occurrence(number, start, step) for number, (start, step) in enumerate(planned)]
+    steps = {step for _, step in planned}
+    before = {
+        step: scenario.fault[step.after - 1]
+        for step in steps
+        if step.after is not None and scenario.fault[step.after - 1] in steps
+    }
+    return [Occurrence(number, start, step, before.get(step)) for number, (start, step) in enumerate(planned)]
+
+
+def newcomers(scenario: Scenario) -> int:
+    """Return the number of nodes that the planned faults add."""
+    added = {"replace": 1, "lose_majority": scenario.nodes - 1}
+    steps = [occurrence.step for occurrence in plan(scenario)]
+    return sum(step.count if step.kind == "add" else added.get(step.kind, 0) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)

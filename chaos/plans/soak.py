@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chaos.plans.scenario import FaultStep, Scenario, plan
+from chaos.plans.scenario import MEMBER_TARGETS, FaultStep, Scenario, plan
 from dledger.cli.local.cluster_plan import to_toml
 from dledger.errors import ConfigError
 
 #: Faults that destroy copies of entries. Two of them at the same time might affect a majority.
-DESTRUCTIVE = ("wipe", "bit_flip")
+DESTRUCTIVE = ("wipe", "bit_flip", "replace", "lose_majority")
 #: Factors for the length of a scenario. Repeated faults occur more often in a longer run.
 _LONGER = (1, 2, 3)
 #: Latest start of an added fault, in seconds.
@@ -56,7 +56,8 @@ def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
     """Add one step of `other` at a random time, without repetition."""
     steps = [step for step in other.fault if _go_together(step, content)]
     if steps:
-        step = rng.choice(steps).model_dump() | {"at": round(rng.uniform(1.0, _LATEST), 1), "every": 0.0}
+        moved = {"at": round(rng.uniform(1.0, _LATEST), 1), "every": 0.0, "after": None}
+        step = rng.choice(steps).model_dump() | moved
         content["fault"] = (*content["fault"], step)
         content["seconds"] = max(content["seconds"], step["at"] + step["lasts"])
         content["settings"] = {**other.settings, **content["settings"]}
@@ -67,6 +68,8 @@ def _go_together(step: FaultStep, content: dict[str, Any]) -> bool:
     kinds = {fault["kind"] for fault in content["fault"]}
     if "all" in (step.target, *(fault["target"] for fault in content["fault"])):
         return False  # one of the two faults would have no available target
+    if step.kind in MEMBER_TARGETS and kinds & MEMBER_TARGETS.keys():
+        return False  # changes of the members wait for each other, for an unknown time
     return not (step.kind in DESTRUCTIVE and kinds & set(DESTRUCTIVE))
 
 

@@ -90,7 +90,7 @@ _INT = _words(
     "min_off off "
     # Nodes. last: last index of a range that starts at lidx. ended: last index present (-1 if none).
     "term eterm last ended committed reput target barrier last_index last_term cand_last_index "
-    "cand_last_term role_epoch size tag_hash "
+    "cand_last_term role_epoch size tag_hash uid "
     # Faults and the run.
     "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes pid since "
     # Retention.
@@ -100,7 +100,7 @@ _STR = _words(
     "run src host ev e type proc f "
     "topic ledger digest key tag filter group consumer mode code error node "
     "store broker_role vote candidate chain targets params evidence aim git config flush_mode boot_id "
-    "member text"
+    "member text voters outgoing learners uids"
 )
 _BOOL = _words("indexed end_claim stale from_start effective internal is_committed wiped")
 
@@ -150,9 +150,12 @@ OPERATIONS = (
 )
 #: Kinds of faults that may end a process in the middle of a line. After an error of its disk, a node ends
 #: without a signal.
-CUTTING = ("kill", "wipe", "take_over", "crash", "power_loss", "write_error", "sync_error")
+CUTTING = (
+    *("kill", "wipe", "take_over", "crash", "power_loss", "write_error", "sync_error"),
+    *("replace", "lose_majority"),
+)
 #: Kinds of faults that end a process.
-ENDING = (*CUTTING, "term")
+ENDING = (*CUTTING, "term", "remove")
 #: Kinds of faults that are hostile clients. Other clients are entitled to normal service, so these faults
 #: explain neither a change of leader nor the end of a process.
 HOSTILE = (
@@ -263,13 +266,23 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.MEMBER, "revoke"): _event("e group consumer epoch topic q"),
     (Ev.MEMBER, "leave"): _event("e group consumer"),
     (Ev.MEMBER, "crash"): _event("e group consumer"),
-    # Raft. term is the node's current term. term_vote: both became durable.
-    (Ev.RAFT, "term_vote"): _event("e node term", "vote"),
+    # Raft. term is the node's current term. term_vote: both became durable. uid: as which member the node was
+    # added; it tells machines apart that had the same node id one after the other. -1: not added yet.
+    (Ev.RAFT, "term_vote"): _event("e node term", "vote uid"),
     (Ev.RAFT, "candidate"): _event("e node term", "last_index last_term"),
-    (Ev.RAFT, "leader"): _event("e node term ended", "chain role_epoch"),
+    (Ev.RAFT, "leader"): _event("e node term ended", "chain role_epoch uid"),
     (Ev.RAFT, "follower"): _event("e node term", "role_epoch"),
     # The voter (node) grants its vote. A candidate's vote for itself is also an event.
-    (Ev.RAFT, "vote"): _event("e node term candidate", "last_index last_term cand_last_index cand_last_term"),
+    (Ev.RAFT, "vote"): _event(
+        "e node term candidate", "last_index last_term cand_last_index cand_last_term uid"
+    ),
+    # From now on this configuration is in force on the node: at its start, because the node appended entry
+    # lidx of term eterm, or because it removed a later configuration (`configuration_undone`). lidx -1: in
+    # force from the beginning of the log. Names are separated by commas; uids: name:uid of each member. A
+    # joint configuration has outgoing voters; elections and commits then need a majority of both sets.
+    (Ev.RAFT, "configuration"): _event("e node lidx eterm voters outgoing learners uids"),
+    (Ev.RAFT, "configuration_undone"): _event("e node lidx eterm"),
+    (Ev.RAFT, "configuration_committed"): _event("e node term lidx eterm"),
     # committed_index became lidx, the end of a batch; eterm and chain belong to that entry.
     (Ev.RAFT, "commit"): _event("e node term lidx", "ledger eterm chain"),
     # The state machine applied entries lidx to last, or loaded a state image up to lidx.
@@ -284,7 +297,7 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.STORE, "append"): _event("e node lidx last eterm", "ledger chain"),
     (Ev.STORE, "truncate"): _event("e node lidx"),
     (Ev.STORE, "flush"): _event("e node lidx", "ledger"),
-    (Ev.STORE, "recover"): _event("e node term ended committed", "vote chain wiped ledger"),
+    (Ev.STORE, "recover"): _event("e node term ended committed", "vote chain wiped ledger uid"),
     (Ev.STORE, "install"): _event("e node lidx", "chain ledger"),
     (Ev.STORE, "purge"): _event("e node lidx"),
     # ConsumeQueues of this node are built up to entry lidx, inclusive.
@@ -349,6 +362,10 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # A classic master (member) was lost, and node was promoted when its log ended at offset `ended`.
     # size: number of bytes that node is known to have lacked; -1: unknown.
     (Ev.META, "taken_over"): _event("e node member ended size"),
+    # All other members were lost for good, and node continues alone with its log, as cluster `text`. Its log
+    # ended at entry `ended`, and it had recorded a commit up to `committed`. Entries behind its last known
+    # commit, which only the lost members had, are lost, and their indexes are used again.
+    (Ev.META, "recovered"): _event("e node committed ended text"),
     # Entries lidx to last of a node's files are damaged and omitted.
     (Ev.META, "dump_hole"): _event("e node ledger lidx last text"),
     # A forbidden line in a node's log: a panic, a failed assertion, or an unhandled exception.

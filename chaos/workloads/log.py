@@ -167,11 +167,12 @@ class LogWorkload:
     """Implements `Workload`."""
 
     def __init__(
-        self, setting: Setting, servers: Sequence[str], group: str, tls: TlsFiles | None = None
+        self, setting: Setting, servers: Callable[[], Sequence[str]], group: str, tls: TlsFiles | None = None
     ) -> None:
+        """`servers`: returns the addresses of the nodes, which may change during the run."""
         self._setting = setting
         self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
-        self._servers = list(servers)
+        self._servers = servers
         self._group = group
         self._tls = tls
         self._readers: dict[int, _LogReader] = {}
@@ -191,8 +192,13 @@ class LogWorkload:
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._spec.readers):
                 tasks.create_task(self._read(number, drained))
-            for number, server in enumerate(self._servers if self._spec.readers else ()):
-                tasks.create_task(self._read_ends_at(number, server, stop))
+            servers: list[str] = []
+            while self._spec.readers and not stop.is_set():
+                new = [server for server in self._servers() if server not in servers]
+                for number, server in enumerate(new, len(servers)):
+                    tasks.create_task(self._read_ends_at(number, server, stop))
+                servers += new
+                await asyncio.sleep(_PAUSE_S)
 
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")
@@ -263,7 +269,7 @@ class LogWorkload:
             await node.close()
 
     def _client(self, **options: Any) -> AsyncClient:
-        return AsyncClient(self._servers, group=self._group, timeout=_TIMEOUT_S, tls=self._tls, **options)
+        return AsyncClient(self._servers(), group=self._group, timeout=_TIMEOUT_S, tls=self._tls, **options)
 
 
 async def _read_end(process: Process, answer: Awaitable[int]) -> int | None:

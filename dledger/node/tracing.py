@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dledger.core.messages import Message, VoteRequest, VoteResponse
-from dledger.core.values import HardState, Role, VoteResult
+from dledger.core.values import HardState, MembershipAt, Role, VoteResult
 from dledger.errors import DLedgerError
 from dledger.node.async_shell import AsyncShell
 from dledger.node.disk.disk_worker import HardStateReport, Report, StoredReport
@@ -49,6 +49,7 @@ class TracingShell(AsyncShell):
         self._vote_requests: dict[tuple[str, int], VoteRequest] = {}  # (candidate, term) -> its request
         self._traced_commit = -1
         self._traced_role: tuple[Role, int] | None = None
+        self._traced_members: MembershipAt | None = None
 
     def start(self) -> None:
         replica, store = self._replica, self._store
@@ -61,10 +62,13 @@ class TracingShell(AsyncShell):
             "committed": replica.core.committed_index,
             "chain": _hex(store.tail.chain_crc),
             "wiped": state.rejoining,
+            "uid": state.uid,
         }
         if state.voted_for is not None:
             fields["vote"] = state.voted_for
         self._trace.event("store", "recover", fields)
+        for known in replica.core.log.memberships:
+            self._configuration(known)
         super().start()
 
     def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
@@ -106,7 +110,10 @@ class TracingShell(AsyncShell):
     def answer_append(self, token: AppendHandle, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
             self._note_commit()  # callers get answers before readers see the commit
-            last = outcome.index + outcome.count - 1
+            # The id of a new session, which is not the index of its entry after a forced recovery.
+            offset = self._replica.core.membership.recovery.session_offset
+            first = outcome.index - offset if 0 < offset <= outcome.index else outcome.index
+            last = first + outcome.count - 1
             self._trace.event("raft", "ack", {"term": self._replica.core.term, "lidx": last})
         super().answer_append(token, outcome)
 
@@ -115,6 +122,13 @@ class TracingShell(AsyncShell):
             self._traced_role = (notice.role, notice.term)
             self._role(notice)
         super().role_changed(notice)
+
+    def members_changed(self, in_force: MembershipAt, peers: Sequence[str]) -> None:
+        if in_force != self._traced_members:
+            # A leader ends a change in the step in which it commits the joint configuration.
+            self._note_commit()
+            self._configuration(in_force)
+        super().members_changed(in_force, peers)
 
     def committed(self, committed_index: int) -> None:
         self._note_commit()
@@ -133,16 +147,36 @@ class TracingShell(AsyncShell):
         core = self._replica.core
         index = core.committed_index
         if index > self._traced_commit:
-            self._traced_commit = index
+            before, self._traced_commit = self._traced_commit, index
             fields = {"term": core.term, "lidx": index, "eterm": core.log.term_at(index)}
             self._trace.event("raft", "commit", fields)
+            for known in core.log.memberships:
+                if before < known.index <= index:
+                    place = {"term": core.term, "lidx": known.index, "eterm": known.term}
+                    self._trace.event("raft", "configuration_committed", place)
+
+    def _configuration(self, in_force: MembershipAt) -> None:
+        before, self._traced_members = self._traced_members, in_force
+        if before is not None and before.index >= in_force.index:
+            self._trace.event("raft", "configuration_undone", {"lidx": before.index, "eterm": before.term})
+        membership = in_force.membership
+        fields = {
+            "lidx": in_force.index,
+            "eterm": in_force.term,
+            "voters": ",".join(membership.voters),
+            "outgoing": ",".join(membership.outgoing),
+            "learners": ",".join(membership.learners),
+            "uids": ",".join(f"{member.node_id}:{member.uid}" for member in membership.identities),
+        }
+        self._trace.event("raft", "configuration", fields)
 
     def _role(self, notice: RoleNotice) -> None:
-        tail, term = self._replica.log_tail, notice.term
+        tail, term, uid = self._replica.log_tail, notice.term, self._replica.core.hard_state.uid
         match notice.role:
             case Role.LEADER:
-                fields = {"term": term, "ended": tail.index, "chain": _hex(tail.chain_crc)}
-                self._trace.event("raft", "leader", {**fields, "role_epoch": notice.role_epoch})
+                fields: dict[str, Any] = {"term": term, "ended": tail.index, "chain": _hex(tail.chain_crc)}
+                fields |= {"role_epoch": notice.role_epoch, "uid": uid}
+                self._trace.event("raft", "leader", fields)
             case Role.CANDIDATE:
                 fields = {"term": term, "last_index": tail.index, "last_term": tail.term}
                 self._trace.event("raft", "candidate", fields)
@@ -156,7 +190,7 @@ class TracingShell(AsyncShell):
         for older in [n for n in self._hard_states if n <= number]:
             del self._hard_states[older]
         vote = {} if state.voted_for is None else {"vote": state.voted_for}
-        self._trace.event("raft", "term_vote", {"term": state.term, **vote})
+        self._trace.event("raft", "term_vote", {"term": state.term, "uid": state.uid, **vote})
         if state.voted_for == self._node_id:
             self._vote(state.term, self._node_id)
 
@@ -168,7 +202,8 @@ class TracingShell(AsyncShell):
             _keep(self._vote_ends, vote, (log.end_index, log.end_term))
 
     def _vote(self, term: int, candidate: str) -> None:
-        fields: dict[str, Any] = {"term": term, "candidate": candidate}
+        uid = self._replica.core.hard_state.uid
+        fields: dict[str, Any] = {"term": term, "candidate": candidate, "uid": uid}
         if end := self._vote_ends.get((candidate, term)):
             fields |= {"last_index": end[0], "last_term": end[1]}
             if candidate == self._node_id:

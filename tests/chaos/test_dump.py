@@ -15,7 +15,7 @@ from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.wire.compression import CompressionType, compressor_of
 from broker_adapter.wire.consume_queue_unit import encode_units
 from broker_adapter.wire.message import MessageRecord, encode
-from chaos.cluster.cluster import ClusterVariant
+from chaos.cluster.node_configs import ClusterVariant
 from chaos.dump import dump_node
 from chaos.hostile.orders import PREFIX
 from chaos.trace.schema import LEDGER, problems

@@ -87,7 +87,7 @@ WHERE h.n < h.n_dumps GROUP BY h.run, h.op, h.i, h.mid, h.lidx, h.n, h.src, h.in
 """
 
 _BEYOND_MAJORITY = """
-SELECT a.run, a.lidx, count(*) AS n, max(r.nodes) AS nodes FROM
+SELECT a.run, a.lidx, count(*) AS n, max(r.last_nodes) AS nodes FROM
   (SELECT run, coalesce(ledger, '') AS ledger, max(top_lidx) AS lidx FROM sent_logs GROUP BY run,
     coalesce(ledger, '')) a
 JOIN dump_ends g ON g.run = a.run AND g.ledger = a.ledger AND g.sure_high < a.lidx

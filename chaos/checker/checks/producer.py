@@ -6,6 +6,7 @@ from chaos.checker.agreement import PARTS_OF_OPERATIONS
 from chaos.checker.checks.cluster_time import least_ns
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
+from chaos.checker.configurations import LACKS_A_MAJORITY, holders
 from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
 #: Nodes that lost their logs, and the period in which they do not count toward a majority (rule 11): until
@@ -23,30 +24,37 @@ LEFT JOIN milestones l ON l.run = w.run AND l.e = 'leader' AND l.term > w.heard 
 GROUP BY w.run, w.node, w.mono)
 """
 
-#: Each change of the index that completed syncs cover on a majority of the nodes. `durable`: that
-#: index; `n`: the number of the change.
+#: Indexes that completed syncs cover on a node that counts toward majorities. A node that lost its log has
+#: none for a time.
+_COUNTED_SYNCS = f"""
+SELECT s.run, s.ledger, s.node, s.mono, s.mono - r.bound AS t, s.seq AS n, s.src, r.nodes, r.bound,
+  CASE WHEN x.since IS NULL THEN s.lidx ELSE -1 END AS lidx
+FROM disk s JOIN runs r ON r.run = s.run
+LEFT JOIN ({_UNCOUNTED_NODES}) x ON x.run = s.run AND x.node = s.node AND x.since + r.bound < s.mono
+  AND coalesce(s.mono < x.until - r.bound, true)
+WHERE s.e = 'synced'
+"""
+
+#: Each change of the index that completed syncs cover on a majority of the nodes, if these do not change.
+#: `durable`: that index; `n`: the number of the change.
 _MAJORITY = f"""
 SELECT run, ledger, mono - bound AS t, lidx AS durable,
   row_number() OVER (PARTITION BY run, ledger ORDER BY mono, src, seq) AS n
 FROM (
   SELECT *, row_number() OVER (PARTITION BY run, ledger, mono, src, seq ORDER BY lidx DESC) AS nth FROM (
-    SELECT s.run, s.ledger, s.mono, s.src, s.seq, r.nodes, r.bound,
-      coalesce(max_by(CASE WHEN s.node = g.node THEN CASE WHEN x.since IS NULL THEN s.lidx ELSE -1 END END,
-          CASE WHEN s.node = g.node THEN s.seq END)
-        OVER (PARTITION BY s.run, s.ledger, g.node ORDER BY s.mono, s.src, s.seq
+    SELECT s.run, s.ledger, s.mono, s.src, s.n AS seq, s.nodes, s.bound,
+      coalesce(max_by(CASE WHEN s.node = g.node THEN s.lidx END, CASE WHEN s.node = g.node THEN s.n END)
+        OVER (PARTITION BY s.run, s.ledger, g.node ORDER BY s.mono, s.src, s.n
           ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW), -1) AS lidx
-    FROM disk s
+    FROM ({_COUNTED_SYNCS}) s
     JOIN (SELECT run, node FROM disk WHERE e = 'watched' GROUP BY run, node) g ON g.run = s.run
-    JOIN runs r ON r.run = s.run
-    LEFT JOIN ({_UNCOUNTED_NODES}) x ON x.run = s.run AND x.node = s.node AND x.since + r.bound < s.mono
-      AND coalesce(s.mono < x.until - r.bound, true)
-    WHERE s.e = 'synced'
   )
 ) WHERE 2 * nth > nodes AND 2 * (nth - 1) <= nodes
 """
 
 #: The first time that a client or node reports an index as stored or committed, with the index up to which a
-#: majority was durable at that time.
+#: majority was durable at that time. Where the voters change, the commits of leaders are checked instead, and
+#: P8 compares the answers of clients with these.
 _CLAIMS = f"""
 SELECT c.*, r.flush_mode FROM (
   SELECT *, coalesce(max_by(durable, n) OVER (PARTITION BY run, ledger ORDER BY t, k
@@ -61,7 +69,7 @@ SELECT c.*, r.flush_mode FROM (
     SELECT run, ledger, min(mono), 1, NULL, NULL, lidx, 'committed', min_by(src, mono), min_by(inc, mono),
       min_by(seq, mono) FROM nodes WHERE e = 'commit' GROUP BY run, ledger, lidx
   )
-) c JOIN runs r ON r.run = c.run WHERE c.k = 1
+) c JOIN runs r ON r.run = c.run ANTI JOIN regrouped g ON g.run = c.run WHERE c.k = 1
 """
 
 #: For weaker acknowledgments: the first time that an index is known to be committed, and the number of nodes
@@ -88,8 +96,21 @@ SELECT c.*, r.nodes FROM (
       WHERE f.nth = 1
     )
   ) WHERE e = 'commit' GROUP BY run, ledger, lidx
-) c JOIN runs r ON r.run = c.run
+) c JOIN runs r ON r.run = c.run ANTI JOIN regrouped g ON g.run = c.run
 """
+
+_DURABLE_ON = f"SELECT c.*, r.flush_mode FROM ({holders(_COUNTED_SYNCS)}) c JOIN runs r ON r.run = c.run"
+_WRITTEN = """
+SELECT n.run, n.ledger, n.node, n.mono - r.bound AS t, n.mono AS n,
+  CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx
+FROM nodes n JOIN runs r ON r.run = n.run WHERE n.e IN ('install', 'append')
+"""
+_WRITTEN_ON = holders(_WRITTEN)
+_HALVES = (
+    "CAST(held AS STRING) || ' of ' || CAST(voters AS STRING) || ' voters' || CASE WHEN outgoing > 0 THEN "
+    "' and ' || CAST(held_outgoing AS STRING) || ' of ' || CAST(outgoing AS STRING) || ' outgoing ones' "
+    "ELSE '' END"
+)
 
 _TERMS = """
 SELECT *, max(CASE WHEN k = 1 THEN term END) OVER (PARTITION BY run, ledger ORDER BY t, k
@@ -160,11 +181,17 @@ CHECKS: tuple[Check, ...] = (
         "P2",
         "acknowledged and committed entries are synced on a majority first",
         "oks watched sync",
-        "{ledger}: index {lidx} was {what} when completed syncs covered a majority up to {durable_before}",
+        "index {lidx} was {what} when completed syncs covered {durable}",
         Part(
             _CLAIMS,
             "flush_mode = 'SYNC_FLUSH' AND durable_before < lidx",
-            "ledger, lidx, what, durable_before, src, inc, seq",
+            "lidx, what, 'a majority up to ' || CAST(durable_before AS STRING) AS durable, durable_before, "
+            "src, inc, seq",
+        ),
+        Part(
+            _DURABLE_ON,
+            f"flush_mode = 'SYNC_FLUSH' AND ({LACKS_A_MAJORITY})",
+            f"lidx, 'committed by ' || node AS what, 'it on ' || {_HALVES} AS durable, src, inc, seq",
         ),
         needs=(*NODES, Need.CLOCKS, Need.SYNCS),
     ),
@@ -215,8 +242,14 @@ CHECKS: tuple[Check, ...] = (
         "P7",
         "with ASYNC_FLUSH, committed entries were written on a majority first",
         "commits flushes async",
-        "index {lidx} was committed in term {term} when {held} of {nodes} nodes had written it",
-        Part(_WRITERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
+        "index {lidx} was committed in term {term} when {written} had written it",
+        Part(
+            _WRITERS,
+            "2 * held <= nodes",
+            "lidx, term, CAST(held AS STRING) || ' of ' || CAST(nodes AS STRING) || ' nodes' AS written, "
+            "held, nodes, src, inc, seq",
+        ),
+        Part(_WRITTEN_ON, LACKS_A_MAJORITY, f"lidx, term, {_HALVES} AS written, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(

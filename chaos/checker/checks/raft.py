@@ -1,36 +1,32 @@
-"""Raft's safety properties, checked against the events of the nodes: R1-R16, R22-R25."""
+"""Raft's safety properties, checked against the events of the nodes: R1, R2, R4-R16, R22-R25."""
 
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DURABLE, HISTORY, STARVED
+from chaos.checker.configurations import size_of
 from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, NODES, Need
 
-_LEADERS = """
+#: A machine with its uid, unless it has been a member since the log began.
+_MACHINE = "node || CASE WHEN coalesce(uid, 0) = 0 THEN '' ELSE ' (uid ' || CAST(uid AS STRING) || ')' END"
+
+_LEADERS = f"""
 SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,
   max_by(inc, node) AS inc, max_by(seq, node) AS seq
-FROM milestones WHERE e = 'leader' GROUP BY run, term
+FROM (SELECT run, term, {_MACHINE} AS node, src, inc, seq FROM milestones WHERE e = 'leader')
+GROUP BY run, term
 """
 
 #: Votes per node and term. A vote that a node gave itself before it was wiped is ignored: it can no longer
 #: elect the node, and if no other node has seen that term, the next process of the node may vote in it.
 _VOTES = """
 SELECT v.run, v.node, v.term, min(v.candidate) AS candidate, max(v.candidate) AS candidate_other FROM (
-  SELECT run, node, term, candidate, mono FROM milestones WHERE e = 'vote'
+  SELECT run, node, uid, term, candidate, mono FROM milestones WHERE e = 'vote'
   UNION ALL
-  SELECT run, node, term, vote, mono FROM milestones WHERE e IN ('term_vote', 'recover') AND vote <> ''
+  SELECT run, node, uid, term, vote, mono FROM milestones WHERE e IN ('term_vote', 'recover') AND vote <> ''
 ) v ANTI JOIN milestones w ON w.run = v.run AND w.node = v.node AND w.e = 'recover' AND w.wiped
   AND v.candidate = v.node AND v.mono < w.mono
-GROUP BY v.run, v.node, v.term
-"""
-
-_ELECTED = """
-SELECT l.run, l.node, l.term, count(v.voter) AS votes, max(r.nodes) AS nodes, min(l.src) AS src,
-  min(l.inc) AS inc, min(l.seq) AS seq
-FROM milestones l JOIN runs r ON r.run = l.run
-LEFT JOIN (SELECT DISTINCT run, term, candidate, node AS voter FROM milestones WHERE e = 'vote') v
-  ON v.run = l.run AND v.term = l.term AND v.candidate = l.node
-WHERE l.e = 'leader' GROUP BY l.run, l.node, l.term
+GROUP BY v.run, v.node, v.uid, v.term
 """
 
 _CHAINS = """
@@ -110,22 +106,25 @@ LEFT JOIN (SELECT b.run, b.mono AS begun, coalesce(max(x.mono), b.mono) AS ended
 """
 
 #: Votes and leaderships, with the newest term and vote that syncs had covered on the node by then. The only
-#: node of a cluster leads as soon as it votes for itself, and nobody receives that vote: there, the first
+#: voter of a group leads as soon as it votes for itself, and nobody receives that vote: there, the first
 #: effects are its commits.
-_VOTED = """
+_IS_ALONE = f"coalesce({size_of('l.c_voters')} = 1 AND l.c_outgoing = '', r.nodes = 1, false)"
+_VOTED = f"""
 SELECT run, node, k, e, term, vote, src, inc, seq, max_by(term, CASE WHEN k = 0 THEN seq END) OVER w
     AS synced_term,
   max_by(vote, CASE WHEN k = 0 THEN seq END) OVER w AS synced_vote
 FROM (
   SELECT run, node, mono, 0 AS k, e, term, vote, src, inc, seq FROM disk WHERE e = 'vote_synced'
   UNION ALL
-  SELECT m.run, m.node, m.mono, 1, m.e, m.term, CASE WHEN m.e = 'leader' THEN m.node ELSE m.candidate END,
-    m.src, m.inc, m.seq
-  FROM milestones m JOIN runs r ON r.run = m.run
-  WHERE m.e = 'vote' OR (m.e = 'leader' AND coalesce(r.nodes, 0) <> 1)
+  SELECT run, node, mono, 1, e, term, candidate, src, inc, seq FROM milestones WHERE e = 'vote'
+  UNION ALL
+  SELECT l.run, l.node, l.mono, 1, l.e, l.term, l.node, l.src, l.inc, l.seq
+  FROM candidacies l JOIN runs r ON r.run = l.run WHERE l.e = 'leader' AND NOT {_IS_ALONE}
   UNION ALL
   SELECT n.run, n.node, n.mono, 1, n.e, n.term, n.node, n.src, n.inc, n.seq FROM nodes n
-  JOIN runs r ON r.run = n.run AND r.nodes = 1 WHERE n.e = 'commit'
+  SEMI JOIN (SELECT l.run, l.node, l.term FROM candidacies l JOIN runs r ON r.run = l.run
+    WHERE l.e = 'leader' AND {_IS_ALONE}) a ON a.run = n.run AND a.node = n.node AND a.term = n.term
+  WHERE n.e = 'commit'
 ) WINDOW w AS (PARTITION BY run, node ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 """
 
@@ -159,8 +158,8 @@ JOIN meta m ON m.run = d.run AND m.e = 'settled'
 _APPLY_NS = 20_000_000_000
 
 #: The last process of each node, if it closed its file: the last index that it applied, and the index that it
-#: should have applied. That is its commit index, without the last commits, or the index at which the log
-#: settled, whichever is greater.
+#: should have applied. That is its commit index, without the last commits, or, on nodes that are in the group
+#: at the end, the index at which the log settled, whichever is greater.
 _APPLIED = f"""
 SELECT l.run, l.node, l.src, l.inc, max(n.applied) AS applied,
   greatest(coalesce(max(CASE WHEN n.mono < l.last_mono - {_APPLY_NS} - coalesce(x.lost, 0)
@@ -175,7 +174,9 @@ JOIN (
   FROM nodes WHERE e IN ('commit', 'apply', 'load', 'install')) n
   ON n.run = l.run AND n.src = l.src AND n.inc = l.inc
 SEMI JOIN (SELECT run FROM nodes WHERE e = 'apply' GROUP BY run) a ON a.run = l.run
-LEFT JOIN (SELECT run, max(off) AS off FROM meta WHERE e = 'settled' GROUP BY run) m ON m.run = l.run
+LEFT JOIN (SELECT m.run, d.node, max(m.off) AS off FROM meta m
+  JOIN dump_ends d ON d.run = m.run WHERE m.e = 'settled' GROUP BY m.run, d.node) m
+  ON m.run = l.run AND m.node = l.node
 LEFT JOIN (SELECT run, sum(until - since) AS lost FROM ({STARVED}) s GROUP BY run) x ON x.run = l.run
 WHERE l.nth = 1 AND l.ends > 0 GROUP BY l.run, l.node, l.src, l.inc
 """
@@ -262,14 +263,6 @@ CHECKS: tuple[Check, ...] = (
         Part(_VOTES, "candidate < candidate_other", "node, term, candidate, candidate_other", few=True),
         needs=(*EVIDENT, Need.LIVES, Need.CLOCKS),
         clear_needs=NODES,
-    ),
-    hard(
-        "R3",
-        "every leader was elected by a majority",
-        "leaders votes",
-        "{node} led term {term} with {votes} votes of {nodes} nodes",
-        Part(_ELECTED, "2 * votes <= nodes", "node, term, votes, nodes, src, inc, seq", few=True),
-        needs=NODES,
     ),
     hard(
         "R4",

@@ -124,16 +124,17 @@ class LocalCluster:
     def use(self, plan: ClusterPlan) -> None:
         """Use another plan, which is in `cluster.json` already."""
         self.plan = plan
-        self._processes = {
-            node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
-            for node in self.plan.nodes
-        }
+        self._processes = {node.node_id: self._process_of(node) for node in self.plan.nodes}
         self._companions = {
             c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
             for c in self.plan.companions
         }
         ca = self.directory / TLS_FOLDER / "ca.pem"
         self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
+
+    def _process_of(self, node: NodePlan) -> NodeProcess:
+        folder = self.directory / node.node_id
+        return NodeProcess(folder, folder / "node.toml")
 
     @classmethod
     def exists(cls, directory: Path | str) -> bool:
@@ -330,6 +331,12 @@ class LocalCluster:
             if process.is_alive:
                 raise ClusterError(f"{node_id} is already running (pid {process.pid})")
             return process.start(environment, ["--rejoin"] if rejoin else [])
+
+    def start_new(self, node: NodePlan) -> NodeProcess:
+        """Start a node with an empty directory, which is not in the plan yet and waits to be added."""
+        process = self._process_of(node)
+        process.start(None, ["--join"])
+        return process
 
     def restart_node(self, node_id: str, *, seconds: float = 10.0, rejoin: bool = False) -> int:
         """Stop one node gracefully, if it runs, and start it again."""

@@ -68,12 +68,18 @@ def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -
     _drop(local, gone)
 
 
+def new_node_ids(local: LocalCluster, count: int) -> list[str]:
+    """Return the ids of the nodes that are added next."""
+    # A node whose directory is gone is still a member.
+    names = [*(path.name for path in local.directory.iterdir()), *local.node_ids]
+    last = max(int(name[1:]) for name in names if re.fullmatch(r"n[0-9]+", name))
+    return [f"n{last + number}" for number in range(1, count + 1)]
+
+
 def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
     """Start a node with an empty directory. Its configuration is that of another node."""
     model = _model(local)
-    # A node whose directory is gone is still a member.
-    names = [*(path.name for path in local.directory.iterdir()), *local.node_ids]
-    node_id = f"n{1 + max(int(name[1:]) for name in names if re.fullmatch(r'n[0-9]+', name))}"
+    [node_id] = new_node_ids(local, 1)
     if local.plan.tls and not (local.directory / TLS_FOLDER / f"{node_id}.pem").exists():
         text = f"there is no certificate for {node_id}: a local cluster has those of n1 to n{MAX_NODES}"
         raise ConfigError(text)
@@ -82,9 +88,7 @@ def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
     folder = local.directory / node_id
     folder.mkdir(PRIVATE_DIRECTORY)
     (folder / "node.toml").write_text(_config_like(local, model, new, folder))
-    process = NodeProcess(folder, folder / "node.toml")
-    process.start(None, ["--join"])
-    return new, process
+    return new, local.start_new(new)
 
 
 def _model(local: LocalCluster) -> NodePlan:

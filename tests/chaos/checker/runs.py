@@ -20,6 +20,7 @@ from tests.chaos.checker.mutations import field as field_mutations
 from tests.chaos.checker.mutations import group as group_mutations
 from tests.chaos.checker.mutations import hostile as hostile_mutations
 from tests.chaos.checker.mutations import kind as kind_mutations
+from tests.chaos.checker.mutations import membership as membership_mutations
 from tests.chaos.checker.mutations import missed as missed_mutations
 from tests.chaos.checker.mutations import more as more_mutations
 from tests.chaos.checker.mutations import raft as raft_mutations
@@ -35,7 +36,7 @@ from tests.chaos.checker.synthetic import Trace, clean_trace
 assert claim_mutations and classic_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and missed_mutations and more_mutations
 assert raft_mutations and receive_mutations and request_mutations and retention_mutations
-assert sync_mutations and whole_mutations
+assert sync_mutations and whole_mutations and membership_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Unless tests are long: of planted defects; of histories, and of cases. And what tests ask for by name.
@@ -76,6 +77,7 @@ def write_mutations(folder: Path) -> list[Path]:
         ),
         ("clean_removed_by_age", partial(retention_mutations.remove_well, keep_ms=1_100)),
         ("clean_classic", classic_mutations.lose_master),
+        ("clean_members", membership_mutations.demote_well),
         ("clean_hostiles", hostile_mutations.hostile_well),
         ("clean_kill_beside_hostiles", hostile_mutations.killed_beside_hostiles),
     ):
