@@ -10,7 +10,7 @@ from dledger.testing import RunOptions, run_seed
 from dledger.testing.profile import MEMBER_SERIES
 
 SEEDS = 40
-SHORT = 2
+SHORT = 1
 #: What happens in a few seeds of every series, and of one series.
 ALWAYS = ("changes of members: done", "elections won", "disks of voters lost")
 EXPECTED = {

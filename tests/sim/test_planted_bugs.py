@@ -569,7 +569,11 @@ def _name(value: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("plant", "profile"), BY_SEEDS, ids=_name)
+@pytest.mark.parametrize(
+    ("plant", "profile"),
+    [pytest.param(*bug, marks=[pytest.mark.long] if bug[1] is MEMBERS else []) for bug in BY_SEEDS],
+    ids=_name,
+)
 def test_found_by_seeds(
     plant: planted.Plant, profile: Profile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
