@@ -43,7 +43,7 @@ def test_exactly_the_expected_checks_fire(mutation: Mutation, judged: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(set(TAKING) - {"stop"}))
+@pytest.mark.parametrize("kind", sorted(set(TAKING) - {"stop", "add"}))
 def test_a_writer_that_a_fault_took_away_need_not_end_in_peace(kind: str, tmp_path: Path) -> None:
     trace = clean_trace("taken", seed=3)
     kills = lines(trace, Ev.FAULT, f="kill")
