@@ -393,6 +393,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
     "chaos.checker.agreement": set(),
     "chaos.checker.configurations": set(),
+    "chaos.checker.recoveries": set(),
     "chaos.checker.shapes": {"chaos.trace.schema"},
     "chaos.checker.whole_operations": {"chaos.checker.agreement", "chaos.checker.checks.registry"},
     "chaos.checker.completeness": {
@@ -408,6 +409,7 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.checker.checks.registry",
         "chaos.checker.agreement",
         "chaos.checker.configurations",
+        "chaos.checker.recoveries",
         "chaos.checker.completeness",
     },
     "chaos.checker.histories.linearize": set(),
@@ -417,6 +419,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker": {
         *_CHECKS,
         "chaos.checker.configurations",
+        "chaos.checker.recoveries",
         "chaos.checker.shapes",
         "chaos.checker.engine",
         "chaos.checker.histories",

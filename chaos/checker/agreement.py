@@ -267,18 +267,22 @@ JOIN runs r ON r.run = l.run
 """
 
 #: Syncs, with the end of the log that the node reported until a second later, because lines may be delayed.
+#: The entry of a forced recovery is written while the node is stopped.
 SYNCED_BEYOND = """
 SELECT * FROM (
-  SELECT run, node, k, lidx, src, inc, seq, max_by(ended, told_at) OVER (PARTITION BY run, node ORDER BY t, k
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ended
+  SELECT run, node, k, mono, lidx, src, inc, seq,
+    max_by(ended, told_at) OVER (PARTITION BY run, node ORDER BY t, k
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ended
   FROM (
-    SELECT run, node, 0 AS k, mono AS t, mono AS told_at, lidx, CASE WHEN e = 'append' THEN last
+    SELECT run, node, 0 AS k, mono AS t, mono, mono AS told_at, lidx, CASE WHEN e = 'append' THEN last
       WHEN e = 'recover' THEN ended WHEN e = 'truncate' THEN lidx - 1 ELSE lidx END AS ended, src, inc, seq
     FROM nodes WHERE e IN ('append', 'recover', 'truncate', 'install')
     UNION ALL
-    SELECT run, node, 1, mono + 1000000000, CAST(NULL AS BIGINT), lidx, CAST(NULL AS BIGINT), src, inc, seq
+    SELECT run, node, 1, mono + 1000000000, mono, CAST(NULL AS BIGINT), lidx, CAST(NULL AS BIGINT), src, inc,
+      seq
     FROM disk WHERE e = 'synced')
-) WHERE k = 1
+) s ANTI JOIN recoveries v ON v.run = s.run AND v.node = s.node AND s.lidx = v.ended + 1 AND s.mono <= v.mono
+WHERE k = 1
 """
 
 #: Faults, with their effect at the start and at the end.

@@ -88,6 +88,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     ),
     ("removed", {"removals": "true"}),
     ("meta", {"memories": "e = 'memory'", "dumped": "e = 'dumped'", "taken_over": "e = 'taken_over'"}),
+    ("meta", {"recovered": "e = 'recovered'"}),
     ("runs", {"classic": "store = 'classic'", "doubled": "broker_role = 'SYNC_MASTER'"}),
     ("runs", {"single": "broker_role = 'ASYNC_MASTER'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),

@@ -37,6 +37,7 @@ runs         one run: its plan, its guarantees, its results. nodes: at the begin
 milestones   events of nodes, without the events that occur with every batch.
 candidacies  candidacies and leaderships, with the configuration in force on the node (c_voters, ...).
 regrouped    runs in which the voters changed.
+recoveries   one forced recovery. lost_messages: acknowledged messages that were lost with the majority.
 sent_logs    one log: acknowledged sends by outcome, term and time.
 read_logs    one log: the position up to which it was read.
 histories    op_counts of other systems' histories, with their model.
@@ -68,6 +69,7 @@ from chaos.checker.engine import Engine
 from chaos.checker.histories.tables import make_history_tables
 from chaos.checker.left_records import LEFT_BEHIND, LEFT_RECORDS
 from chaos.checker.line_counts import LINE_COUNTS, WRITERS
+from chaos.checker.recoveries import LOST_MESSAGES, LOST_SENDS, RECOVERIES, not_lost
 from chaos.checker.shapes import SHAPES
 from chaos.trace.schema import READS
 
@@ -102,7 +104,7 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
             "meta",
             "removed",
         ),
-        *("kept_logs", "begins", "purges", "candidacies", "regrouped"),
+        *("kept_logs", "begins", "purges", "candidacies", "regrouped", "recoveries", "lost_messages"),
     )
 )
 
@@ -188,11 +190,12 @@ SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, 
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL AND coalesce(m.q, o.q) IS NOT NULL
     THEN 'q:' || coalesce(m.topic, o.topic) || '/' || CAST(coalesce(m.q, o.q) AS STRING)
     ELSE 'ledger:' || coalesce(m.ledger, o.ledger) END,
-  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.completed, o.outcome,
-  o.outcome, o.node, o.term,
+  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.completed,
+  CASE WHEN o.outcome = 'ok' AND x.mid IS NOT NULL THEN 'info' ELSE o.outcome END, o.outcome, o.node, o.term,
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL THEN o.qoff + m.i ELSE o.lidx + m.i END, o.lidx + m.i,
   o.src, o.inc, o.seq
 FROM items m JOIN ops o ON o.op = m.op AND o.run = m.run
+LEFT JOIN lost_messages x ON x.mid = m.mid AND x.run = m.run
 """
 
 _SEEN = """
@@ -272,6 +275,7 @@ SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.led
   d.filter, d.tag, d.key, d.src, d.inc, d.seq, coalesce(d.since, d.mono) AS mono,
   d.mono AS told
 FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
+{not_lost("d", "d.lidx", "d.eterm")}
 WHERE d.ev = 'dlv'
 """
 
@@ -323,7 +327,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, ended, keep_ms, keep_bytes, {log_of()} AS log, node, pid, since, count AS n,
+        boot_id, member, off, ended, committed, keep_ms, keep_bytes,
+        {log_of()} AS log, node, pid, since, count AS n,
         ledger, store, broker_role, size, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),
     (
@@ -500,14 +505,21 @@ FROM (
 )
 """
 
+
+def _at_most_end(name: str) -> str:
+    return f"CASE WHEN {name} > v.ended + 1 THEN v.ended + 1 ELSE {name} END AS {name}"
+
+
 #: The end of a queue that a classic master reported before it was lost is no evidence: the messages there may
-#: be lost, and new messages may have their positions.
+#: be lost, and new messages may have their positions. The same is true of what a former cluster reported
+#: behind the end of the log with which its survivor continues.
 _READS = f"""
-SELECT o.run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
-  min_off,
+SELECT o.run, op, proc, f, {log_of()} AS log, inv, ret, outcome, o.node, o.term,
+  {_at_most_end("from_off")}, {_at_most_end("next_off")}, {_at_most_end("max_off")}, min_off,
   coalesce(end_claim, false) AS end_claim, coalesce(stale, false) AS stale, grp, consumer,
-  coalesce(epoch, 0) AS epoch, src, inc, seq
+  coalesce(epoch, 0) AS epoch, o.src, o.inc, o.seq
 FROM ops o
+LEFT JOIN recoveries v ON v.run = o.run AND o.completed < v.mono AND o.ledger IS NOT NULL
 LEFT JOIN (SELECT run, max(mono) AS taken FROM meta WHERE e = 'taken_over' GROUP BY run) t ON t.run = o.run
 WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')
   AND (f <> 'max_off' OR coalesce(o.inv > t.taken, true))
@@ -541,10 +553,13 @@ _FACTS: tuple[dict[str, str], ...] = (
         "purges": _PURGES,
         "candidacies": CANDIDACIES,
         "regrouped": REGROUPED,
+        "recoveries": RECOVERIES,
     },
+    {"lost_messages": LOST_MESSAGES},
     {
         "recalled": f"""SELECT run, mid, max(outcome) AS outcome FROM (
-          SELECT run, mid, outcome FROM ops WHERE f = 'recall' UNION ALL {LEFT_BEHIND}) GROUP BY run, mid""",
+          SELECT run, mid, outcome FROM ops WHERE f = 'recall' UNION ALL {LEFT_BEHIND}
+          UNION ALL {LOST_SENDS}) GROUP BY run, mid""",
         "op_counts": _OP_COUNTS,
         "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'",
         "final_reads": """SELECT o.run, o.op FROM ops o

@@ -456,6 +456,7 @@ def print_result(console: Console, result: ScenarioResult) -> None:
         f"  lost {report.lost}, duplicated {report.duplicated}, reordered {report.reordered}, "
         f"phantom {report.phantom}, returned {report.returned}, early {report.early}; "
         f"{report.read:,} read at the end"
+        + (f", {report.left_behind:,} lost with nodes" if report.left_behind else "")
         + (
             f", {report.consumed:,} by groups ({report.redelivered:,} redelivered)" if report.consumed else ""
         ),

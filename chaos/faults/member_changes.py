@@ -15,11 +15,15 @@ from typing import Any
 
 from chaos.cluster.cluster import ChaosCluster, started
 from chaos.faults.faults import Effect, Kill
+from chaos.network.impairment import Impairment
+from chaos.network.topology import isolate
 from dledger.cli.local import local_members
 from dledger.cli.local.cluster_plan import save_plan, to_toml
 from dledger.cli.local.local_cluster import ClusterError
 
 _RECOVERY_S = 60.0
+#: Shorter than the time after which a follower that is cut off campaigns.
+_LAG_S = 0.25
 
 
 class ReplaceNodes:
@@ -88,9 +92,9 @@ async def _voters_without(cluster: ChaosCluster, new: Sequence[str], gone: Seque
 
 
 class LoseMajority:
-    """Kills all nodes except one, and takes their directories away. At the end, the survivor is recovered as
-    the only member of a new cluster (`dledger recover --force-new-cluster`). Then new nodes are added until
-    the group has its former size."""
+    """Kills all nodes except one, and takes their directories away. Shortly before, the survivor is cut off,
+    so that it lacks acknowledged entries. At the end, it is recovered as the only member of a new cluster
+    (`dledger recover --force-new-cluster`). Then new nodes are added until the group has its former size."""
 
     kind = "lose_majority"
 
@@ -101,10 +105,19 @@ class LoseMajority:
         self._loss = Kill(cluster, targets, wipe=True, for_good=True)
 
     async def begin(self) -> Effect:
-        return await self._loss.begin()
+        nodes = self._cluster.node_ids
+        cut = self._cluster.links.begin(Impairment(cut=True), isolate(nodes, self._survivors))
+        await asyncio.sleep(_LAG_S)
+        effect = await self._loss.begin()
+        self._cluster.links.end(cut)
+        return effect
+
+    @property
+    def _survivors(self) -> list[str]:
+        return [node for node in self._cluster.node_ids if node not in self.targets]
 
     async def end(self) -> Effect:
-        [survivor] = [node for node in self._cluster.node_ids if node not in self.targets]
+        [survivor] = self._survivors
         await asyncio.to_thread(self._local.stop_node, survivor)
         report = await asyncio.to_thread(self._recover, survivor)
         self._cluster.record(

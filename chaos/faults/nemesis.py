@@ -192,7 +192,7 @@ async def aim(cluster: ChaosCluster, step: FaultStep, rng: Random, hurt: Sequenc
     Raises ClusterError if there is no leader or no node to choose.
     """
     free = [node for node in cluster.node_ids if node not in hurt]
-    wants_leader = step.target in ("leader", "follower")
+    wants_leader = step.target in ("leader", "follower") or step.kind == "lose_majority"
     leader = await cluster.wait_leadership() if wants_leader else await cluster.leadership()
     if step.kind == "add":
         return AimedFault(AddNodes(cluster, step.count), leader)
@@ -209,7 +209,12 @@ async def aim(cluster: ChaosCluster, step: FaultStep, rng: Random, hurt: Sequenc
 def _targets(
     cluster: ChaosCluster, step: FaultStep, rng: Random, free: list[str], leader: ObservedLeadership | None
 ) -> list[str]:
-    if step.target == "leader":
+    if step.kind == "lose_majority":
+        assert leader is not None
+        # The leader is lost: only then can the survivor lack what it acknowledged.
+        chosen = rng.sample([node for node in free if node != leader.node_id], cluster.majority - 1)
+        chosen.append(leader.node_id)
+    elif step.target == "leader":
         assert leader is not None
         chosen = [leader.node_id] if leader.node_id in free else []
     elif step.target == "follower":

@@ -193,8 +193,8 @@ class _SentMessages:
                 )
         if first < 0 or self._slot(mids[0]) is None:
             return
-        # A process awaits each answer before its next send. Positions of messages that were lost with a
-        # classic master are reused.
+        # A process awaits each answer before its next send. Positions of messages that were lost with
+        # nodes are reused.
         is_after = event["mono"] > self._lost_ns
         key = (event["proc"], self._queues[mids[0] - self._first], is_after)
         if first <= self._last_of.get(key, -1):
@@ -292,7 +292,11 @@ class _SentMessages:
             if position >= 0 and not is_read and retention.may_be_removed(log, position, self._sent_at[slot]):
                 report.purged += 1
                 continue
-            if position >= 0 and not is_read and retention.may_be_lost_with_master(self._sent_at[slot]):
+            if (
+                position >= 0
+                and not is_read
+                and retention.may_be_lost_with_nodes(position, self._sent_at[slot])
+            ):
                 report.left_behind += 1
                 continue
             if (position >= 0 or position == _STORED_SOMEWHERE) and not is_read:

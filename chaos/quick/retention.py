@@ -16,14 +16,16 @@ _GAIN_NS = 1_100_000_000
 class Retention:
     """Configured retention, and the start of each log that the final readers received, with the time.
 
-    `lost_ns`: time at which a classic master without double write was lost. Clients cannot observe the number
-    of bytes after an entry. With a limit on bytes (`by_size`), any message below the start of its log may
-    therefore have been removed.
+    `lost_ns`: time at which a classic master without double write was lost, or a majority of nodes for good,
+    of whose commits the survivor knew those up to `known_index`. Clients cannot observe the number of bytes
+    after an entry. With a limit on bytes (`by_size`), any message below the start of its log may therefore
+    have been removed.
     """
 
     by_size: bool = False
     keep_ns: int | None = None
     lost_ns: int = 0
+    known_index: int = -1
     begins: dict[str, tuple[int, int]] = field(default_factory=dict)  # log -> (position, ns)
 
     def may_be_removed(self, log: str, position: int, sent_at: int) -> bool:
@@ -37,10 +39,10 @@ class Retention:
         """Return True if a message whose send started at `sent_at` may have been removed by age at `at`."""
         return self.keep_ns is not None and at - sent_at >= self.keep_ns
 
-    def may_be_lost_with_master(self, sent_at: int) -> bool:
-        """Return True if a message whose send started at `sent_at` may have been lost with a classic master.
-        Clients cannot observe which messages the slave had."""
-        return sent_at < self.lost_ns
+    def may_be_lost_with_nodes(self, position: int, sent_at: int) -> bool:
+        """Return True if a message whose send started at `sent_at` may have been lost with a classic master
+        or with a majority of nodes. Clients cannot observe which messages the others had."""
+        return sent_at < self.lost_ns and position > self.known_index
 
     def is_start_removed(self, log: str, position: int) -> bool:
         """Return True if everything before a position may have been removed by the end of the run."""
@@ -55,6 +57,8 @@ def retention_of(run_directory: Path, drains: Sequence[Path]) -> Retention:
         for event in events_of(path, ("meta",)):
             if event["e"] == "taken_over" and is_single:
                 retention.lost_ns = max(retention.lost_ns, event["mono"])
+            if event["e"] == "recovered":
+                retention.lost_ns, retention.known_index = event["mono"], event["committed"]
             if event["e"] == "run_begin":
                 retention.by_size = "keep_bytes" in event
                 is_single = event.get("broker_role") == "ASYNC_MASTER"

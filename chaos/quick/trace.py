@@ -24,7 +24,8 @@ class QuickReport:
     `drained`: the final reads were complete and reached the end. `consumed`, `redelivered`: by groups. A
     redelivery is permitted, unless the member kept the queue in between, or the group had acknowledged the
     message (`returned`). `early`: delivered before the end of the delay. `purged`: acknowledged and removed
-    by retention. `left_behind`: acknowledged and lost with a classic master without double write.
+    by retention. `left_behind`: acknowledged and lost with a classic master without double write, or with a
+    majority of nodes.
     """
 
     acknowledged: int = 0

@@ -47,6 +47,7 @@ class TracingShell(AsyncShell):
         self._vote_ends: dict[tuple[str, int], tuple[int, int]] = {}
         #: When a vote is traced, its candidate may have requested one in a later term already.
         self._vote_requests: dict[tuple[str, int], VoteRequest] = {}  # (candidate, term) -> its request
+        self._own_vote = -1  # term of this node's last vote for itself
         self._traced_commit = -1
         self._traced_role: tuple[Role, int] | None = None
         self._traced_members: MembershipAt | None = None
@@ -66,6 +67,8 @@ class TracingShell(AsyncShell):
         }
         if state.voted_for is not None:
             fields["vote"] = state.voted_for
+        if state.voted_for == self._node_id:
+            self._own_vote = state.term
         self._trace.event("store", "recover", fields)
         for known in replica.core.log.memberships:
             self._configuration(known)
@@ -191,7 +194,9 @@ class TracingShell(AsyncShell):
             del self._hard_states[older]
         vote = {} if state.voted_for is None else {"vote": state.voted_for}
         self._trace.event("raft", "term_vote", {"term": state.term, "uid": state.uid, **vote})
-        if state.voted_for == self._node_id:
+        # A term and vote become durable again with other parts of the state.
+        if state.voted_for == self._node_id and state.term > self._own_vote:
+            self._own_vote = state.term
             self._vote(state.term, self._node_id)
 
     def _note_end(self, state: HardState) -> None:

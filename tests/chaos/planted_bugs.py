@@ -112,6 +112,64 @@ SYNC_BUGS = (
     ),
 )
 
+#: A node is replaced while the clients go on.
+_REPLACED = fault("replace", "leader", 1, 0.5)
+#: Meanwhile the other follower is slow, so that the leader and the new node are first to have an entry.
+_REPLACED_BESIDE_A_SLOW_NODE = (
+    fault("replace", "leader", 1, 1.5) + fault("slow_disk", "follower", 2, 6) + "slow_ms = 300\n"
+)
+_LOST = fault("lose_majority", "majority", 1, 0.5)
+
+#: What a group does while its members change, and after a forced recovery.
+MEMBER_BUGS = (
+    Bug(
+        "change-in-one-step",
+        "dledger/core/membership_change.py",
+        "    if set(current.voters) == set(target.voters):\n        return target\n",
+        "    return target\n",
+        _REPLACED,
+        seconds=3,
+        checks=("R26",),
+    ),
+    Bug(
+        "commit-by-the-incoming-voters-alone",
+        "dledger/core/quorum.py",
+        "for v in voters], voters) for voters in membership.halves)\n",
+        "for v in voters], voters) for voters in membership.halves[:1])\n",
+        _REPLACED_BESIDE_A_SLOW_NODE,
+        seconds=8.5,
+        checks=("P2",),
+    ),
+    Bug(
+        "count-learners",
+        "dledger/core/quorum.py",
+        "kth_greatest([match.get(v, -1) for v in voters], voters)",
+        "kth_greatest([match.get(v, -1) for v in (*voters, *membership.learners)], voters)",
+        _REPLACED_BESIDE_A_SLOW_NODE,
+        seconds=8.5,
+        checks=("P2",),
+    ),
+    Bug(
+        "forget-the-configuration",
+        "dledger/core/raft.py",
+        "memberships=known))",
+        "memberships=known[:1]))",
+        _REPLACED + fault("kill", "follower", 2, 0.5) + "after = 1\n",
+        seconds=4,
+        checks=("R32",),
+    ),
+    Bug(
+        "recover-without-the-uncommitted-end",
+        "dledger/store/offline/recover.py",
+        "        store, identity = self._store, self._identity\n        state, node_id = with_own",
+        "        self._store.truncate_after(self._store.committed_checkpoint)\n"
+        "        store, identity = self._store, self._identity\n        state, node_id = with_own",
+        _LOST,
+        seconds=3,
+        checks=("R31",),
+    ),
+)
+
 #: What nodes do to the log, and brokers to its queues and to the offsets of groups.
 LOG_BUGS = (
     Bug(
@@ -427,6 +485,7 @@ BUGS = (
         seconds=4,
     ),
     *SYNC_BUGS,
+    *MEMBER_BUGS,
     *LOG_BUGS,
     *GROUP_BUGS,
     *INDEX_BUGS,

@@ -68,7 +68,8 @@ FROM milestones WHERE e IN ('leader', 'follower') AND role_epoch IS NOT NULL
 """
 
 #: Indexes that are reported as committed (k 1), with the highest index that a leader had reported by then: a
-#: leader is always the first to commit. Includes indexes in answers to clients.
+#: leader is always the first to commit. Includes indexes in answers to clients. A forced recovery commits all
+#: entries of the survivor, and its own.
 _REPORTED_COMMITTED = """
 SELECT * FROM (
   SELECT *, max(CASE WHEN k = 0 THEN lidx END) OVER (PARTITION BY run, ledger ORDER BY t, k
@@ -80,6 +81,10 @@ SELECT * FROM (
     LEFT JOIN (SELECT run, node, term FROM milestones WHERE e = 'leader' GROUP BY run, node, term) l
       ON l.run = n.run AND l.node = n.node AND l.term = n.term
     WHERE n.e = 'commit'
+    UNION ALL
+    SELECT v.run, v.node, o.ledger, 0, 'recovered', v.ended + 1, v.mono, v.src, v.inc, v.seq FROM recoveries v
+    JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
+      HAVING min(ledger) = max(ledger)) o ON o.run = v.run
     UNION ALL
     SELECT run, node, ledger, 1, e, lidx, mono, src, inc, seq FROM nodes WHERE e = 'reput'
     UNION ALL

@@ -1,10 +1,11 @@
-"""Changes of the members, checked against the configurations that nodes report: R3, R26-R30."""
+"""Changes of the members, checked against the configurations that nodes report, and forced recoveries: R3,
+R26-R32, L15."""
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import Check, Part, hard
+from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.configurations import LACKS_A_MAJORITY, in_force, is_in, is_machine, size_of
-from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, Need
+from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, WHOLE, Need
 
 _COUNTS = is_machine("l.c_uids", "v.voter", "v.uid")
 
@@ -101,6 +102,37 @@ SEMI JOIN milestones c ON c.run = u.run AND c.e = 'configuration_committed' AND 
 WHERE u.e = 'configuration_undone'
 """
 
+#: Forced recoveries with the end of the survivor's log before it was stopped and after it was started,
+#: according to the node, and with the nodes whose files have another history there.
+_SURVIVORS = """
+SELECT v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended AS before, min(r.ended) AS after,
+  count(d.node) AS others
+FROM recoveries v
+JOIN (
+  SELECT v.run, max_by(n.chain_key, n.mono) AS chain_key,
+    max_by(CASE WHEN n.e = 'append' THEN n.last WHEN n.e = 'truncate' THEN n.lidx - 1
+      WHEN n.e = 'install' THEN n.lidx ELSE n.ended END, n.mono) AS ended
+  FROM recoveries v JOIN nodes n ON n.run = v.run AND n.node = v.node AND n.mono < v.mono
+    AND n.e IN ('append', 'truncate', 'install', 'recover')
+  GROUP BY v.run) b ON b.run = v.run
+LEFT JOIN milestones r ON r.run = v.run AND r.node = v.node AND r.e = 'recover' AND r.mono >= v.mono
+LEFT JOIN dump d ON d.run = v.run AND d.lidx = b.ended AND d.chain_key <> b.chain_key
+GROUP BY v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended
+"""
+
+#: Starts of nodes with the newest configuration of their log, according to their earlier processes, and with
+#: the one that they started with. A start without a log has none.
+_RESTARTS = """
+SELECT r.run, r.node, r.ended, r.src, r.inc, r.seq, max_by(b.lidx, b.mono) AS before, max(a.lidx) AS after
+FROM milestones r
+JOIN milestones b ON b.run = r.run AND b.node = r.node AND b.e = 'configuration' AND b.mono < r.mono
+JOIN (SELECT run, node, inc, min(seq) AS seq FROM milestones WHERE e NOT IN ('recover', 'configuration')
+  GROUP BY run, node, inc) x ON x.run = r.run AND x.node = r.node AND x.inc = r.inc
+JOIN milestones a ON a.run = r.run AND a.node = r.node AND a.inc = r.inc AND a.e = 'configuration'
+  AND a.seq < x.seq
+WHERE r.e = 'recover' AND NOT coalesce(r.wiped, false) GROUP BY r.run, r.node, r.ended, r.src, r.inc, r.seq
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "R3",
@@ -189,5 +221,40 @@ CHECKS: tuple[Check, ...] = (
         ),
         needs=NODE_LINES,
         clear_needs=NODES,
+    ),
+    hard(
+        "R32",
+        "a node restarts with the newest configuration of its log",
+        "configurations recoveries",
+        "{node} started with the configuration at {after}; its log, up to {ended}, has one at {before}",
+        Part(
+            _RESTARTS,
+            "after < before AND before <= ended",
+            "node, before, after, ended, src, inc, seq",
+            few=True,
+        ),
+        needs=(*NODES, Need.CLOCKS),
+    ),
+    hard(
+        "R31",
+        "a forced recovery keeps the whole log of the survivor",
+        "recovered",
+        "the log of {node} ended at {before}; the recovery kept {ended}, it started with {after}, and the "
+        "files of {others} nodes have another history there",
+        Part(
+            _SURVIVORS,
+            "ended < before OR after <= before OR others > 0",
+            "node, before, ended, coalesce(after, -1) AS after, others, src, inc, seq",
+        ),
+        needs=NODES,
+    ),
+    warning(
+        "L15",
+        "a forced recovery loses no acknowledged message",
+        "recovered acked",
+        "message {mid}, acknowledged at index {lidx}, was lost with the majority; the survivor had committed "
+        "up to {committed}",
+        Part("lost_messages", "true", "mid, lidx, committed, src, inc, seq", few=True),
+        needs=(*WHOLE, Need.DUMPS),
     ),
 )

@@ -6,6 +6,7 @@ from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DURABLE, HISTORY, STARVED
 from chaos.checker.configurations import size_of
 from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, NODES, Need
+from chaos.checker.recoveries import not_lost
 
 #: A machine with its uid, unless it has been a member since the log began.
 _MACHINE = "node || CASE WHEN coalesce(uid, 0) = 0 THEN '' ELSE ' (uid ' || CAST(uid AS STRING) || ')' END"
@@ -75,23 +76,25 @@ FROM (
   SELECT run, node, e, term, ended, CAST(NULL AS BIGINT) AS lidx, src, inc, seq, 0 AS k FROM milestones
     WHERE e = 'leader'
   UNION ALL
-  SELECT run, '', 'commit', term, NULL, max(lidx), '', 0, 0, 1 FROM nodes WHERE e = 'commit' GROUP BY run,
-    term)
+  SELECT n.run, '', 'commit', n.term, NULL, max(least(n.lidx, coalesce(v.ended, n.lidx))), '', 0, 0, 1
+  FROM nodes n LEFT JOIN recoveries v ON v.run = n.run AND n.term < v.term
+  WHERE n.e = 'commit' GROUP BY n.run, n.term)
 """
 
 #: Terms and histories that nodes, files, and readers report for a committed index.
-_COMMITTED = """
+_COMMITTED = f"""
 SELECT run, ledger, lidx, min(eterm) AS eterm_min, max(eterm) AS eterm_max, min(chain_key) AS key_min,
   max(chain_key) AS key_max, min(chain) AS chain_min, max(chain) AS chain_max
 FROM (
   SELECT run, ledger, CASE WHEN e = 'apply' THEN last ELSE lidx END AS lidx,
-    CASE WHEN e = 'commit' THEN eterm END AS eterm, chain, chain_key FROM nodes WHERE e IN ('commit', 'apply')
+    CASE WHEN e = 'commit' THEN eterm END AS eterm, chain, chain_key FROM nodes n
+  {not_lost("n", "coalesce(n.last, n.lidx)")} WHERE e IN ('commit', 'apply')
   UNION ALL
   SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump WHERE sure
   UNION ALL
   SELECT run, ledger, lidx, NULL, chain, chain_key FROM milestones WHERE e = 'install'
   UNION ALL
-  SELECT run, ledger, lidx, eterm, NULL, NULL FROM events
+  SELECT run, ledger, lidx, eterm, NULL, NULL FROM events d {not_lost("d", "d.lidx", "d.eterm")}
   WHERE ev = 'dlv' AND eterm IS NOT NULL AND topic IS NULL
 ) GROUP BY run, ledger, lidx
 """
@@ -198,7 +201,7 @@ ANTI JOIN (SELECT run, node, term FROM milestones WHERE e = 'candidate' GROUP BY
 """
 
 #: Appends on nodes other than the leader of the entries' term, with the last entry of that term that the
-#: leader had appended by then.
+#: leader had appended by then. The entry of a forced recovery has no leader.
 _FOLLOWER_APPENDS = """
 SELECT * FROM (
   SELECT *, max(CASE WHEN k = 0 THEN last END) OVER (PARTITION BY run, ledger, eterm ORDER BY t, k
@@ -211,7 +214,8 @@ SELECT * FROM (
       ON l.run = n.run AND l.node = n.node AND l.term = n.eterm
     WHERE n.e = 'append'
   )
-) WHERE k = 1
+) a ANTI JOIN recoveries v ON v.run = a.run AND a.eterm = v.term AND a.last = v.ended + 1
+WHERE k = 1
 """
 
 #: Logs that restart behind an index at which no other node had purged or installed its log by then.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations.base import lines, mutation, number
+from tests.chaos.checker.mutations.base import acked, add, lines, mutation, number
 from tests.chaos.checker.mutations.raft import tell
-from tests.chaos.checker.synthetic import Line, Trace, Value
+from tests.chaos.checker.synthetic import Line, Trace, Value, digest_of
 
 _NODES = ("n1", "n2", "n3")
 _ALL = ",".join(_NODES)
@@ -34,7 +34,9 @@ def enter(trace: Trace, configuration: Line) -> None:
     index, term = number(configuration, "lidx"), configuration["eterm"]
     for node in _NODES:
         appended = next(
-            line for line in lines(trace, Ev.STORE, e="append", node=node) if number(line, "last") >= index
+            line
+            for line in lines(trace, Ev.STORE, e="append", node=node, eterm=term)
+            if number(line, "last") >= index
         )
         tell(trace, appended, Ev.RAFT, **configuration)
         commit = next(
@@ -215,3 +217,98 @@ def a_commit_of_changed_members_that_a_minority_had_written(trace: Trace) -> Non
     late, commit = _late_on_n1(trace, index)
     for ns, line in enumerate(late, 1):
         line["mono"] = line["wall"] = commit + ns
+
+
+@mutation("R32", broker=False)
+def a_node_restarts_without_the_configuration_of_its_log(trace: Trace) -> None:
+    start_with_three(trace)
+    recover = lines(trace, Ev.STORE, e="recover")[-1]
+    first = lines(trace, Ev.RAFT, e="configuration", node=recover["node"])[0]
+    index, term = number(recover, "ended") - 1, number(recover, "term")
+    later = tell(trace, first, Ev.RAFT, **_configuration(index, term, _ALL))
+    later["mono"] = later["wall"] = number(first, "mono") + 1
+
+
+# -- forced recoveries ---------------------------------------------------------------------------------
+
+
+def lose_majority(trace: Trace) -> Line:
+    """After all else n2 and n3 are lost, and n1 is recovered and starts. What is written about it."""
+    end = max(number(line, "mono") for line in trace.all_lines()) + 10
+    last = max(number(line, "lidx") for line in lines(trace, Ev.RAFT, e="commit", node="n1"))
+    started = lines(trace, Ev.META, e="started", node="n1")[0]
+    watched = lines(trace, Ev.DISK, e="watched", node="n1")[0]
+    before = trace.files["node:n1", 1]
+    recover = next(line for line in before if line.get("e") == "recover")
+    candidate = lines(trace, Ev.RAFT, e="candidate", term=2)[0]
+    stamp = {"src": "node:n1", "inc": 2, "node": "n1", "term": 9}
+    begin: Line = before[0] | {"inc": 2, "pid": 300}
+    again: Line = recover | stamp | {"ended": last + 1, "committed": last}
+    again.pop("vote", None)
+    closed: Line = before[-1] | {"inc": 2}
+    life = [begin, again, candidate | stamp, closed]
+    for ns, line in enumerate(life):
+        line["mono"] = line["wall"] = end + 3 + ns
+    trace.files["node:n1", 2] = life
+    at = {"mono": end + 2, "wall": end + 2}
+    admin = trace.files[str(started["src"]), number(started, "inc")]
+    about: Line = {"e": "recovered", "node": "n1", "committed": last, "ended": last, "text": "new"}
+    envelope: Line = {name: started[name] for name in ("v", "run", "src", "inc", "seq", "host", "ev")}
+    recovered: Line = envelope | about | at
+    admin[-1:-1] = [recovered, started | at | {"pid": 300}]
+    admin[-1]["mono"] = admin[-1]["wall"] = end + 9
+    disk = trace.files["disk:n1", 0]
+    disk.insert(-1, watched | at)
+    disk[-1]["mono"] = disk[-1]["wall"] = end + 9
+    add(trace, lines(trace, Ev.META, e="written", node="n1")[0], pid=300)
+    return recovered
+
+
+@mutation("", broker=False)
+def a_majority_is_lost_and_the_survivor_continues(trace: Trace) -> None:
+    lose_majority(trace)
+
+
+@mutation("R31", broker=False)
+def a_recovery_drops_the_end_of_the_log(trace: Trace) -> None:
+    lose_majority(trace)
+    recover = lines(trace, Ev.STORE, e="recover", node="n1")[-1]
+    recover["ended"] = number(recover, "ended") - 1
+
+
+@mutation("L15", broker=False)
+def an_acknowledged_message_is_lost_with_the_majority(trace: Trace) -> None:
+    """Of the last messages, one is on n2 and n3 alone, and nobody has read it."""
+    recovered = lose_majority(trace)
+    index, end = number(recovered, "ended") + 1, number(recovered, "mono") - 8
+    chain = digest_of("lost", index)
+    for node in ("n2", "n3"):
+        own = max(inc for src, inc in trace.files if src == f"node:{node}")
+        synced = lines(trace, Ev.DISK, e="synced", node=node)[-1]
+        disk = trace.files[f"disk:{node}", 0]
+        disk.insert(-1, synced | {"lidx": index, "mono": end + 1, "wall": end + 1})
+        disk[-1]["mono"] = disk[-1]["wall"] = end + 7
+        file = trace.files[f"node:{node}", own]
+        append = next(line for line in reversed(file) if line.get("e") == "append")
+        flush = next(line for line in reversed(file) if line.get("e") == "flush")
+        entry = {"lidx": index, "last": index, "chain": chain}
+        told = [append | entry, flush | {"lidx": index}]
+        if node == "n3":
+            commit = next(line for line in reversed(file) if line.get("e") == "commit")
+            told.append(commit | {"lidx": index, "chain": chain})
+            told.append(next(line for line in reversed(file) if line.get("e") == "ack") | {"lidx": index})
+        for ns, line in enumerate(told):
+            line["mono"] = line["wall"] = end + (0 if not ns else 1 + ns) - (node == "n3" and not ns)
+        file[-1:-1] = told
+        file[-1]["mono"] = file[-1]["wall"] = end + 7
+    invoke, answer = list(acked(trace))[-1]
+    client = trace.files[str(invoke["src"]), number(invoke, "inc")]
+    number_ = 1 + max(number(line, "op") for line in lines(trace, Ev.OP))
+    mid = 1 + max(number(line, "mid") for line in lines(trace, Ev.OP, type="invoke", f="append"))
+    sent = {"op": number_, "mono": end - 4, "wall": end - 4}
+    client[-1:-1] = [
+        invoke | sent | {"mid": mid, "digest": digest_of(mid)},
+        answer | sent | {"lidx": index, "mono": end + 5, "wall": end + 5},
+    ]
+    client[-1]["mono"] = client[-1]["wall"] = end + 7
+    trace.renumber()
