@@ -101,6 +101,7 @@ class RaftCore(CoreState):
         self.rejoining = RejoinProcess(self)
         self._announced: tuple[Role, int, str | None] | None = None
         self._known_members = self.membership  # as of the last step
+        self._announced_peers = self.peers  # the shell starts with these
 
     # -- queries ------------------------------------------------------------------------------------------
 
@@ -412,14 +413,9 @@ class RaftCore(CoreState):
     def _start_pre_vote(self, cause: str) -> None:
         """Start a pre-vote, which changes no term. A follower on the shortcut stays FOLLOWER meanwhile."""
         self.vote_round += 1
+        due_ms = self.now_ms + self._round_ms()
         self.candidacy = Candidacy(
-            self.membership,
-            True,
-            False,
-            self.next_term,
-            self.vote_round,
-            cause,
-            self.now_ms + self._round_ms(),
+            self.membership, True, False, self.next_term, self.vote_round, cause, due_ms
         )
         self._request_votes()
 
@@ -568,6 +564,10 @@ class RaftCore(CoreState):
         self.log.verified_index = self.log.end_index
         self._leaderless_terms = 0
         self.leadership = Leadership(self)
+        if {*self.peers} != {*self._announced_peers}:
+            # A follower keeps its links to members that have left. Such a link would open its push stream
+            # now, and not once more if the member is added again.
+            self.announce_peers()
         self._set_role(Role.LEADER, self.node_id, "won")
         self.leadership.start_leading()
 
@@ -626,7 +626,8 @@ class RaftCore(CoreState):
 
     def announce_peers(self) -> None:
         """Tell the shell which members this node must be connected to."""
-        self.emit(MembershipChanged(self.log.memberships[-1], self.peers))
+        self._announced_peers = self.peers
+        self.emit(MembershipChanged(self.log.memberships[-1], self._announced_peers))
 
     def note_memberships(self, new: MembershipAt | None = None) -> None:
         """Record the configurations of the log, and `new` if the log is about to be reset."""

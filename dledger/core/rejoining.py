@@ -70,11 +70,18 @@ class RejoinProcess:
 
     @property
     def _unreported(self) -> list[str]:
-        """Members to be asked."""
-        own = self.core.node_id
-        asked = (
-            p for known in self._memberships() for p in known.others(own) if not self._has_report(p, known)
-        )
+        """Members to be asked. A rejoining node asks electors only, because it waits for no others.
+
+        Suppose it told a learner a number of its directory, and lost that directory before it told the
+        electors. The number of its next directory might be lower, and the learner would refuse the node.
+        """
+        core = self.core
+        asked = [
+            peer
+            for known in self._memberships()
+            for peer in (known.electors if core.hard_state.rejoining else known.nodes)
+            if peer != core.node_id and not self._has_report(peer, known)
+        ]
         return list(dict.fromkeys(asked))
 
     def _memberships(self) -> list[Membership]:

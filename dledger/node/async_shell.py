@@ -298,9 +298,10 @@ class AsyncShell:
             text = f"{reason}: this machine was replaced, and its log is of no use to the group any more"
             self.fatal(StorageError(text, code=Code.MEMBER_REPLACED))
 
-    def directory_replaced(self, reason: str) -> None:
-        """Stop, because this node might vote and count twice."""
-        if not self._dead:
+    def directory_replaced(self, peer: str, reason: str) -> None:
+        """Stop, because this node might vote and count twice, unless the peer is no member: it may have seen
+        a directory of this node that never counted."""
+        if not self._dead and peer in self._replica.core.membership.nodes:
             self.fatal(
                 StorageError(
                     f"{reason}. It may lack votes and entries of this node: start the node with its newest "

@@ -659,6 +659,31 @@ def test_a_rejoining_node_waits_for_all_members_of_every_configuration_that_may_
     assert node.core.rejoining.missing == (), "a left with a committed change, and b and d have reported"
 
 
+def test_a_rejoining_node_tells_its_directory_to_electors_only() -> None:
+    """A learner would keep the number of a directory that never counted."""
+    node = Node("c", incarnation=1)
+    node.core.hard_state = HardState(0, None, 1, rejoining=True)
+    known = with_voters("a", "b", "c", learners=["d"])
+    node.core.log._memberships[0] = MembershipAt(-1, -1, known)
+    node.pass_time(1)
+    assert {peer for peer, m in node.sent if isinstance(m, PositionRequest)} == {"a", "b"}
+    node.core.hard_state = HardState(0, None, 1)
+    node.pass_time(node.core.timing.election_max_ms)
+    assert {peer for peer, m in node.sent if isinstance(m, PositionRequest)} == {"a", "b", "d"}
+
+
+def test_a_new_leader_has_links_to_the_members_of_its_configuration_only() -> None:
+    """As a follower that does not know yet that the removal of d is committed, it has a link to d."""
+    node = follower_with(
+        with_voters("a", "b", "c", learners=["d"]),
+        with_voters("a", "b", "c"),
+    )
+    assert set(node.core.peers) == {"b", "c", "d"}
+    node.forget()
+    node.become_leader()
+    assert [set(effect.peers) for effect in node.all_effects(MembershipChanged)] == [{"b", "c"}]
+
+
 def test_members_do_not_change_before_all_have_announced_that_they_can() -> None:
     """One may run the release before, which would count the first members."""
     node = leader()

@@ -176,3 +176,19 @@ def undone_changes_waited_for(patch: pytest.MonkeyPatch) -> None:
         return list(dict.fromkeys([*original(rejoining), *reported]))
 
     patch.setattr(RejoinProcess, "_memberships", memberships)
+
+
+def links_of_former_members_kept(patch: pytest.MonkeyPatch) -> None:
+    """A new leader keeps the link to a former member, and pushes nothing to it when it is added again."""
+    unchanged = property(lambda core: core.peers, lambda core, peers: None)
+    patch.setattr(RaftCore, "_announced_peers", unchanged, raising=False)
+
+
+def learners_told_of_a_rejoining_directory(patch: pytest.MonkeyPatch) -> None:
+    """A learner keeps the number of a directory that was lost before it counted, and refuses the next one."""
+
+    def unreported(rejoining: RejoinProcess) -> list[str]:
+        own = rejoining.core.node_id
+        return [p for known in rejoining._memberships() for p in known.others(own)]
+
+    patch.setattr(RejoinProcess, "_unreported", property(unreported))

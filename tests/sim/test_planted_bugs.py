@@ -393,6 +393,14 @@ BY_SCENARIO += [
         _disk_that_was_lost_before_a_promotion,
     ),
     (
+        planted_members.links_of_former_members_kept,
+        test_membership.test_a_new_leader_has_links_to_the_members_of_its_configuration_only,
+    ),
+    (
+        planted_members.learners_told_of_a_rejoining_directory,
+        test_membership.test_a_rejoining_node_tells_its_directory_to_electors_only,
+    ),
+    (
         planted_members.undone_changes_waited_for,
         test_membership.test_a_rejoining_node_does_not_wait_for_members_of_a_change_that_was_undone,
     ),

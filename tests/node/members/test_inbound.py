@@ -26,7 +26,7 @@ class Events:
     def directory_seen(self, peer: str, number: int) -> None:
         self.seen.append((peer, number))
 
-    def directory_replaced(self, reason: str) -> None:
+    def directory_replaced(self, peer: str, reason: str) -> None:
         self.stopped.append(reason)
 
     def member_replaced(self, reason: str) -> None:

@@ -26,7 +26,7 @@ class NoEvents:
 
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
     def stream_down(self, peer: str, stream_id: int) -> None: ...
-    def directory_replaced(self, reason: str) -> None: ...
+    def directory_replaced(self, peer: str, reason: str) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ class RefusedClient(peer_client.PeerClient):
 @pytest.mark.parametrize("code", [Code.DIRECTORY_REPLACED, Code.UNEXPECTED_MEMBER])
 async def test_rule_11_a_node_learns_from_a_refusal_that_its_directory_is_an_earlier_one(code: Code) -> None:
     class Events(NoEvents):
-        def directory_replaced(self, reason: str) -> None:
+        def directory_replaced(self, peer: str, reason: str) -> None:
             reasons.append(reason)
 
     reasons = list[str]()

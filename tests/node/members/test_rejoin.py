@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.errors import Code, ConfigError
+from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.infra.files.disk import OsDisk
 from dledger.node import joining
 from dledger.node.joining import prepare_rejoin
@@ -157,6 +157,19 @@ async def test_a_member_that_only_an_old_configuration_has_does_not_rejoin(
     with pytest.raises(ConfigError) as refusal:
         await prepare_rejoin(rejoining_config(tmp_path / "n3"))
     assert refusal.value.code is Code.UNKNOWN_MEMBER
+
+
+async def test_a_node_that_is_no_member_does_not_stop_one_by_the_directory_that_it_knows(
+    tmp_path: Path,
+) -> None:
+    """n9 has left. It has seen a directory of n1 that was lost before it counted."""
+    async with running_nodes(tmp_path, 3) as nodes:
+        node, stopped = nodes[0], list[DLedgerError]()
+        node._on_fatal = stopped.append
+        node._shell.directory_replaced("n9", "n9 knows another directory")
+        assert not stopped
+        node._shell.directory_replaced(nodes[1].config.node_id, "a member knows another directory")
+        assert [error.code for error in stopped] == [Code.DIRECTORY_REPLACED]
 
 
 def new_directory(folder: Path, incarnation: int, *, rejoining: bool) -> None:
