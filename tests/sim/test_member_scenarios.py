@@ -63,6 +63,7 @@ def test_a_promoted_learner_refuses_a_disk_that_was_lost_before_its_promotion(on
     c.run_until(lambda: c.end_of("n3") == c.end_of("n1") == c.end_of("n2"), limit_ms=SOON_MS)
     for node_id in c.profile.node_ids:
         c.crash(node_id, CrashKind.POWER)
+    c.run_for(SOON_MS)  # no message of n2 is on its way any more
     c.return_disk("n1")
     c.network.gate = None
     c.boot("n3")

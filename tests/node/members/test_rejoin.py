@@ -164,11 +164,11 @@ async def test_a_node_that_is_no_member_does_not_stop_one_by_the_directory_that_
 ) -> None:
     """n9 has left. It has seen a directory of n1 that was lost before it counted."""
     async with running_nodes(tmp_path, 3) as nodes:
-        node, stopped = nodes[0], list[DLedgerError]()
-        node._on_fatal = stopped.append
-        node._shell.directory_replaced("n9", "n9 knows another directory")
+        shell, stopped = nodes[0]._shell, list[DLedgerError]()
+        shell._on_fatal = stopped.append
+        shell.directory_replaced("n9", "n9 knows another directory")
         assert not stopped
-        node._shell.directory_replaced(nodes[1].config.node_id, "a member knows another directory")
+        shell.directory_replaced(nodes[1].config.node_id, "a member knows another directory")
         assert [error.code for error in stopped] == [Code.DIRECTORY_REPLACED]
 
 
