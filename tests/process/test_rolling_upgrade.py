@@ -21,7 +21,8 @@ from tests.conftest import DID_NOT_RUN
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-upgrade")]
 
-PREVIOUS = "v0.2.0"
+#: The commit of release 0.2.0. A checkout may lack the tag.
+PREVIOUS = "bf8f3b18aa29c13ffa9370ad7a91c44cc8efe610"
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
 
@@ -33,7 +34,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ["git", "-C", str(ROOT), "archive", PREVIOUS, "dledger"], capture_output=True, check=False
     )
     if archive.returncode != 0:
-        pytest.skip(f"{DID_NOT_RUN}: this checkout has no {PREVIOUS}; run git fetch --tags")
+        pytest.skip(f"{DID_NOT_RUN}: this checkout has no history back to release 0.2.0; run git fetch --unshallow")
     folder = tmp_path_factory.mktemp("previous")
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return {"PYTHONPATH": str(folder)}
