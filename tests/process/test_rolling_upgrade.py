@@ -34,7 +34,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ["git", "-C", str(ROOT), "archive", PREVIOUS, "dledger"], capture_output=True, check=False
     )
     if archive.returncode != 0:
-        pytest.skip(f"{DID_NOT_RUN}: this checkout has no history back to release 0.2.0; run git fetch --unshallow")
+        pytest.skip(f"{DID_NOT_RUN}: no release 0.2.0 in this history; run git fetch --unshallow")
     folder = tmp_path_factory.mktemp("previous")
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return {"PYTHONPATH": str(folder)}
