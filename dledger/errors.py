@@ -410,9 +410,13 @@ class Code(IntEnum):
         "longest log. See [recovery](../recovery.md).")
     RECOVERY_UNFINISHED = (668, StorageError,
         "The recovery of the directory as a new cluster was interrupted. The node does not start.",
-        "The command `dledger recover` was killed, or the disk was full.",
-        "Run `dledger recover --force-new-cluster` again: it continues.",
-        "run `dledger recover --force-new-cluster` again: it continues")
+        "The command `dledger recover` or `dledger mirror promote` was killed, or the disk was full.",
+        "Run the command that the message names again: it continues.")
+    PROMOTION_REFUSED = (669, Refused,
+        "The learner was not promoted to a cluster of its own. Nothing was changed.",
+        "A member of its group answers; or the directory is not that of a learner that has caught up.",
+        "Stop the group, or promote with `--fork`. For the directory of a voter use `dledger recover`. See "
+        "[mirrors](../mirror.md).")
     # fmt: on
 
 

@@ -57,6 +57,7 @@ class Identity:
     #: its list of first members.
     former_id: str | None = None
     is_joined: bool = False  # the node was added later, so it has no list of first members
+    is_promotion: bool = False  # with `former_id`: of a learner, whose log is cut (dledger mirror promote)
 
     def __post_init__(self) -> None:
         for name in ("cluster_id", "group", "node_id"):
@@ -82,7 +83,7 @@ def joined(identity: Identity) -> Identity:
     return replace(identity, format_version=CHANGED_FORMAT, members=None, is_joined=True)
 
 
-def recovering(identity: Identity, cluster_id: str, number: int) -> Identity:
+def recovering(identity: Identity, cluster_id: str, number: int, *, is_promotion: bool = False) -> Identity:
     """Return the identity during forced recovery `number`, which gives the cluster a new id."""
     return replace(
         identity,
@@ -90,12 +91,13 @@ def recovering(identity: Identity, cluster_id: str, number: int) -> Identity:
         format_version=RECOVERED_FORMAT,
         recovery=number,
         former_id=identity.cluster_id,
+        is_promotion=is_promotion,
     )
 
 
 def recovered(identity: Identity) -> Identity:
     """Return the identity after the forced recovery."""
-    return replace(identity, members=None, former_id=None, is_joined=True)
+    return replace(identity, members=None, former_id=None, is_joined=True, is_promotion=False)
 
 
 def save_identity(disk: Disk, paths: NodePaths, identity: Identity) -> None:
@@ -181,8 +183,12 @@ def load_identity(
         raise StorageError(f"cannot read {path}: {error}") from error
     identity = _decode(path, content)
     if identity.former_id is not None and not unfinished:
+        what, command = "recovery", "recover --force-new-cluster"
+        if identity.is_promotion:
+            what, command = "promotion", "mirror promote"
         raise StorageError(
-            f"the recovery of {directory} as cluster {identity.cluster_id!r} was interrupted",
+            f"the {what} of {directory} as cluster {identity.cluster_id!r} was interrupted; run "
+            f"`dledger {command}` again: it continues",
             code=Code.RECOVERY_UNFINISHED,
         )
     for name, expected in (("cluster_id", cluster_id), ("group", group), ("node_id", node_id)):
@@ -255,8 +261,9 @@ def _encode(identity: Identity) -> bytes:
     fields: dict[str, Any] = asdict(identity) | {"flush_mode": identity.flush_mode.value}
     if not identity.recovery:  # earlier releases do not know these
         del fields["recovery"], fields["former_id"]
-    if not identity.is_joined:
-        del fields["is_joined"]
+    for name in ("is_joined", "is_promotion"):
+        if not fields[name]:
+            del fields[name]
     fields["crc"] = f"{_crc(fields):08x}"
     return (json.dumps(fields, indent=2) + "\n").encode()
 

@@ -1,4 +1,5 @@
-"""Founds a new cluster on the log of one member, if a majority of its group is lost for good.
+"""Founds a new cluster on the log of one member: of a survivor, if a majority of its group is lost for good,
+or of a learner that becomes a group of its own.
 
 A group without a majority neither elects a leader nor changes its members. An operator may then continue
 with the log of one survivor, which may lack acknowledged entries: those that only lost members had. The new
@@ -10,6 +11,10 @@ cluster must never be mistaken for the former one, whose members may return:
 - Its configuration ends all sessions, and gives new ones other ids (dledger.core.values.Recovery): the former
   cluster may have opened a session at an index at which the new one opens another.
 
+A survivor keeps its whole log, because entries that it does not know to be committed may have been
+acknowledged. A learner is a copy of a group that may still run: its log is cut to the entries that it knows
+to be committed, so that it contains nothing that the group may never have stored.
+
 The steps are durable one after the other. The first gives the directory an identity with which no node
 starts; the last one completes the identity. An interrupted recovery is repeated, with the cluster id of the
 first attempt.
@@ -20,7 +25,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +45,7 @@ from dledger.core.values import (
 )
 from dledger.errors import Code, ConfigError, Refused, StorageError
 from dledger.infra.files.disk import Disk, OsDisk
-from dledger.store.api import Damage
+from dledger.store.api import Damage, EntryDamaged
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import Configuration, encode_internal
@@ -66,7 +71,7 @@ class RecoveryReport(NamedTuple):
     number: int  # of forced recoveries, including this one
     role: str  # in the newest configuration: "voter", "leaving", "learner", or "" if it is no member
     is_repeated: bool  # an interrupted recovery is continued
-    committed_index: int  # last one that this node knows to be committed
+    committed_index: int  # last entry that this node knows to be committed
     end_index: int
     end_term: int
     lost_end: tuple[int, int] | None  # (term, index) up to which the log once reached, if its end was damaged
@@ -75,7 +80,7 @@ class RecoveryReport(NamedTuple):
 
     @property
     def uncommitted_count(self) -> int:
-        """Entries that are kept, although they may never have been acknowledged."""
+        """Entries that may never have been acknowledged. A survivor keeps them, a learner loses them."""
         return self.end_index - self.committed_index
 
 
@@ -89,20 +94,34 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         members: Mapping[str, str],
         *,
         cluster_id: str | None = None,
+        promotes_learner: bool = False,
         disk: Disk | None = None,
     ) -> None:
         """`members`: addresses in the node's configuration, by node id. `cluster_id`: of the new cluster; by
-        default one is generated.
+        default one is generated. `promotes_learner`: the node is a learner, and its log is cut.
 
         Raises the errors of DiskLogStore.open; ConfigError MEMBERS_DIFFER if the configuration names other
-        first members than the directory; Refused RECOVERY_REFUSED if there is nothing to recover.
+        first members than the directory; Refused RECOVERY_REFUSED if there is nothing to recover, or
+        PROMOTION_REFUSED if the node is no learner that has caught up; StorageError DATA_DAMAGED if the log
+        of a learner is damaged where it must be cut.
         """
+        self._promotes_learner = promotes_learner
         self._disk = disk or OsDisk()
         self._paths = NodePaths(directory)
         self._address = members[node_id]
         self._store = DiskLogStore.open(directory, disk=self._disk, node_id=node_id, unfinished=True)
         try:
+            self._require_same_command()
+            # The configurations before the new one, which an interrupted recovery may have written.
             self._history = self._memberships(members)
+            self._has_entry = self._is_own(self._history[-1])
+            if self._has_entry:
+                self._history.pop()
+            self._committed = known_committed(self._store)
+            if promotes_learner:
+                if self._identity.former_id is None:
+                    self._require_learner()
+                self._prepare_cut()
             self.report = self._report(cluster_id)
             self._term = self._new_term()
             self._recovery = Recovery(self.report.number, self._session_offset())
@@ -127,8 +146,17 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         """Found the new cluster. Raises StorageError; after it, the recovery can be repeated."""
         store, report = self._store, self.report
         if not report.is_repeated:
-            self._save(recovering(self._identity, report.cluster_id, report.number))
+            self._save(
+                recovering(
+                    self._identity,
+                    report.cluster_id,
+                    report.number,
+                    is_promotion=self._promotes_learner,
+                )
+            )
         if not self._has_entry:
+            if self._promotes_learner:
+                store.truncate_after(self._committed)
             self._write_configuration()
         # The only voter has the entry, in a term in which it voted for itself.
         store.save_checkpoint(store.end_index, None)
@@ -148,11 +176,50 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
     def _current(self) -> Membership:
         return self._history[-1].membership
 
+    def _is_own(self, at: MembershipAt) -> bool:
+        """Return True if an interrupted recovery has written this configuration."""
+        identity = self._identity
+        return identity.former_id is not None and at.membership.recovery.number == identity.recovery
+
+    def _require_same_command(self) -> None:
+        """A recovery is continued by the command that started it: the other one leaves another log."""
+        identity = self._identity
+        if identity.former_id is None or identity.is_promotion == self._promotes_learner:
+            return
+        if self._promotes_learner:
+            raise self._refused("a forced recovery was interrupted: run `dledger recover` again")
+        raise self._refused("a promotion was interrupted: run `dledger mirror promote` again")
+
+    def _refused(self, reason: str) -> Refused:
+        code = Code.PROMOTION_REFUSED if self._promotes_learner else Code.RECOVERY_REFUSED
+        return Refused(reason, code=code)
+
+    def _require_learner(self) -> None:
+        """Check that the node is a learner, and that its log has all that its group had at some time."""
+        store, node_id, state = self._store, self._identity.node_id, self._store.hard_state
+        if any(node_id in at.membership.electors for at in self._history if at.index >= self._current_index):
+            raise self._refused(f"{node_id} is a voter of its group: `dledger recover` keeps its whole log")
+        current = next(at.membership for at in self._history if at.index == self._current_index)
+        if node_id not in current.learners or current.uid_of(node_id) != state.uid:
+            raise self._refused(
+                f"{node_id} is no learner of its group at entry {self._committed}: it has not caught up "
+                "since it was added, or was removed or replaced"
+            )
+        if state.rejoining:
+            raise self._refused(f"{node_id} lost its log, or the end of it, and has not caught up since")
+        if store.base.index >= 0 and (_mark_in_log(store) < 0 or store.images.stored() is None):
+            raise self._refused(f"{node_id} waits for a state image, without which it can never lead")
+
+    def _prepare_cut(self) -> None:
+        """Forget the configurations that are cut. Raises EntryDamaged if the log cannot be cut there."""
+        self._history = [at for at in self._history if at.index <= self._committed]
+        if not self._has_entry and self._committed < self._store.end_index:
+            self._store.tail_at(self._committed)
+
     @property
-    def _has_entry(self) -> bool:
-        """True if an interrupted recovery has written its entry."""
-        identity, last = self._identity, self._history[-1]
-        return identity.former_id is not None and last.membership.recovery.number == identity.recovery
+    def _current_index(self) -> int:
+        """The entry of the configuration in force at the last entry known to be committed."""
+        return max(at.index for at in self._history if at.index <= self._committed)
 
     def _memberships(self, members: Mapping[str, str]) -> list[MembershipAt]:
         """Return the configuration at the base of the log, and all later ones in the log."""
@@ -161,7 +228,7 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         if not recorded:
             first = identity.members
             if identity.is_joined and first is None:
-                raise _refused(f"{identity.node_id} was added to the group, but never received its log")
+                raise self._refused(f"{identity.node_id} was added to the group, but never received its log")
             if first is not None and first != member_list(members):
                 raise ConfigError(
                     f"{self._paths.root} belongs to a cluster with the members {', '.join(first)}; the "
@@ -176,7 +243,7 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         state, node_id = store.hard_state, identity.node_id
         is_repeated = identity.former_id is not None
         if not is_repeated and current.nodes == (node_id,):
-            raise _refused(f"{node_id} is the only member of its group: start it")
+            raise self._refused(f"{node_id} is the only member of its group: start it")
         number = identity.recovery if is_repeated else current.recovery.number + 1
         former_id = identity.former_id or identity.cluster_id
         if is_repeated:
@@ -185,7 +252,7 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
             stem = _GENERATED_SUFFIX.sub("", former_id)
             cluster_id = f"{stem}-r{number}-{secrets.token_hex(3)}"
         elif cluster_id == former_id:
-            raise _refused(f"the new cluster needs an id other than {former_id}")
+            raise self._refused(f"the new cluster needs an id other than {former_id}")
         dropped = {member.node_id: member for at in self._history for member in at.membership.identities}
         dropped = {node: member for node, member in dropped.items() if node in current.nodes}
         return RecoveryReport(
@@ -196,7 +263,7 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
             number,
             current.role_of(node_id) if node_id in current.nodes else "",
             is_repeated,
-            store.committed_checkpoint,
+            self._committed,
             store.end_index,
             store.tail.term,
             (state.floor_term, state.floor_index) if state.floor_index >= 0 else None,
@@ -251,9 +318,30 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         former = self._current.recovery.session_offset
         offset = former + _MIN_OFFSET_ADVANCE + secrets.randbelow(_OFFSET_RANGE)
         if offset > MAX_SESSION_OFFSET:
-            raise _refused("the log was recovered too often: restore a backup of it as a new cluster")
+            raise self._refused("the log was recovered too often: restore a backup of it as a new cluster")
         return offset
 
 
-def _refused(reason: str) -> Refused:
-    return Refused(reason, code=Code.RECOVERY_REFUSED)
+def known_committed(store: DiskLogStore) -> int:
+    """Return the last entry of the log that its directory shows to be committed.
+
+    The checkpoint contains it. The stored sessions and the newest state image may be later: both include
+    committed entries only. A batch is committed as a whole.
+    """
+    table = store.load_sessions()
+    index = max(store.committed_checkpoint, -1 if table is None else table[0], _mark_in_log(store))
+    if index > store.base.index:
+        with suppress(EntryDamaged):
+            index += store.entry(index).channel
+    return index
+
+
+def _mark_in_log(store: DiskLogStore) -> int:
+    """Return the mark of the newest state image, or -1 if there is none or the log does not have its mark."""
+    newest = store.images.newest
+    if newest is None or not store.base.index < newest.mark.index <= store.end_index:
+        return -1
+    with suppress(EntryDamaged):
+        if store.entry(newest.mark.index).term == newest.mark.term:
+            return newest.mark.index
+    return -1
