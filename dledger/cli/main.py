@@ -35,6 +35,7 @@ _COMMANDS = {
     "restore": "dledger.cli.upkeep_commands:restore",
     "set-term": "dledger.cli.set_term_command:set_term",
     "recover": "dledger.cli.recover_command:recover",
+    "mirror": "dledger.cli.mirror_commands:mirror",
     "inspect": "dledger.cli.inspect_command:inspect",
 }
 

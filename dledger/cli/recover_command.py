@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,15 @@ def recover(
         if not as_json:
             _print(recovery.report, probe)
         if not is_confirmed:
-            _confirm(recovery.report)
+            report = recovery.report
+            confirm(
+                f"Give up all other members, and found cluster {report.cluster_id} on {report.node_id}?",
+                Code.RECOVERY_REFUSED,
+            )
             _require_stopped(config, recovery, timeout)
         recovery.carry_out()
         if as_json:
-            print_json(_as_json(recovery.report, probe))
+            print_json(report_json(recovery.report, probe))
         else:
             _print_next_steps(recovery.report, path)
 
@@ -88,12 +93,12 @@ def _require_stopped(config: NodeConfig, recovery: ForcedRecovery, timeout_s: fl
     return probe
 
 
-def _confirm(report: RecoveryReport) -> None:
+def confirm(text: str, refused: Code) -> None:
+    """Ask on the terminal. Raises Refused with the code `refused`, and UsageError without a terminal."""
     if not _has_terminal():
         raise click.UsageError("nothing was changed: pass --yes, as there is no terminal to ask on")
-    text = f"Give up all other members, and found cluster {report.cluster_id} on {report.node_id}?"
     if not click.confirm(text, err=True):
-        raise Refused("it was not confirmed", code=Code.RECOVERY_REFUSED)
+        raise Refused("it was not confirmed", code=refused)
 
 
 def _has_terminal() -> bool:
@@ -119,13 +124,18 @@ def _print(report: RecoveryReport, probe: Probe) -> None:
         rows[f"damaged entries {damage.first_index}..{damage.last_index}"] = (
             "cannot be repaired without other members; the node may not be able to lead"
         )
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        click.echo(f"{name + ':':{width + 1}} {text}")
+    print_rows(rows)
     if report.is_repeated:
         click.echo("An earlier recovery of this directory was interrupted. It will be completed.")
     for name in probe.silent:
         click.echo(f"warning: {name} accepts connections but does not answer: make sure that it is stopped")
+
+
+def print_rows(rows: Mapping[str, str]) -> None:
+    """Print texts with their names, in two columns."""
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        click.echo(f"{name + ':':{width + 1}} {text}")
 
 
 def _print_next_steps(report: RecoveryReport, path: Path) -> None:
@@ -136,7 +146,7 @@ def _print_next_steps(report: RecoveryReport, path: Path) -> None:
     )
 
 
-def _as_json(report: RecoveryReport, probe: Probe) -> dict[str, Any]:
+def report_json(report: RecoveryReport, probe: Probe) -> dict[str, Any]:
     return {
         **report._asdict(),
         "uncommitted_count": report.uncommitted_count,

@@ -19,6 +19,7 @@ class Probe(NamedTuple):
 
     running: tuple[str, ...]  # also those that answer and cannot be identified
     silent: tuple[str, ...]  # a connection is accepted, but no request is answered
+    committed_index: int = -1  # the highest one that a running member has reported
 
 
 async def probe_members(
@@ -35,14 +36,16 @@ async def probe_members(
     nodes = [(node, address) for node, address in asked if node != config.node_id]
     running: list[str] = []
     silent: list[str] = []
+    committed_index = -1
 
     async def ask(node: str, address: str) -> None:
+        nonlocal committed_index
         channel = security.channel(node) if security else None
         name = f"{node} at {address}"
         # At the same time, so that both end within the limit.
         connecting = asyncio.create_task(_is_open(address, timeout_s))
         try:
-            answer = await _status(address, config.group, channel, cluster_ids, timeout_s)
+            answer, committed = await _status(address, config.group, channel, cluster_ids, timeout_s)
         except NetworkFailure:
             if await connecting:
                 silent.append(name)
@@ -51,29 +54,32 @@ async def probe_members(
             connecting.cancel()
         if answer:
             running.append(f"{name}: {answer}")
+            committed_index = max(committed_index, committed)
 
     await asyncio.gather(*(ask(node, address) for node, address in nodes))
-    return Probe(tuple(sorted(running)), tuple(sorted(silent)))
+    return Probe(tuple(sorted(running)), tuple(sorted(silent)), committed_index)
 
 
 async def _status(
     address: str, group: str, channel: ChannelSecurity | None, cluster_ids: Collection[str], timeout_s: float
-) -> str:
-    """Describe the member that answers; "" if it is a node of another cluster. Raises NetworkFailure."""
+) -> tuple[str, int]:
+    """Describe the member that answers, with its committed index, -1 if it is unknown. The text is empty for
+    a node of another cluster. Raises NetworkFailure."""
     client = LogClient(address, group, channel)
     try:
         status = await client.get_status(timeout_s)
     except TlsFailure as failure:
-        return f"it cannot be identified: {failure.message}"
+        return f"it cannot be identified: {failure.message}", -1
     except NetworkFailure:
         raise
     except DLedgerError as error:
-        return f"it refuses the request: {error.message}"
+        return f"it refuses the request: {error.message}", -1
     finally:
         await client.close()
     if status.cluster_id not in cluster_ids:
-        return ""
-    return f"{status.node_id} of cluster {status.cluster_id} is {status.role} in term {status.term}"
+        return "", -1
+    text = f"{status.node_id} of cluster {status.cluster_id} is {status.role} in term {status.term}"
+    return text, status.committed_index
 
 
 async def _is_open(address: str, timeout_s: float) -> bool:
