@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from dledger.core.values import HardState, Member, Membership, MembershipAt
+from dledger.core.values import UNKNOWN_UID, HardState, Member, Membership, MembershipAt
 from dledger.errors import Code, Refused, StorageError
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch
@@ -101,6 +101,12 @@ def test_the_log_is_cut_to_what_the_learner_knows_to_be_committed() -> None:
         assert [member.node_id for member in report.dropped] == ["n2", "n3", "n4"]
         assert report.cluster_id.startswith("orders-r1-")
         promotion.carry_out()
+    check_promoted(disk)
+
+
+def test_a_learner_need_not_have_learned_its_uid() -> None:
+    disk = make_learner(uid=UNKNOWN_UID)
+    promote(disk)
     check_promoted(disk)
 
 
@@ -235,6 +241,8 @@ def test_a_configuration_that_is_cut_counts_for_nothing() -> None:
 def test_a_node_that_is_no_learner_of_the_known_log_is_not_promoted() -> None:
     # Its own addition is not committed, as far as it knows: the log behind it may be far longer.
     assert "has not caught up" in refusal_of(make_learner(at(LOG[10], group_of())))
+    waiting = MembershipAt(-1, -1, group_of(uid=UNKNOWN_UID))
+    assert "has not caught up" in refusal_of(make_learner(waiting, uid=UNKNOWN_UID))
     removed = at(ADDED, group_of()), at(LOG[7], group_of(learners=()))
     assert "was removed" in refusal_of(make_learner(*removed))
     assert "replaced" in refusal_of(make_learner(at(ADDED, group_of(uid=UID + 1))))

@@ -200,7 +200,9 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
         if any(node_id in at.membership.electors for at in self._history if at.index >= self._current_index):
             raise self._refused(f"{node_id} is a voter of its group: `dledger recover` keeps its whole log")
         current = next(at.membership for at in self._history if at.index == self._current_index)
-        if node_id not in current.learners or current.uid_of(node_id) != state.uid:
+        # A node that waits to be added has a list of the members without uids. It learns its own uid later.
+        uid = current.uid_of(node_id)
+        if node_id not in current.learners or uid == UNKNOWN_UID or state.uid not in (UNKNOWN_UID, uid):
             raise self._refused(
                 f"{node_id} is no learner of its group at entry {self._committed}: it has not caught up "
                 "since it was added, or was removed or replaced"
