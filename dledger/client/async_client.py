@@ -50,6 +50,8 @@ class AsyncClient:
         servers: addresses "host:port", as a sequence or separated by commas. One reachable server is enough
             to find the others, but list them all.
         group: the group's name.
+        cluster_id: binds the client to a cluster: servers of another one are not used. Without it, a client
+            uses the cluster that its servers form now, which can be another one after a forced recovery.
         session: if True (default), appends use a session, which the first append opens, and are stored
             exactly once, in call order, across retries and changes of leader. If False, an append whose
             response is lost raises Indeterminate and is never sent again.
@@ -70,6 +72,7 @@ class AsyncClient:
         servers: Sequence[str] | str,
         *,
         group: str = "default",
+        cluster_id: str | None = None,
         session: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
         stall_timeout: float = DEFAULT_STALL_TIMEOUT,
@@ -80,8 +83,13 @@ class AsyncClient:
     ) -> None:
         if not isinstance(servers, Sequence):
             raise TypeError(f"servers must be a sequence of addresses, not {type(servers).__name__}")
-        for name, value, kind in (("group", group, str), ("limits", limits, Limits), ("tls", tls, TlsFiles)):
-            if not (isinstance(value, kind) or (value is None and kind is not str)):
+        for name, value, kind in (
+            ("group", group, str),
+            ("cluster_id", cluster_id, str),
+            ("limits", limits, Limits),
+            ("tls", tls, TlsFiles),
+        ):
+            if not (isinstance(value, kind) or (value is None and name != "group")):
                 raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
         for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
             if not isinstance(seconds, int | float):
@@ -90,7 +98,10 @@ class AsyncClient:
                 raise ValueError(f"{name} must be a finite number of seconds above 0, not {seconds}")
         named = servers.split(",") if isinstance(servers, str) else servers
         self._directory = LeaderDirectory(
-            [text for server in named if (text := str(server).strip())], group, _security(tls, credentials)
+            [text for server in named if (text := str(server).strip())],
+            group,
+            _security(tls, credentials),
+            cluster_id,
         )
         self._limits = Limits() if limits is None else limits
         self._timeout = timeout

@@ -128,6 +128,7 @@ class Client(BlockingAppender):
         servers: Sequence[str] | str,
         *,
         group: str = "default",
+        cluster_id: str | None = None,
         session: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
         stall_timeout: float = DEFAULT_STALL_TIMEOUT,
@@ -139,6 +140,7 @@ class Client(BlockingAppender):
         self._client = AsyncClient(
             servers,
             group=group,
+            cluster_id=cluster_id,
             session=session,
             timeout=timeout,
             stall_timeout=stall_timeout,

@@ -13,7 +13,7 @@ from dledger.infra.addresses import check_address
 from dledger.infra.port_kinds import ALPN, PortHints, PortKind
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls
-from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
+from dledger.rpc.log_client import ForeignServer, LogClient, NetworkFailure, TlsFailure
 from dledger.status.model import NodeStatus
 
 #: Time limit of a status request in a search, in seconds.
@@ -41,8 +41,13 @@ class LeaderDirectory:
     """Channels by address, and the last known leader. Belongs to one event loop."""
 
     def __init__(
-        self, servers: Iterable[str], group: str, security: Callable[[], ChannelSecurity | None]
+        self,
+        servers: Iterable[str],
+        group: str,
+        security: Callable[[], ChannelSecurity | None],
+        cluster_id: str | None = None,
     ) -> None:
+        """`cluster_id`: only servers of this cluster are used."""
         self.addresses = tuple(dict.fromkeys(servers))
         if not self.addresses:
             raise ValueError("at least one server address is needed")
@@ -59,10 +64,14 @@ class LeaderDirectory:
         self._search: asyncio.Task[str] | None = None
         self._redirections = 0
         self.closed = False
-        # Leaders that servers have named but that are not configured: a client may know only one server of
-        # many.
-        self._learned: dict[str, None] = {}
-        #: The highest known term. A leader of a later term is accepted immediately.
+        # Servers that other servers have named but that are not configured: a client may know only one server
+        # of many. With the cluster of the server that named them: a learner that was promoted to a cluster of
+        # its own is still a member in the list of its former group, and leads in a later term.
+        self._learned: dict[str, str | None] = {}
+        self.cluster_id = cluster_id
+        self._clusters: dict[str, str] = {}  # of servers, by address, when they last answered
+        self._followed: str | None = None  # the cluster of the last leader that a search has found
+        #: The highest known term of that cluster. A leader of a later term is accepted immediately.
         self.term = -1
 
     def client(self, address: str) -> LogClient:
@@ -72,7 +81,7 @@ class LeaderDirectory:
             self._retire(client)  # the certificate was renewed
             client = None
         if client is None:
-            client = self._clients[address] = LogClient(address, self._group, security)
+            client = self._clients[address] = LogClient(address, self._group, security, self.cluster_id)
         return client
 
     def _retire(self, client: LogClient) -> None:
@@ -85,11 +94,17 @@ class LeaderDirectory:
         """Return the error for a failed search. It contains `what` and the reasons why servers did not
         answer.
 
-        Its code is the code of the last TLS failure. Without one, it is the code of the last failure if no
-        configured server answered, and NOT_LEADER otherwise.
+        Its code is the code of the last failure because of TLS, or because a configured server belongs to
+        another cluster. Without one, it is the code of the last failure if no configured server answered, and
+        NOT_LEADER otherwise.
         """
         failures = list(self._failures.values())
-        codes = [failure.code for failure in failures if isinstance(failure, TlsFailure)]
+        codes = [
+            failure.code
+            for address, failure in self._failures.items()
+            if isinstance(failure, TlsFailure)
+            or (isinstance(failure, ForeignServer) and address in self.addresses)
+        ]
         if not codes and self._failures.keys() >= set(self.addresses):
             codes = [failure.code for failure in failures]
         causes = (failure.message for failure in failures[-_SHOWN_FAILURES:])
@@ -135,7 +150,8 @@ class LeaderDirectory:
         if self._leader not in (None, address):
             return  # newer information is known
         self._leader = None
-        if to and to != address and self._redirections < MAX_REDIRECTIONS and self._is_known(to):
+        named_by = self._clusters.get(address)
+        if to and to != address and self._redirections < MAX_REDIRECTIONS and self._is_known(to, named_by):
             self._redirections += 1
             self._leader = to
         else:
@@ -163,6 +179,9 @@ class LeaderDirectory:
 
         async def later_term_of(other: str) -> tuple[int, str]:
             status = await self.client(other).get_status(PROBE_TIMEOUT)
+            self.require_own(other, status)
+            if status.cluster_id != (self._followed or status.cluster_id):
+                raise ForeignServer(f"{other} is a node of another cluster than the known leader")
             if not status.is_leader or status.term <= self.term:
                 raise NotLeader(f"{other} does not lead in a term later than the known one")
             return status.term, other
@@ -194,9 +213,23 @@ class LeaderDirectory:
             await search.found.wait()
         finally:
             await search.stop()
-        assert search.best is not None
-        self.term = max(self.term, search.best[0])
-        return search.best[1]
+        assert search.result is not None
+        cluster_id, term, address = search.result
+        self.term = max(self.term, term) if self.is_followed(cluster_id) else term
+        self._followed = cluster_id
+        return address
+
+    def is_followed(self, cluster_id: str) -> bool:
+        """Return True if the last leader that was found led this cluster."""
+        return self._followed == cluster_id
+
+    def require_own(self, address: str, status: NodeStatus) -> None:
+        """Raise ForeignServer if the server belongs to another cluster than the client, or than the server
+        that has named it."""
+        self._clusters[address] = status.cluster_id
+        expected = self.cluster_id or self._learned.get(address)
+        if expected is not None and status.cluster_id != expected:
+            raise ForeignServer(f"{address} is a node of cluster {status.cluster_id!r}, not of {expected!r}")
 
     async def explained(self, address: str, failure: DLedgerError) -> DLedgerError:
         """Return the failure, or an error with the server that listens at the address in place of a node."""
@@ -211,21 +244,23 @@ class LeaderDirectory:
         if failure is not None:
             self._failures[address] = failure
 
-    def learn(self, address: str) -> bool:
-        """Add a server named by another one. Returns True if it is new and within the limit."""
+    def learn(self, address: str, cluster_id: str | None) -> bool:
+        """Add a server named by another one, of the cluster `cluster_id` if that is known. Returns True if it
+        is new and within the limit."""
         if address in self.addresses or address in self._learned or len(self._learned) >= MAX_LEARNED:
             return False
-        self._learned[address] = None
+        self._learned[address] = cluster_id
         return True
 
-    def _is_known(self, address: str) -> bool:
+    def _is_known(self, address: str, cluster_id: str | None) -> bool:
         """Return True if the server is configured, or learned now or earlier."""
-        return self.learn(address) or address in self.addresses or address in self._learned
+        return self.learn(address, cluster_id) or address in self.addresses or address in self._learned
 
     def _forget_learned(self) -> None:
         for address in list(self._learned)[:-_KEPT]:
             del self._learned[address]
             self._failures.pop(address, None)
+            self._clusters.pop(address, None)
             if (client := self._clients.pop(address, None)) is not None:
                 self._retire(client)
 
@@ -242,15 +277,73 @@ class LeaderDirectory:
         await asyncio.sleep(_SETTLE)
 
 
+class _ClusterView:
+    """Answers of the servers of one cluster during a search."""
+
+    def __init__(self, configured: Collection[str]) -> None:
+        self._configured = configured
+        self.terms: dict[str, int] = {}  # terms of the servers that have responded
+        self.newest: NodeStatus | None = None  # the answer with the newest change of the members
+        self.best: tuple[int, str] | None = None  # term and address of the best candidate
+
+    def add(self, address: str, status: NodeStatus) -> None:
+        self.terms[address] = status.term
+        if status.is_leader and (self.best is None or status.term > self.best[0]):
+            self.best = (status.term, address)
+        elif self.best is not None and self.best[1] == address and not status.is_leader:
+            self.best = None
+
+    def forget(self, address: str) -> None:
+        """Note that the server belongs to another cluster now."""
+        self.terms.pop(address, None)
+        if self.best is not None and self.best[1] == address:
+            self.best = None
+
+    def is_change(self, status: NodeStatus) -> bool:
+        """Return True if the members have changed since the newest answer, and note it.
+
+        Index 0 is no change: it is that of the first leader's first entry.
+        """
+        if status.membership_index <= (0 if self.newest is None else self.newest.membership_index):
+            return False
+        self.newest = status
+        return True
+
+    @property
+    def _voters(self) -> Collection[str]:
+        """Addresses of the voters of the newest known configuration. The configured servers stand for the
+        first members."""
+        if self.newest is None:
+            return self._configured
+        return [member.address for member in self.newest.members if member.role == "voter"]
+
+    def is_believable(self, known_term: int) -> bool:
+        """Return True if the best candidate can be trusted. A deposed leader may still claim to lead in an
+        old term.
+
+        A leader is trusted immediately only if its term is later than any seen before. Otherwise a majority
+        must know no later term, because every election of a later leader would have needed a node of this
+        majority. A single node in a later term proves nothing, because the others may have refused it.
+        """
+        if self.best is None:
+            return False
+        term, _ = self.best
+        voters = self._voters
+        majority = len(voters) // 2 + 1
+        knowing_no_later = sum(self.terms.get(voter, term + 1) <= term for voter in voters)
+        return term > known_term >= 0 or knowing_no_later >= majority
+
+
 class _LeaderSearch:
     """The state of one search for a leader."""
 
     def __init__(self, directory: LeaderDirectory) -> None:
         self._directory = directory
-        self._terms: dict[str, int] = {}  # terms of the servers that have responded
-        self._newest: NodeStatus | None = None  # the answer with the newest change of the members
+        # Terms and configurations of two clusters must not be compared: servers may belong to several, if one
+        # was recovered by force, or a learner was promoted to a cluster of its own.
+        self._views: dict[str, _ClusterView] = {}
         self._probes: list[asyncio.Task[None]] = []
-        self.best: tuple[int, str] | None = None
+        self.result: tuple[str, int, str] | None = None  # cluster id, term and address of the leader
         self.found = asyncio.Event()
 
     def start(self, address: str) -> None:
@@ -270,55 +363,32 @@ class _LeaderSearch:
         await retrying(self._probe_once, address)
 
     async def _probe_once(self, address: str) -> bool:
+        directory = self._directory
         try:
-            status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
+            status = await directory.client(address).get_status(PROBE_TIMEOUT)
+            directory.require_own(address, status)
         except DLedgerError as failure:
-            self._directory.note_failure(address, await self._directory.explained(address, failure))
+            directory.note_failure(address, await directory.explained(address, failure))
             raise
-        self._directory.note_failure(address, None)
-        self._terms[address] = status.term
-        self._learn(status)
-        if status.is_leader and (self.best is None or status.term > self.best[0]):
-            self.best = (status.term, address)
-        elif self.best is not None and self.best[1] == address and not status.is_leader:
-            self.best = None
-        if self._is_believable():
+        directory.note_failure(address, None)
+        for cluster_id, other in self._views.items():
+            if cluster_id != status.cluster_id:
+                other.forget(address)
+        view = self._views.setdefault(status.cluster_id, _ClusterView(directory.addresses))
+        view.add(address, status)
+        self._learn(view, status)
+        known_term = directory.term if directory.is_followed(status.cluster_id) else -1
+        if self.result is None and view.is_believable(known_term):
+            assert view.best is not None
+            self.result = (status.cluster_id, *view.best)
             self.found.set()
         return self.found.is_set()
 
-    def _learn(self, status: NodeStatus) -> None:
-        """Query the leader that the server names and, if the members have changed, all members.
-
-        Index 0 is no change: it is that of the first leader's first entry.
-        """
+    def _learn(self, view: _ClusterView, status: NodeStatus) -> None:
+        """Query the leader that the server names and, if the members have changed, all members."""
         named = [status.leader_address]
-        if status.membership_index > (0 if self._newest is None else self._newest.membership_index):
-            self._newest = status
+        if view.is_change(status):
             named += [member.address for member in status.members]
         for address in named:
-            if address and self._directory.learn(address):
+            if address and self._directory.learn(address, status.cluster_id):
                 self.start(address)
-
-    @property
-    def _voters(self) -> Collection[str]:
-        """Addresses of the voters of the newest known configuration. The configured servers stand for the
-        first members."""
-        if self._newest is None:
-            return self._directory.addresses
-        return [member.address for member in self._newest.members if member.role == "voter"]
-
-    def _is_believable(self) -> bool:
-        """Return True if the best candidate can be trusted. A deposed leader may still claim to lead in an
-        old term.
-
-        A leader is trusted immediately only if its term is later than any seen before. Otherwise a majority
-        must know no later term, because every election of a later leader would have needed a node of this
-        majority. A single node in a later term proves nothing, because the others may have refused it.
-        """
-        if self.best is None:
-            return False
-        term, _ = self.best
-        voters = self._voters
-        majority = len(voters) // 2 + 1
-        knowing_no_later = sum(self._terms.get(voter, term + 1) <= term for voter in voters)
-        return term > self._directory.term >= 0 or knowing_no_later >= majority

@@ -28,7 +28,7 @@ from dledger.errors import (
     SessionExpired,
 )
 from dledger.infra.transport.channels import CONNECT_TIMEOUT_MS
-from dledger.rpc.log_client import AppendAnswer, AppendStream, LogClient, NetworkFailure
+from dledger.rpc.log_client import AppendAnswer, AppendStream, ForeignServer, LogClient, NetworkFailure
 from dledger.rpc.request_wire import SessionMark, wire_ms
 
 #: Seconds in which a broken stream may deliver the responses that arrived before the break.
@@ -315,8 +315,11 @@ class Pipeline:
                 )
             return
         broken = self._stream_over or NetworkFailure("the stream was closed")
-        for batch in self._inflight.values():
-            batch.fail(Indeterminate(f"no answer: {broken.message}", code=broken.code))
+        if isinstance(broken, ForeignServer):
+            self._set_aside += self._inflight.values()  # the whole stream was refused
+        else:
+            for batch in self._inflight.values():
+                batch.fail(Indeterminate(f"no answer: {broken.message}", code=broken.code))
         self._inflight.clear()
         self._inflight_bytes = 0
         self._requeue_set_aside()

@@ -144,7 +144,8 @@ class LogReadStream:
         address = next((a for a in servers if a not in self._failed), servers[0])
         client = self._directory.client(address)
         try:
-            await client.get_status(PROBE_TIMEOUT)
+            status = await client.get_status(PROBE_TIMEOUT)
+            self._directory.require_own(address, status)
         except DLedgerError as error:
             raise self._give_up(address, await self._directory.explained(address, error)) from None
         return client
@@ -199,7 +200,8 @@ class LogReadStream:
         if own.committed_index >= self._next or not self._follow:
             return
         answers = await self._directory.statuses(PROBE_TIMEOUT)
-        later = [s for s in answers.values() if isinstance(s, NodeStatus) and s.term > own.term]
+        others = [s for s in answers.values() if isinstance(s, NodeStatus)]
+        later = [s for s in others if s.cluster_id == own.cluster_id and s.term > own.term]
         if any(s.committed_index > own.committed_index for s in later):
             behind = NetworkFailure(f"{client.address} has lost contact with its cluster")
             raise self._give_up(client.address, behind)

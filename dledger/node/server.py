@@ -458,6 +458,7 @@ class NodeServer(OwnerApi):
             peer_names=security.peer_names if security else None,
             admin_names=security.admin_names if security else None,
             others=self._services,
+            cluster_id=self.config.cluster_id,
         )
 
     def _replica_config(self) -> ReplicaConfig:

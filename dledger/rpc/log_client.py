@@ -19,6 +19,7 @@ from dledger.core.membership_change import MembershipChange
 from dledger.errors import Code, DLedgerError, Overloaded, error_for
 from dledger.infra.transport.call_limit import TOO_MANY_CALLS
 from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
+from dledger.infra.transport.cluster_check import OTHER_CLUSTER, cluster_metadata
 from dledger.infra.transport.tls_failures import explain, explain_unreachable, is_absent
 from dledger.rpc.convert_admin import backup_head_from_pb, change_to_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
@@ -43,6 +44,12 @@ class NetworkFailure(DLedgerError):
 
 class TlsFailure(NetworkFailure):
     """The connection failed because of TLS. The message names the likely cause."""
+
+
+class ForeignServer(NetworkFailure):
+    """The server belongs to another cluster than the client. It has refused the call before processing it."""
+
+    default_code = Code.UNKNOWN_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurit
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(TOO_MANY_CALLS):
         # The call was not processed: this code is definite.
         return Overloaded(f"{address}: {details}", code=Code.TOO_MANY_CONNECTIONS)
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION and details.startswith(OTHER_CLUSTER):
+        return ForeignServer(f"{address}: {details.removeprefix(OTHER_CLUSTER).lstrip(': ')}")
     if (known := explain(address, error.details(), security)) is not None:
         failure: NetworkFailure = TlsFailure(f"{address}: {known.message}", code=known.code)
     else:
@@ -183,8 +192,16 @@ class AppendStream:
 class LogClient:
     """A client of one server. Connects when first used; `close` ends every call with NetworkFailure."""
 
-    def __init__(self, address: str, group: str, security: ChannelSecurity | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        group: str,
+        security: ChannelSecurity | None = None,
+        cluster_id: str | None = None,
+    ) -> None:
+        """`cluster_id`: a server of another cluster refuses all calls except `get_status`."""
         self.address = address
+        self._metadata = cluster_metadata(cluster_id)
         self.security = security
         self._group = group
         self._calls = CallCount()
@@ -218,7 +235,7 @@ class LogClient:
             raise NetworkFailure(f"{self.address}: {error}") from None
 
     def open_append_stream(self) -> AppendStream:
-        call = self._append_stream()
+        call = self._append_stream(metadata=self._metadata)
         self._calls.acquire()
         return AppendStream(self.address, self._group, call, self._calls.release)
 
@@ -226,7 +243,7 @@ class LogClient:
         """Open a session and return its id. Raises NetworkFailure, after which the session may be open, and
         coded errors."""
         request = log_pb2.AppendRequest(group=self._group, open_session=True, timeout_ms=wire_ms(timeout))
-        answer = await self._unary(lambda: self._log.Append(request, timeout=timeout))
+        answer = await self._unary(lambda: self._call(self._log.Append, request, timeout))
         if answer.HasField("status"):
             _raise_bad(answer.status)
         return int(answer.index)
@@ -246,7 +263,8 @@ class LogClient:
                 mode=modes.READ_MODE_LINEARIZABLE if linearizable else modes.READ_MODE_LOCAL,
                 format=log_pb2.ReadFormat.READ_FORMAT_FRAMES,
                 include_internal=include_internal,
-            )
+            ),
+            metadata=self._metadata,
         )
         with self._calls:
             try:
@@ -260,7 +278,7 @@ class LogClient:
     async def read_index(self, timeout: float) -> int:
         """Return the linearizable read index. Raises NetworkFailure and coded errors."""
         request = log_pb2.ReadIndexRequest(group=self._group)
-        answer = await self._unary(lambda: self._log.ReadIndex(request, timeout=timeout))
+        answer = await self._unary(lambda: self._call(self._log.ReadIndex, request, timeout))
         _raise_bad(answer.status)
         return int(answer.read_index)
 
@@ -275,14 +293,14 @@ class LogClient:
         """Transfer leadership to node `to`. Returns (term, node id) of the new leader. Raises NetworkFailure
         and coded errors."""
         request = admin_pb2.TransferLeadershipRequest(group=self._group, to=to)
-        answer = await self._unary(lambda: self._admin.TransferLeadership(request, timeout=timeout))
+        answer = await self._unary(lambda: self._call(self._admin.TransferLeadership, request, timeout))
         _raise_bad(answer.status)
         return int(answer.term), str(answer.leader_id)
 
     async def change_members(self, change: MembershipChange, timeout: float) -> int:
         """Change the members. Returns the index of the newest change. Raises like transfer_leadership."""
         request = change_to_pb(self._group, change)
-        answer = await self._unary(lambda: self._admin.ChangeMembers(request, timeout=timeout))
+        answer = await self._unary(lambda: self._call(self._admin.ChangeMembers, request, timeout))
         _raise_bad(answer.status)
         return int(answer.membership_index)
 
@@ -292,19 +310,20 @@ class LogClient:
         request = admin_pb2.PurgeRequest(
             group=self._group, before_index=before_index, before_age_ms=before_age_ms
         )
-        answer = await self._unary(lambda: self._admin.Purge(request, timeout=timeout))
+        answer = await self._unary(lambda: self._call(self._admin.Purge, request, timeout))
         _raise_bad(answer.status)
         return int(answer.before_index), int(answer.ledger_begin_index)
 
     async def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
         """Scrub this server and report progress until it is done. Raises NetworkFailure and coded errors."""
         request = admin_pb2.ScrubRequest(group=self._group, bytes_per_second=bytes_per_second)
-        async for message in self._stream(self._admin.Scrub(request)):
+        async for message in self._stream(self._admin.Scrub(request, metadata=self._metadata)):
             yield scrub_from_pb(message)
 
     async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a header, then all committed entries as frames. Raises NetworkFailure and coded errors."""
-        async for message in self._stream(self._admin.Backup(admin_pb2.BackupRequest(group=self._group))):
+        request = admin_pb2.BackupRequest(group=self._group)
+        async for message in self._stream(self._admin.Backup(request, metadata=self._metadata)):
             yield backup_head_from_pb(message.head) if message.HasField("head") else bytes(message.frames)
 
     async def _stream(self, call: Any) -> AsyncGenerator[Any, None]:
@@ -326,6 +345,9 @@ class LogClient:
             await self._calls.idle()
         finally:
             await self.close()
+
+    def _call(self, method: Any, request: Any, timeout: float) -> Any:
+        return method(request, timeout=timeout, metadata=self._metadata)
 
     async def _unary(self, call: Callable[[], Awaitable[T]]) -> T:
         with self._calls:

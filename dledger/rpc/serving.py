@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from dledger.errors import ConfigError
 from dledger.infra.transport.call_limit import CallLimit, HandlerList
 from dledger.infra.transport.channels import new_server
+from dledger.infra.transport.cluster_check import for_cluster
 from dledger.infra.transport.first_messages import FirstMessages
 from dledger.infra.transport.handlers import both_stream, server_stream, service, small_requests, unary
 from dledger.infra.transport.host import GrpcService, bind
@@ -64,7 +65,9 @@ class NodeGrpc:
         peer_names: PeerNames | None = None,
         admin_names: AdminNames | None = None,
         others: Sequence[GrpcService] = (),
+        cluster_id: str = "",
     ) -> None:
+        self._cluster_id = cluster_id
         # A separate limit for members: clients must not prevent a node from taking part in elections.
         self.first_messages, self.first_messages_of_members = (
             FirstMessages(lambda: log.limit_hit("first_messages")) for _ in range(2)
@@ -120,6 +123,10 @@ class NodeGrpc:
             "Scrub": server_stream(self._admin.scrub, admin_pb2.ScrubRequest),
             "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),
         }
+        # A status names the cluster, so that clients of any cluster can find out.
+        log = {name: for_cluster(method, self._cluster_id) for name, method in log.items()}
+        of_cluster = admin.keys() - {"GetStatus"}
+        admin |= {name: for_cluster(admin[name], self._cluster_id) for name in of_cluster}
         of_clients = HandlerList()
         of_clients.add_generic_rpc_handlers((service(LOG_SERVICE, log), service(ADMIN_SERVICE, admin)))
         of_clients.add_generic_rpc_handlers([other.handler for other in self._others])
