@@ -424,7 +424,9 @@ class AsyncClient:
             async with asyncio.timeout(seconds):
                 return await retrying(once)
         except TimeoutError:
-            if last is None:
+            problem = self._directory.search_problem
+            is_foreign = problem is not None and problem.code is Code.UNKNOWN_CLUSTER
+            if last is None or (is_foreign and not isinstance(last, Indeterminate)):
                 # What is left of a longer time limit has many digits.
                 limit_s = round(seconds) if seconds >= 10 else round(seconds, 1) or seconds
                 last = self._directory.no_leader(f"no leader was found within {limit_s:g} s")

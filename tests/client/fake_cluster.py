@@ -278,6 +278,9 @@ class FakeServer(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceSer
         leads = cluster.leader is self or self.said_term is not None
         return admin_pb2.GetStatusResponse(
             node=admin_pb2.NodeStatus(
+                cluster_id=cluster.cluster_id,
+                members=cluster.members,
+                membership_index=cluster.membership_index,
                 node_id=self.node_id,
                 address=self.address,
                 group=request.group,
@@ -307,6 +310,9 @@ class FakeCluster:
         self.term = 1
         self.servers = [FakeServer(self, f"n{i}") for i in range(size)]
         self.leader: FakeServer | None = self.servers[0]
+        self.cluster_id = "orders"
+        self.members: list[admin_pb2.MemberAddress] = []
+        self.membership_index = 0
 
     def lead(self, server: FakeServer | None) -> None:
         """A new term; None: nobody leads in it."""

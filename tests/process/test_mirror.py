@@ -12,7 +12,7 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.client.member_changes import MemberChanges
-from dledger.errors import Code, DLedgerError, SessionExpired
+from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, SessionExpired
 from tests.node.local import PATIENT
 from tests.process.cluster import CLUSTER
 from tests.process.test_recovery import GROUP, Recovered, append_in_session
@@ -100,6 +100,10 @@ async def test_the_place_of_the_voters_is_lost(tmp_path: Path) -> None:
             assert [row["node"] for row in shown["learners"]] == ["m1", "m2"]
             assert all(row["lacks"] is not None and row["lacks"] >= 0 for row in shown["learners"])
 
+            bound = AsyncClient([cluster.members["m1"]], group=GROUP, cluster_id=CLUSTER, timeout=LIMIT_S)
+            reading = {"mode": "local", "server": cluster.members["m1"], "count": 1}
+            assert [entry.index async for entry in bound.read(0, **reading)]
+
             await cluster.kill(*VOTERS)
             await load.ended()
             known = (await cluster.wait_for(lambda seen: seen["m1"], nodes=["m1"])).committed_index
@@ -111,7 +115,6 @@ async def test_the_place_of_the_voters_is_lost(tmp_path: Path) -> None:
             await cluster.stop("m2")
             report = json.loads(await cluster.promote("m1", "--json"))
             assert report["committed_index"] >= known and report["missing_count"] is None
-            assert not (tmp_path / "n1" / "identity").samefile(tmp_path / "m1" / "identity")
 
             await cluster.start(["m1"])
             cluster.expect_end("m1")
@@ -124,6 +127,14 @@ async def test_the_place_of_the_voters_is_lost(tmp_path: Path) -> None:
             assert [entry for entry in stored if entry[1].startswith(b"entry")] == expected
             retry = await append_in_session(mirror, kept, 1, b"in a session of the group")
             assert isinstance(retry.error, SessionExpired)
+
+            # A client that is bound to the former group does not use the mirror, at the same address.
+            with pytest.raises(ReadFailed) as unread:
+                [entry async for entry in bound.read(0, timeout=1.0, **reading)]
+            with pytest.raises(NotLeader) as unwritten:
+                await bound.append(b"for the group", timeout=1.0)
+            assert unread.value.code is unwritten.value.code is Code.UNKNOWN_CLUSTER
+            await bound.close()
 
             async with AsyncClient([mirror], group=GROUP, timeout=LIMIT_S) as new:
                 result = await new.append(b"stored by the mirror")
