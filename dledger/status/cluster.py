@@ -213,6 +213,11 @@ class ClusterCache:
             answers = dict(await self._cluster_status())
         # A node's own status is always newer than its status received through others.
         own = self._node_status()
+        for node_id, answer in answers.items():
+            # A learner that was promoted to a cluster of its own remains in the list of members, and leads in
+            # a later term than all of them.
+            if isinstance(answer, NodeStatus) and answer.cluster_id != own.cluster_id:
+                answers[node_id] = f"it is a node of cluster {answer.cluster_id!r}"
         answers[own.node_id] = own
         self._view = ClusterView(own, answers, unix_ms)
         self._fresh_until = asyncio.get_running_loop().time() + CACHE_SECONDS

@@ -142,6 +142,16 @@ async def test_a_caller_that_leaves_does_not_cancel_the_others() -> None:
     assert first.cancelled() and source.asked == 1
 
 
+async def test_a_member_that_leads_a_cluster_of_its_own_is_not_the_leader() -> None:
+    source = SlowSource()
+    cache = ClusterCache(source.node_status, source.cluster_status)
+    promoted = make_status("n3", "LEADER", term=1 << 24, cluster_id="orders-r1")
+    source.answer.set_result({"n2": make_status("n2", "FOLLOWER"), "n3": promoted})
+    view = await cache.view()
+    assert view.leader is not None and view.leader.node_id == source.node_status().node_id
+    assert view.term == 9 and view.answers["n3"] == "it is a node of cluster 'orders-r1'"
+
+
 async def test_after_an_error_it_asks_again() -> None:
     source = SlowSource()
     cache = ClusterCache(source.node_status, source.cluster_status)
