@@ -62,7 +62,7 @@ def mirror_status(
       dledger mirror status
     """
     leader, learners = asyncio.run(_statuses(servers, group, tls, timeout))
-    rows = _learner_rows(leader, learners)
+    rows = learner_rows(leader, learners)
     if as_json:
         print_json(
             {
@@ -101,9 +101,10 @@ async def _statuses(
         return await client.leader(timeout=timeout), statuses
 
 
-def _learner_rows(
+def learner_rows(
     leader: NodeStatus, learners: dict[str, NodeStatus | None]
 ) -> list[tuple[str | int | None, ...]]:
+    """Return a row of _COLUMNS for each learner. None: unknown."""
     followers = {follower.node_id: follower for follower in leader.followers}
     rows: list[tuple[str | int | None, ...]] = []
     for member in leader.members:
