@@ -272,9 +272,11 @@ class Code(IntEnum):
     TOO_MANY_WAITING_READS = (613, Overloaded, "Too many linearizable reads are waiting for confirmation.",
         "More than `limits.max_waiting_reads` at a time, often without a leader.",
         "Read from another node, read later, or raise the limit.")
-    UNKNOWN_CLUSTER = (620, InvalidRequest, "A node of another cluster contacted this one.",
-        "`cluster_id` differs, or an address belongs to another cluster.",
-        "Correct `cluster_id` or the addresses in `[members]`.")
+    UNKNOWN_CLUSTER = (620, InvalidRequest,
+        "A node of another cluster, or a client that is bound to another cluster, contacted this one.",
+        "`cluster_id` differs, or an address belongs to another cluster, which may be new: a recovered or "
+        "promoted member.",
+        "Correct `cluster_id` or the addresses in `[members]`, or those of the client.")
     UNSUPPORTED_VERSION = (621, InvalidRequest,
         "The peer, or the writer of this log, has another protocol or rules version.",
         "Nodes of different releases, or an older release on the directory of a newer one.",
