@@ -215,13 +215,9 @@ class LeaderDirectory:
             await search.stop()
         assert search.result is not None
         cluster_id, term, address = search.result
-        self.term = max(self.term, term) if self.is_followed(cluster_id) else term
+        self.term = max(self.term, term) if cluster_id == self._followed else term
         self._followed = cluster_id
         return address
-
-    def is_followed(self, cluster_id: str) -> bool:
-        """Return True if the last leader that was found led this cluster."""
-        return self._followed == cluster_id
 
     def require_own(self, address: str, status: NodeStatus) -> None:
         """Raise ForeignServer if the server belongs to another cluster than the client, or than the server
@@ -377,8 +373,8 @@ class _LeaderSearch:
         view = self._views.setdefault(status.cluster_id, _ClusterView(directory.addresses))
         view.add(address, status)
         self._learn(view, status)
-        known_term = directory.term if directory.is_followed(status.cluster_id) else -1
-        if self.result is None and view.is_believable(known_term):
+        # A member that was recovered by force leads in a later term than any of its former cluster.
+        if self.result is None and view.is_believable(directory.term):
             assert view.best is not None
             self.result = (status.cluster_id, *view.best)
             self.found.set()
