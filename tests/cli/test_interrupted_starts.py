@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local.cluster_commands import stopping_after_failure
-from dledger.cli.local.cluster_plan import free_ports
 from dledger.cli.local.local_cluster import LocalCluster
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
-    cluster = LocalCluster.create(tmp_path / "c", nodes=1, base_port=free_ports(1)[0])
+    cluster = LocalCluster.create(tmp_path / "c", nodes=1, base_port=0)
     stopped: list[bool] = []
     monkeypatch.setattr(cluster, "stop", lambda: stopped.append(True))
     yield cluster
