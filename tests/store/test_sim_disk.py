@@ -52,3 +52,21 @@ def test_a_directory_whose_removal_is_durable_does_not_return_with_old_names(reo
     disk.mkdir(ROOT / "a/b")
     disk.sync_directory(ROOT / "a")
     assert left_by(disk, reorder) == [{"/root", "/root/a", "/root/a/b"}] * 20
+
+
+@pytest.mark.parametrize("change", ["rewritten", "cut"])
+def test_a_byte_that_a_sync_would_still_write_does_not_flip(change: str) -> None:
+    disk, path = SimDisk(), Path("/file")
+    handle = disk.open(path, create=True)
+    disk.pwritev(handle, [bytes(8)], 0)
+    disk.fdatasync(handle)
+    if change == "rewritten":
+        disk.pwritev(handle, [bytes(2)], 3)
+    else:
+        disk.truncate(handle, 3)
+        disk.allocate(handle, 0, 8)
+    disk.sync_directory(Path("/"))
+    assert disk.flip_durable(path, 4, 1) is None
+    is_wrong = disk.flip_durable(path, 2, 1)
+    disk.fdatasync(handle)
+    assert is_wrong is not None and is_wrong() and disk.is_content_durable(path)

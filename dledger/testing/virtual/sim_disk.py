@@ -57,6 +57,12 @@ class _DataChange:
             _resize(content, end)
         content[self.offset : end] = self.data
 
+    def covers(self, offset: int) -> bool:
+        """Return True if the change sets or removes the byte at this offset."""
+        if self.data is None:
+            return offset >= self.size
+        return self.offset <= offset < self.offset + len(self.data)
+
 
 @dataclass(slots=True, eq=False)
 class _SimFile:
@@ -170,9 +176,13 @@ class SimDisk:
         return b"" if file is None else bytes(file.durable)
 
     def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
-        """Like `flip`, for a byte that is equal in cache and on disk. Returns None if there is no such byte;
-        otherwise returns a function that returns True if the byte is wrong, now or after a power failure."""
+        """Like `flip`, for a byte that is equal in cache and on disk, and that no unsynced change contains:
+        the next sync would write it, so the disk would be right and the cache wrong. Returns None if there is
+        no such byte; otherwise returns a function that returns True if the byte is wrong, now or after a
+        power failure."""
         if not self.exists(path) or not self.is_durable(path, offset, 1) or offset >= len(self.content(path)):
+            return None
+        if any(change.covers(offset) for change in self._file(path).changes):
             return None
         self.flip(path, offset, mask)
         wrong = self._file(path).cache[offset : offset + 1]
