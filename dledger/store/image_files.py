@@ -129,6 +129,10 @@ class ImageFiles:
         """The newest complete image."""
         return self._newest
 
+    def has_later(self, mark: ImageMark) -> bool:
+        """Return True if the newest image is later than this mark."""
+        return self._newest is not None and self._newest.mark.age > mark.age
+
     @property
     def newest_bytes(self) -> int:
         newest = self._newest
@@ -216,10 +220,15 @@ class ImageFiles:
             return ImageReceiver(self, self._disk, path, manifest)
 
     def complete(self, path: Path, manifest: ImageManifest) -> None:
-        """Make an image with durable data the newest one. Called by the writers."""
+        """Make an image with durable data the newest one, unless a newer one has been completed meanwhile,
+        which the log may rely on already. Called by the writers."""
         if not manifest.is_copy:
             self._on_first()
         with self._lock:
+            if self.has_later(manifest.mark):
+                self.abandon(path)
+                self.abandon(path.with_name(path.name + _MANIFEST))
+                return
             self._disk.rename(path, self._path(manifest.mark, _DATA))
             self._disk.sync_directory(self._directory)
             replace_file(self._disk, self._path(manifest.mark, _MANIFEST), manifest.encode())

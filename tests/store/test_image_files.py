@@ -322,6 +322,46 @@ def test_of_two_complete_images_that_a_crash_has_left_the_one_of_the_later_term_
 # -- damage and replacement
 
 
+def write_after_a_later_one(disk: SimDisk) -> None:
+    files = opened(disk)
+    slow = files.writer(OLD, SESSIONS)
+    slow.write(state_of(OLD))
+    files._newest = opened(disk).newest  # another thread has completed it
+    slow.finish()
+    assert content(files) == (NEW, SESSIONS, state_of(NEW))
+
+
+def receive_after_a_later_one(disk: SimDisk) -> None:
+    other = opened(SimDisk())
+    files, manifest = opened(disk), write(other, OLD, SESSIONS, state_of(OLD))
+    receive(files, other, manifest)
+    assert content(files) == (NEW, SESSIONS, state_of(NEW))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("work", [write_after_a_later_one, receive_after_a_later_one])
+def test_an_older_image_that_is_completed_later_does_not_replace_the_newest(
+    work: Callable[[SimDisk], None],
+) -> None:
+    def made() -> SimDisk:
+        disk = SimDisk()
+        write(opened(disk), NEW, SESSIONS, state_of(NEW))
+        return disk
+
+    disk = made()
+    first = len(disk.operations) + 1
+    work(disk)
+    assert len(disk.files()) == 2, disk.files()
+    for number in range(first, len(disk.operations) + 1):
+        for point in CrashPoint:
+            disk = made()
+            disk.schedule_crash(number, point)
+            with pytest.raises(SimulatedCrash):
+                work(disk)
+            disk.crash(CrashKind.POWER, Random(number))
+            check(disk, {NEW}, f"{number} {point}")
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_damage_of_any_byte_is_found_where_it_is_read() -> None:
     disk = SimDisk()

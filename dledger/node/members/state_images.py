@@ -191,6 +191,9 @@ class ImageFetcher:
                 raise InvalidRequest(f"the manifest of an image is invalid: {error}") from None
             if manifest.mark.index < least:
                 raise InvalidRequest(f"the image {manifest.mark.index} is older than {least}")
+            if self._images.has_later(manifest.mark):
+                # Until the replica has taken the image that has arrived last, it still asks for one.
+                raise InvalidRequest(f"this node has a later image than {manifest.mark.index}")
             new = self._images.receiver(manifest)
             if new.next_chunk == 0 and manifest.crcs:
                 new.write(part.data)

@@ -207,6 +207,17 @@ async def test_an_image_below_the_wanted_mark_is_not_taken_whoever_offers_it() -
     assert not await node.fetch() and node.files.newest is None
 
 
+async def test_an_older_image_does_not_replace_one_that_the_replica_has_not_taken_yet() -> None:
+    """Suppose a read of the newer image is under way: until it ends, the node still wants one. If it fetched
+    the older one then, it might lose the newer one after it has purged the entries before it."""
+    member = Member()
+    node = Getter(n1=Member(LATER))
+    assert await node.fetch() and node.has(LATER)
+    node.members["n1"] = member
+    assert not await node.fetch() and node.has(LATER) and node.stored == 1
+    assert len(member.asked) == 1
+
+
 async def test_a_copy_ends_once_the_image_is_not_wanted_any_more() -> None:
     member = Member()
     node = Getter(n1=member)
