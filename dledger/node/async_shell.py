@@ -415,22 +415,28 @@ class AsyncShell:
     def _with_images(self, work: Callable[[], object]) -> None:
         """Change the image files on a reader thread, and then report the newest image."""
 
-        def run() -> StoredImage | None:
+        def run() -> StoredImage | ImageMark | None:
             try:
                 work()
             except (OSError, StorageError, ReadFailed) as error:
                 _log.error("cannot change the state images", reason=str(error))
-            return self._store.images.stored()
+            newest = self._store.images.newest
+            return None if newest is None else self._store.images.stored() or newest.mark
 
         self._loop.run_in_executor(self._readers, run).add_done_callback(self._image_read)
 
-    def _image_read(self, reading: asyncio.Future[StoredImage | None]) -> None:
+    def _image_read(self, reading: asyncio.Future[StoredImage | ImageMark | None]) -> None:
+        """Report the image that was read, or that it is damaged. If another one has replaced it meanwhile,
+        its own read reports that one: two reads may end in any order."""
         if self._dead or self._is_stopping or reading.cancelled():
             return
-        image = reading.result()
-        if image is not None:
+        image, newest = reading.result(), self._store.images.newest
+        if isinstance(image, StoredImage) and newest is not None and image.mark == newest.mark:
             self._step(self._replica.image_stored, image)
             self._keeper.committed()
+        elif isinstance(image, ImageMark) and newest is not None and image == newest.mark:
+            _log.error("a state image is damaged: its sessions cannot be read", index=image.index)
+            self.image_damaged(image)
 
     def rebuild(self, job: RebuildJob) -> None:
         max_sessions = self._replica.config.limits.max_sessions

@@ -13,6 +13,7 @@ from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import CrashKind
 from dledger.replica.retention import RetentionLimits
 from dledger.replica.shell import AppendOutcome
+from dledger.store.image_files import ImageMark
 from dledger.testing import Attempt
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
 
@@ -206,6 +207,23 @@ def test_a_node_that_was_given_a_base_and_half_an_image_crashes() -> None:
         c.elect()
         c.retry_all(late)
         c.end()
+
+
+def test_a_node_whose_newest_image_is_damaged_takes_an_older_one_of_another_member() -> None:
+    c = _purged_cluster(on_disk=False)
+    node = c.others(c.elect())[0]
+    c.crash(node, CrashKind.PROCESS)
+    store = c.nodes[node].host.disk
+    mark = ImageMark(store.end_index, store.entry(store.end_index).term, store.entry(store.end_index).pos)
+    store.images.writer(mark, bytes(10)).finish()
+    data = next(path for path in store._image_disk.files() if path.suffix == ".data")
+    store._image_disk.flip(data, 0)
+    c.boot(node)
+    c.run_until(lambda: c.process(node).replica.core.image_index > c.begin_of(node), limit_ms=SOON_MS)
+    assert c.process(node).replica.core.image_index < mark.index
+    c.retry_all(c.elect())
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    c.end()
 
 
 def _purge_without(c: Retaining, late: str) -> None:
