@@ -55,7 +55,12 @@ class Reconfiguration:
         self._core = core
         self._leader = leader
         self._request_id: int | None = None
-        self._is_submitted = False  # an AppendMembership has not been executed yet
+        self._is_submitted = False  # a configuration will be in the log, but waits for its group
+
+    @property
+    def is_submitted(self) -> bool:
+        """A configuration precedes the next entry, but is not in force yet."""
+        return self._is_submitted
 
     @property
     def is_running(self) -> bool:

@@ -223,8 +223,12 @@ class Retainer:
 
     def _check(self, now_ms: int) -> None:
         replica = self._replica
+        leadership = replica.core.leadership
+        assert leadership is not None
         if self._saving is not None or self._purge_pending or replica.core.transferring_to is not None:
             return
+        if leadership.changes.is_submitted:
+            return  # a PURGE would follow a configuration whose voters are not in force yet
         borders = self._borders()
         time_ms = replica.admission.state.clock.read(now_ms, replica.wall_ms())
         end_pos = replica.log_tail.pos

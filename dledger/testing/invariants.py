@@ -115,8 +115,9 @@ class Invariants:
             return
         value = strip_stamp(decode_internal(batch.head))[1]
         if isinstance(value, Purge):
-            place = process.node_id, value.base, replica.core.membership, replica.store
-            self.housekeeping.purge_written(*place)
+            # A configuration that is written together with it, but follows it, is not in force there.
+            in_force = replica.core.log.memberships_from(batch.first_index)[0].membership
+            self.housekeeping.purge_written(process.node_id, value.base, in_force, replica.store)
 
     def _appended(self, mirror: NodeMirror, batch: Batch) -> None:
         view = mirror.view

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dledger.core.membership_change import first_members
 from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
-from dledger.core.values import CoreConfig, HardState, Role
+from dledger.core.values import CoreConfig, HardState, MembershipAt, Role
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.replica.admission import AppendLimits
 from dledger.replica.images import ImageRequest, LoggedImage, copy_image
@@ -123,6 +123,8 @@ class RecordingShell:
 
     def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
         self.refusals.append((peer, error))
+
+    def members_changed(self, in_force: MembershipAt, peers: Sequence[str]) -> None: ...
 
     def fatal(self, error: DLedgerError) -> None:
         self.fatals.append(error)

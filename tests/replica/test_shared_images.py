@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.core.values import Membership
 from dledger.replica.retainer import Retainer
 from dledger.replica.retention import RetentionLimits
@@ -96,6 +97,26 @@ def test_in_a_joint_configuration_a_majority_of_both_sets_has_the_image(
     )
     retainer = Retainer(SimpleNamespace(core=core), POLICY)  # type: ignore[arg-type]
     assert retainer._shared_image() == (40 if is_shared else -1)
+
+
+def test_a_purge_does_not_follow_a_configuration_whose_voters_have_no_image() -> None:
+    """The configuration waits for a commit, so it is not in force yet, but it precedes the PURGE."""
+    world, leader = small_world("a", "b", "c")
+    live(world)
+    leader.save_image()
+    live(world)
+    world["b"].take_image(leader)
+    assert leader.core.leadership is not None
+    leader.core.leadership.progress["b"].image_index = leader.core.image_index
+    leader.append("in flight", bytes(500), timeout_ms=60_000)
+    demotion = MembershipChange((MemberStep(ChangeKind.DEMOTE, "b"),))
+    leader.replica.change_members(leader.now, "demoted", demotion)
+    live(world, ticks=60)
+    assert leader.shell.transfers["demoted"] is None and leader.core.membership.voters == ("a", "c")
+    assert purges(leader) == 0, "of the voters, only one has an image"
+    world["c"].take_image(leader)
+    live(world)
+    assert purges(leader) == 1
 
 
 def test_the_sessions_of_an_image_are_those_at_its_mark() -> None:
