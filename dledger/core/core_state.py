@@ -75,6 +75,8 @@ class CoreState(ABC):
         self.lacks_image = (
             False  # the log starts at an installed base, and no image of what is before has come
         )
+        #: Base of the newest committed PURGE. This log may still start before it, but those of others do not.
+        self.purged_index = -1
         self.images_in_files = False  # release 0.2 looks for them in the log only
         self.member_clocks = MemberClocks()
         self.features: dict[str, int] = {}  # by node id: announced since this process started

@@ -489,11 +489,13 @@ class Leadership:
         return ""
 
     def has_image(self, node_id: str) -> bool:
-        """Return True if a member has an image of the entries before this log, if there are any. Without one,
-        its log may be no copy of them."""
-        base, core = self.core.log.base, self.core
+        """Return True if a member has an image of the entries that may be purged, if there are any. Without
+        one, its log may be no copy of them: it may start at the base of another leader, which has executed a
+        PURGE before this one."""
+        core = self.core
+        purged = max(core.log.base.index, core.purged_index)
         image = core.image_index if node_id == core.node_id else self.progress[node_id].image_index
-        return base.index < 0 or image > base.index
+        return purged < 0 or image > purged
 
     def retire(self) -> None:
         """Step down: this node is no voter any more."""

@@ -39,7 +39,7 @@ class Leader(Protocol):
         """Members that count and have responded lately, including this node."""
 
     def has_image(self, node_id: str) -> bool:
-        """A member has an image of the entries before this log, if there are any."""
+        """A member has an image of the entries that may be purged, if there are any."""
 
     def lag_of(self, node_id: str) -> str:
         """Why a learner is not ready to vote; "" if it is."""

@@ -115,6 +115,7 @@ class Retainer:
         for mark in marks:
             if isinstance(mark, Purge):
                 self.purge_to = mark.base
+                self._replica.core.purged_index = self._replica.admission.state.purge.index
                 self._purge_pending = False
         if self._offered is not None:
             self._adopt()

@@ -329,6 +329,22 @@ def test_a_learner_without_an_image_of_what_was_purged_is_not_promoted() -> None
     assert node.core.membership.is_joint
 
 
+def test_a_leader_that_has_not_executed_a_purge_promotes_no_learner_without_its_image() -> None:
+    """An earlier leader, which had executed it, may have given the learner its base."""
+    node = leader("d")
+    node.append()
+    acknowledge(node, "b", "c", "d")
+    node.core.purged_index = 0
+    assert node.core.leadership is not None
+    for peer in ("b", "c"):
+        node.core.leadership.progress[peer].image_index = 1
+    change(node, "promote d")
+    assert ended(node) == [Code.LEARNER_NOT_READY] and not node.core.membership.is_joint
+    node.core.leadership.progress["d"].image_index = 1
+    change(node, "promote d")
+    assert node.core.membership.is_joint
+
+
 def test_voters_remain_of_which_a_majority_has_an_image_of_what_was_purged() -> None:
     node = leader()
     node.append()
