@@ -570,7 +570,7 @@ class DiskLogStore:
             self._list_is_unsaved = False
         if state.memberships:
             self._note_change()
-        write_hard_state(self._disk, self._paths.hard_state, state)
+        self._space.state_written(write_hard_state(self._disk, self._paths.hard_state, state))
 
     def _note_change(self) -> None:
         """Mark the directory as one that an older release must not use. Any thread."""

@@ -22,7 +22,7 @@ from dledger.store.files import FileSequence
 from dledger.store.format.batch import BLANK_SIZE
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
 
-_MIN_STATE_RESERVE = 4 << 10
+_MIN_STATE_RESERVE = _RESERVE_STEP = 4 << 10
 _MAX_STATE_RESERVE = 1 << 20
 _MAX_SPARE = 64 << 20
 
@@ -51,9 +51,10 @@ class DiskSpace:
         self._paths = paths
         self._data = data
         self._index = index
-        self._state_reserve = min(max(data.file_size // 4, _MIN_STATE_RESERVE), _MAX_STATE_RESERVE)
+        self._least_reserve = min(max(data.file_size // 4, _MIN_STATE_RESERVE), _MAX_STATE_RESERVE)
+        self._state_bytes = 0  # size of the file with term and vote
         self._state_lock = RLock()
-        self._is_spent = False
+        self._held_bytes = 0  # size of the state reserve
 
     @property
     def disk_reserve_bytes(self) -> int:
@@ -139,9 +140,23 @@ class DiskSpace:
     def open(self) -> None:
         """Create the state reserve if there is space for it."""
         handle = self._disk.open(self._paths.reserve, create=True)
-        self._is_spent = self._disk.size(handle) < self._state_reserve
+        self._held_bytes = self._disk.size(handle)
+        self._disk.close(handle)
+        handle = self._disk.open(self._paths.hard_state, write=False)
+        self._state_bytes = self._disk.size(handle)
         self._disk.close(handle)
         self._restore_state_reserve(leave=self._state_reserve)
+
+    def state_written(self, size: int) -> None:
+        """Note the size of the file with term and vote. It has all configurations of the log, so it grows
+        with each change of the members, and the reserve with it: a new copy is written next to the old one.
+        """
+        self._state_bytes = size
+
+    @property
+    def _state_reserve(self) -> int:
+        """Return the size that the state reserve should have."""
+        return max(self._least_reserve, -(-2 * self._state_bytes // _RESERVE_STEP) * _RESERVE_STEP)
 
     def writing(self, write: Callable[[], None]) -> None:
         """Write a state file. If the disk is full, release the state reserve and retry."""
@@ -154,7 +169,7 @@ class DiskSpace:
 
     def _spend(self) -> bool:
         with self._state_lock:
-            self._is_spent = True
+            self._held_bytes = 0
             return spend_reserve(self._disk, self._paths)
 
     def _restore_state_reserve(self, leave: int | None = None) -> None:
@@ -162,16 +177,18 @@ class DiskSpace:
         reserve."""
         with self._state_lock:
             leave = self.disk_reserve_bytes if leave is None else leave
-            if not self._is_spent or self.free_bytes() < self._state_reserve + leave:
+            missing = self._state_reserve - self._held_bytes
+            if missing <= 0 or self.free_bytes() < missing + leave:
                 return
             handle = self._disk.open(self._paths.reserve, create=True)
             try:
                 self._disk.allocate(handle, 0, self._state_reserve)
                 self._disk.fdatasync(handle)
-                self._is_spent = False
+                self._held_bytes = self._state_reserve
             except OSError as error:
                 if error.errno not in FULL:
                     raise
+                self._held_bytes = 0
                 with suppress(OSError):
                     self._disk.unlink(self._paths.reserve)
             finally:

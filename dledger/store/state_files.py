@@ -51,8 +51,9 @@ def tail_of(base: Base) -> Tail:
     return Tail(base.index, base.term, base.pos, base.chain_crc)
 
 
-def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
-    """Store term and vote durably. After an OSError the stored vote is unknown."""
+def write_hard_state(disk: Disk, path: Path, state: HardState) -> int:
+    """Store term and vote durably, and return the size of the file. After an OSError the stored vote is
+    unknown."""
     assert state.term >= 0 and state.incarnation >= 0, state
     values: dict[str, str | int] = {
         "currTerm": state.term,
@@ -70,7 +71,9 @@ def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
         )
     if state.uid:
         values["uid"] = state.uid
-    replace_file(disk, path, format_properties(values))
+    content = format_properties(values)
+    replace_file(disk, path, content)
+    return len(content)
 
 
 def read_hard_state(disk: Disk, path: Path) -> HardState:

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from dledger.core.values import Base, HardState
+from dledger.core.membership_change import first_members
+from dledger.core.values import Base, HardState, MembershipAt
 from dledger.errors import Code, StorageError
 from dledger.infra.files.disk import OsDisk
 from dledger.store.api import LogStore
@@ -169,6 +170,25 @@ def test_a_disk_that_others_have_filled_still_takes_what_must_go_on() -> None:
     assert read_all(again)
     again.reset_to(Base(900, 60, 30 * SIZE, 5))
     assert again.prepare(SIZE) and disk.exists(ROOT / "reserve"), "and there is one again"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_reserve_grows_with_the_configurations_that_term_and_vote_include(restarts: bool) -> None:
+    disk, store = new_sim_store()
+    members = first_members({f"n{i}": f"host-{i}.example.com:{20911 + i}" for i in range(9)})
+    known = tuple(MembershipAt(index, 1, members) for index in range(-1, 40))
+    state = HardState(50, "n2", 1, memberships=known)
+    store.save_hard_state(state)
+    assert len(disk.content(ROOT / "currterm")) > 2 * len(disk.content(ROOT / "reserve"))
+    if restarts:
+        disk.crash(CrashKind.PROCESS, Random(0))
+        store = DiskLogStore.open(ROOT, disk=disk)
+    assert store.prepare(SIZE)
+    disk.capacity = sum(len(disk.content(path)) for path in disk.files())
+    later = replace(state, term=51, memberships=(*known, MembershipAt(50, 51, members)))
+    store.save_hard_state(later)
+    disk.crash(CrashKind.POWER, Random(0))
+    assert DiskLogStore.open(ROOT, disk=disk).hard_state == later
 
 
 def test_a_full_disk_can_be_opened() -> None:
