@@ -14,8 +14,11 @@ from dledger.node.machine import applier
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_plan import ApplyStep, LoadResult, LoadStep
+from dledger.replica.images import ImageRequest
 from dledger.store.api import LogStore
+from dledger.testing.memory_store import MemoryLogStore
 from tests.node.local import until
+from tests.store.helpers import IDENTITY, make_batches
 
 
 class Feeder:
@@ -25,6 +28,7 @@ class Feeder:
 
     def __init__(self) -> None:
         self.applied: list[tuple[int, int]] = []
+        self.may_save = threading.Event()
 
     def apply(self, piece: ApplyStep, batches: object) -> int:
         self.applied.append((piece.first, piece.last))
@@ -32,6 +36,13 @@ class Feeder:
 
     def load(self, piece: LoadStep) -> LoadResult:
         return LoadResult(-1, -1, 0)
+
+    def begin_save(self, request: ImageRequest, applied: int) -> bool:
+        return applied == request.index - 1
+
+    def save_on(self) -> bool:
+        assert self.may_save.wait(30)
+        return False
 
     def close(self) -> None: ...
 
@@ -43,13 +54,14 @@ class Node:
         self.applier = Applier(cast(StateFeeder, self.feeder), cast(LogStore, store))
         self.readable = SimpleNamespace(index=-1)
         self.is_leader = False
+        self.saved: list[tuple[int, bool]] = []
         self.applier.wire(
             cast(Any, self.readable),
             cached=lambda first, last, size: (),
             newest_image=lambda: -1,
             needs_image=lambda: False,
             is_leader=lambda: self.is_leader,
-            saved=lambda index, is_stored: None,
+            saved=lambda index, is_stored: self.saved.append((index, is_stored)),
             image_damaged=lambda mark: None,
             on_damage=lambda index: None,
             on_fatal=lambda error: None,
@@ -188,3 +200,43 @@ async def test_a_follower_applies_entries_after_each_of_its_pauses(node: Node) -
     await until(lambda: node.applier._timer is None)
     node.commit(3)
     await until(lambda: node.applier.applied_index == 3)
+
+
+async def test_an_image_that_is_requested_while_an_earlier_one_is_written_is_reported_too(node: Node) -> None:
+    """A leader that loses its office and leads again requests one although a large state is being saved."""
+    node.is_leader = True
+    node.applier.save(ImageRequest(3, 1, b""))
+    node.commit(5)
+    await until(lambda: node.applier.applied_index == 2 and node.applier._saving == 3)
+    node.applier.save(ImageRequest(9, 2, b""))
+    node.commit(12)
+    node.feeder.may_save.set()
+    await until(lambda: node.applier.applied_index == 12)
+    assert node.saved == [(3, True), (9, True)]
+
+
+async def test_sessions_that_are_requested_while_earlier_ones_are_written_are_saved_after_them() -> None:
+    saved: list[tuple[int, bool]] = []
+    store = MemoryLogStore(IDENTITY)
+    store.append(make_batches(20))
+    keeper = Applier(None, store)
+    readable = SimpleNamespace(index=store.end_index)
+    keeper.wire(
+        cast(Any, readable),
+        cached=lambda first, last, size: (),
+        newest_image=lambda: -1,
+        needs_image=lambda: False,
+        is_leader=lambda: True,
+        saved=lambda index, is_stored: saved.append((index, is_stored)),
+        image_damaged=lambda mark: None,
+        on_damage=lambda index: None,
+        on_fatal=lambda error: None,
+    )
+    try:
+        for index in (5, 9):
+            keeper.save(ImageRequest(index, store.entry(index).term, b"sessions"))
+        await until(lambda: len(saved) == 2)
+    finally:
+        await keeper.stop()
+    assert saved == [(5, True), (9, True)]
+    assert store.images.newest is not None and store.images.newest.mark.index == 9

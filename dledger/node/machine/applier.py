@@ -139,24 +139,26 @@ class Applier:
             self._task = asyncio.create_task(self._run(self._feeder))
 
     def save(self, request: ImageRequest) -> None:
-        """Write the requested image. See Shell.save_state."""
-        self._saving = request.index
+        """Write the requested image, after any that an earlier leadership has requested. See
+        Shell.save_state."""
         if self._feeder is None:
-            self._task = asyncio.create_task(self._save_sessions(request))
+            self._task = asyncio.create_task(self._save_sessions(request, self._task))
         else:
             self._plan.save(request)
             self._woken.set()
 
-    async def _save_sessions(self, request: ImageRequest) -> None:
-        """Write an image without a state once its mark is committed."""
+    async def _save_sessions(self, request: ImageRequest, earlier: asyncio.Task[None] | None) -> None:
+        """Write an image without a state once its mark is committed, and `earlier` has ended."""
         feeder = StateFeeder(_NoMachine(), self._store)
         try:
+            if earlier is not None:
+                await asyncio.gather(earlier, return_exceptions=True)
             while self._readable.index < request.index:
                 with suppress(ReadFailed):  # not committed yet
                     await self._readable.wait(request.index, _WAIT_MS)
             is_saving = await self._on_thread(feeder.begin_save, request, request.index - 1)
             more = await self._on_thread(feeder.save_on) if is_saving else None
-            self._report(is_stored=more is False)
+            self._saved(request.index, more is False)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -288,6 +290,7 @@ class Applier:
                     self._trace.event("raft", "load", {"lidx": loaded.applied})
                 _log.info("state loaded", index=loaded.applied, size=loaded.size)
             case SaveStep(request):
+                self._saving = request.index
                 is_saving = await self._on_thread(feeder.begin_save, request, plan.applied)
                 plan.saving(is_saving=is_saving)
                 if not is_saving:
