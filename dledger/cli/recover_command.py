@@ -124,6 +124,8 @@ def _print(report: RecoveryReport, probe: Probe) -> None:
         rows[f"damaged entries {damage.first_index}..{damage.last_index}"] = (
             "cannot be repaired without other members; the node may not be able to lead"
         )
+    if report.image_fault:
+        rows["state image"] = f"none, so no state machine can load its state: {report.image_fault}"
     print_rows(rows)
     if report.is_repeated:
         click.echo("An earlier recovery of this directory was interrupted. It will be completed.")

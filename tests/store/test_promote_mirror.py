@@ -266,7 +266,7 @@ def test_a_learner_that_waits_for_an_image_is_not_promoted() -> None:
     base = next(border for border in store.borders() if ADDED.last_index < border.index <= KNOWN.last_index)
     store.purge_to(base)
     store.close()
-    assert "waits for a state image" in refusal_of(disk)
+    assert "no state image" in refusal_of(disk)
     store = DiskLogStore.open(ROOT, disk=disk)
     mark = next(batch for batch in LOG if batch.first_index > base.index)
     store.images.writer(ImageMark(mark.first_index, mark.term, mark.pos), b"sessions").finish()

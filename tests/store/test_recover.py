@@ -15,6 +15,7 @@ from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import Configuration, encode_internal
 from dledger.store.identity import Identity, init_directory, joined, load_identity
+from dledger.store.image_files import ImageMark
 from dledger.store.offline.recover import MIN_TERM_ADVANCE, ForcedRecovery
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import ROOT, SIZE, make_batches, read_all
@@ -246,6 +247,53 @@ def test_nothing_to_recover() -> None:
     with pytest.raises(ConfigError) as differs:
         ForcedRecovery(ROOT, "n1", {"n1": "h1:1", "n2": "h2:1"}, disk=make_survivor())
     assert differs.value.code is Code.MEMBERS_DIFFER
+
+
+def purged(disk: SimDisk) -> ImageMark:
+    """Let the survivor's log start at its second file. Returns a mark for an image of what was before."""
+    store = DiskLogStore.open(ROOT, disk=disk)
+    base = store.borders()[0]
+    store.purge_to(base)
+    entry = store.entry(base.index + 1)
+    store.close()
+    return ImageMark(entry.index, entry.term, entry.pos)
+
+
+def test_a_survivor_that_waits_for_an_image_is_refused() -> None:
+    disk = make_survivor()
+    mark = purged(disk)
+    with pytest.raises(Refused, match="it has no state image") as caught:
+        recovery_of(disk)
+    assert caught.value.code is Code.RECOVERY_REFUSED
+    assert load_identity(ROOT, disk=disk) == IDENTITY
+    store = DiskLogStore.open(ROOT, disk=disk)
+    writer = store.images.writer(mark._replace(term=mark.term + 1), b"sessions")
+    writer.finish()
+    store.close()
+    with pytest.raises(Refused, match="no state image"):  # an image of another log
+        recovery_of(disk)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    store.images.discard(mark._replace(term=mark.term + 1))
+    store.images.writer(mark, b"sessions").finish()
+    store.close()
+    damaged = disk.copy()
+    data = next(path for path in damaged.files() if path.suffix == ".data")
+    damaged.flip(data, 0)
+    with pytest.raises(Refused, match="chunk 0 of"):
+        recovery_of(damaged)
+    with recovery_of(disk) as recovery:
+        assert recovery.report.image_fault == ""
+        recovery.carry_out()
+
+
+def test_a_survivor_that_can_lead_but_has_no_image_is_named() -> None:
+    disk = make_survivor()
+    purged(disk)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    store.save_checkpoint(store.end_index, (store.end_index, b"sessions"))
+    store.close()
+    with recovery_of(disk) as recovery:
+        assert "no state image" in recovery.report.image_fault
 
 
 def test_a_start_with_the_former_cluster_id_names_the_new_one() -> None:

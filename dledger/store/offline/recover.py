@@ -43,12 +43,18 @@ from dledger.core.values import (
     Recovery,
     member_key,
 )
-from dledger.errors import Code, ConfigError, Refused, StorageError
+from dledger.errors import Code, ConfigError, ReadFailed, Refused, StorageError
 from dledger.infra.files.disk import Disk, OsDisk
 from dledger.store.api import Damage, EntryDamaged
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
-from dledger.store.format.internal import Configuration, encode_internal
+from dledger.store.format.internal import (
+    Configuration,
+    ImageEnd,
+    decode_internal,
+    encode_internal,
+    strip_stamp,
+)
 from dledger.store.format.layout import NodePaths
 from dledger.store.identity import Identity, member_list, recovered, recovering, save_identity
 
@@ -76,6 +82,7 @@ class RecoveryReport(NamedTuple):
     end_term: int
     lost_end: tuple[int, int] | None  # (term, index) up to which the log once reached, if its end was damaged
     damages: tuple[Damage, ...]
+    image_fault: str  # why it has no state image of the purged entries; "" if it has one, or needs none
     dropped: tuple[Member, ...]  # all other members
 
     @property
@@ -209,8 +216,8 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
             )
         if state.rejoining:
             raise self._refused(f"{node_id} lost its log, or the end of it, and has not caught up since")
-        if store.base.index >= 0 and (_mark_in_log(store) < 0 or store.images.stored() is None):
-            raise self._refused(f"{node_id} waits for a state image, without which it can never lead")
+        if fault := _image_fault(store):
+            raise self._refused(f"{node_id} could never lead: {fault}")
 
     def _prepare_cut(self) -> None:
         """Forget the configurations that are cut. Raises EntryDamaged if the log cannot be cut there."""
@@ -270,8 +277,21 @@ class ForcedRecovery(AbstractContextManager["ForcedRecovery"]):
             store.tail.term,
             (state.floor_term, state.floor_index) if state.floor_index >= 0 else None,
             store.damages,
+            self._image_fault(is_repeated=is_repeated),
             tuple(member for node, member in sorted(dropped.items()) if node != node_id),
         )
+
+    def _image_fault(self, *, is_repeated: bool) -> str:
+        """Return why the node has no intact image. Raises Refused if it could not lead without one, because
+        no other member is left to give it one."""
+        store = self._store
+        fault = _image_fault(store)
+        table = store.load_sessions() if fault else None
+        if fault and not is_repeated and (table is None or table[0] < store.base.index):
+            raise self._refused(
+                f"this node could never lead: {fault}. Choose another survivor, or restore a backup"
+            )
+        return fault
 
     # -- what it becomes ----------------------------------------------------------------------------------
 
@@ -347,3 +367,21 @@ def _mark_in_log(store: DiskLogStore) -> int:
         if store.entry(newest.mark.index).term == newest.mark.term:
             return newest.mark.index
     return -1
+
+
+def _image_fault(store: DiskLogStore) -> str:
+    """Return why a node with a purged log has no intact image of the entries before; "" if it has one."""
+    base, newest = store.base, store.images.newest
+    if base.index < 0:
+        return ""
+    try:
+        if newest is not None and _mark_in_log(store) >= 0:
+            for _ in store.images.chunks(newest, range(len(newest.crcs))):
+                pass
+            return ""
+        heads = store.iter_heads(base.index + 1)
+        if any(isinstance(strip_stamp(decode_internal(batch.head))[1], ImageEnd) for batch in heads):
+            return ""  # release 0.2 wrote it into the log
+    except (StorageError, ReadFailed) as error:
+        return f"its state image cannot be used: {error}"
+    return f"its log starts at entry {base.index + 1}, and it has no state image of the entries before"
