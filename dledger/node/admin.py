@@ -15,6 +15,7 @@ from dledger.errors import (
     InvalidRequest,
     NotLeader,
     Overloaded,
+    ReadFailed,
     Refused,
 )
 from dledger.infra.loops.pacing import Pacer
@@ -180,6 +181,17 @@ class NodeAdmin:
         finally:
             await loop.run_in_executor(None, chunks.close)
 
+    def _image_between(self, base_index: int, last_index: int) -> ImageManifest:
+        """Return the newest image, without which a node that is restored would never serve."""
+        image = self._store.images.newest
+        if image is None or not base_index < image.mark.index <= last_index:
+            raise ReadFailed(
+                "this node has no state image that belongs to its committed entries: it was damaged, or a "
+                "newer one has arrived before its entries; try again, or back up another node",
+                code=Code.ILLEGAL_MEMBER_STATE,
+            )
+        return image
+
     async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
         """Yield a consistent prefix of the log: a header, then all entries now committed and stored on this
         node."""
@@ -187,7 +199,7 @@ class NodeAdmin:
         store, identity = self._store, self._store.identity
         last, base = self._log.readable_index, store.base
         # Until a log starts with a purge, its entries contain everything.
-        image = store.images.newest if base.index >= 0 else None
+        image = self._image_between(base.index, last) if base.index >= 0 else None
         yield BackupHead(
             identity.cluster_id,
             identity.group,

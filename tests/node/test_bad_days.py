@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from dledger.client import AsyncClient
 from dledger.core.values import Base
-from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.errors import Code, DLedgerError, ReadFailed, Refused, StorageError
 from dledger.infra.files.disk import Disk
 from dledger.infra.loops.wall_clock import wall_ms
 from dledger.node.machine.state_machine import AppliedEntry
@@ -489,6 +489,29 @@ async def test_a_backup_is_the_committed_log(tmp_path: Path) -> None:
         assert (head.cluster_id, head.data_file_size, head.base.index) == ("c", FILE, -1)
         assert head.last_index == node.node_status().committed_index
         assert frames.count(b"000049") == 1
+
+
+@pytest.mark.parametrize("is_later", [True, False])
+async def test_a_backup_without_an_image_of_its_own_entries_is_refused(
+    tmp_path: Path, is_later: bool
+) -> None:
+    """It would be restored to a node that never serves."""
+    async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 200)
+        client = LogClient(node.address, GROUP)
+        await client.purge(indexes[100], 0, 5)
+        await until(lambda: node.store.base.index > 0)
+        assert [part async for part in client.backup()]
+        newest = node.store.images.newest
+        assert newest is not None
+        if is_later:
+            mark = newest.mark._replace(index=node.store.end_index + 1000)
+            node.store.images.writer(mark, b"").finish()
+        else:
+            node.store.images.discard(newest.mark)
+        with pytest.raises(Refused, match="no state image"):
+            _ = [part async for part in client.backup()]
+        await client.close()
 
 
 async def test_rule_10_damage_that_nobody_can_repair_is_in_every_form_of_the_status(tmp_path: Path) -> None:
