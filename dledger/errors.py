@@ -334,7 +334,7 @@ class Code(IntEnum):
         "inspect the certificates: `openssl x509 -in FILE -noout -text`")
     PLAINTEXT_REFUSED = (637, ConfigError,
         "The node would use plain text beyond this machine, or members could not authenticate. It "
-        "does not start.",
+        "does not start, or does not add the member.",
         "Neither `[tls]` nor `allow_plaintext`, or neither mutual TLS nor `cluster_secret_file`.",
         "Add `[tls]`. In a trusted network: `allow_plaintext = true` and a `cluster_secret_file`.")
     DIRECTORY_REPLACED = (638, StorageError,

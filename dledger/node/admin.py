@@ -110,10 +110,12 @@ class NodeAdmin:
 
         The group thereby knows the directory before it counts, and no other machine can take its place.
         """
-        if step.kind is not ChangeKind.ADD or step.node_id in self._members:
-            return step
         own = self.node_status()
         if not own.is_leader:  # the request is going to be refused
+            return step
+        if step.kind in (ChangeKind.ADD, ChangeKind.MOVE):
+            self._config.refuse_plaintext({step.node_id: step.address})
+        if step.kind is not ChangeKind.ADD or step.node_id in self._members:
             return step
         try:
             new = await self._status_at(step.node_id, step.address)

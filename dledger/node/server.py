@@ -38,7 +38,7 @@ from dledger.node.node_log import LogSurroundings, NodeLog
 from dledger.node.owner import OwnerApi
 from dledger.node.parts import NodeParts, PartFactories, start_incarnation
 from dledger.node.setup.config import NodeConfig, duration_ms
-from dledger.node.setup.founders import founders
+from dledger.node.setup.founders import founders, recorded_addresses
 from dledger.node.setup.member_book import MemberBook
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
@@ -281,6 +281,7 @@ class NodeServer(OwnerApi):
             _log.error("known to be damaged", **damage._asdict())
         try:
             self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
+            config.refuse_plaintext(recorded_addresses(store))
             start_incarnation(store, config.directory, config.node_id, _ahead_bytes(store))
         except BaseException:
             store.close()
@@ -372,6 +373,7 @@ class NodeServer(OwnerApi):
             self._secret,
             lambda node_id: self._replica.core.rejoining.announced_directory(node_id),
             lambda node_id: self._replica.core.announced_uid(node_id),
+            lambda node_id: not config.is_reachable or self.members.has_named(node_id),
             lambda: self._replica.core.excludes_release_0_2,
         )
 

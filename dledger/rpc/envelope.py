@@ -44,6 +44,9 @@ class PeerIdentity:
     directory_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
     #: Returns the uid of a member, also of this node, or UNKNOWN_UID.
     uid_of: Callable[[str], int] = field(default=lambda node_id: 0, repr=False, compare=False)
+    #: Returns True if a sender without the secret may be a member. It may lead by a configuration that this
+    #: node does not have yet, but any client can call itself a member that was added.
+    may_be_member: Callable[[str], bool] = field(default=lambda node_id: True, repr=False, compare=False)
     #: Returns True once this node has something that release 0.2 does not know.
     has_changed: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
@@ -106,6 +109,12 @@ class PeerIdentity:
                 "add`, or correct the address of this node",
                 code=Code.UNKNOWN_MEMBER,
             )
+        if not self._may_trust(envelope.local_id):
+            raise InvalidRequest(
+                f"sender {envelope.local_id!r} is in no configuration that {self.node_id} knows: set "
+                f"cluster_secret_file on all nodes, or name it in `members` of {self.node_id} and restart",
+                code=Code.UNKNOWN_MEMBER,
+            )
         if envelope.remote_id != self.node_id:
             raise InvalidRequest(
                 f"the message is for node {envelope.remote_id!r}; this node is {self.node_id!r}",
@@ -123,6 +132,10 @@ class PeerIdentity:
             return self.uid_of(envelope.local_id) != UNKNOWN_UID
         first = self.members or envelope.members
         return envelope.uid > 0 or not first or envelope.local_id in first
+
+    def _may_trust(self, node_id: str) -> bool:
+        """Return True if the sender has proved more than a name, or the name is that of a member."""
+        return self.secret is not None or node_id in self.members or self.may_be_member(node_id)
 
     def _check_members(self, envelope: pb.Envelope) -> None:
         """Reject another list of first members: majorities of two lists need not share a node, so two leaders

@@ -184,7 +184,7 @@ async def test_a_completed_removal_is_repeated_where_the_removed_node_is_known(g
     async with group.client() as client:
         for _ in range(2):
             await MemberChanges(client, timeout=60.0, tell=told.append).remove(gone)
-    assert told == [f"{gone} was removed already"]
+    assert [text for text in told if "waiting" not in text] == [f"{gone} was removed already"]
     async with group.client(others) as stranger:
         with pytest.raises(InvalidRequest) as caught:
             await MemberChanges(stranger, timeout=60.0).remove(gone)

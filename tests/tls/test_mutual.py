@@ -22,9 +22,11 @@ from dledger.infra.port_kinds import ALPN, PortKind, port_kind_at
 from dledger.infra.transport.channels import ChannelSecurity
 from dledger.infra.transport.tls import ClientTls, channel_security, load
 from dledger.node.server import NodeServer
+from dledger.node.setup.secret_file import load_secret, make_secret
 from dledger.rpc.envelope import PeerIdentity
 from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
 from dledger.rpc.peer_client import PeerClient
+from dledger.rpc.ports import ImageQuestion
 from tests.node.local import CLUSTER, GROUP, PATIENT, make_server, until
 from tests.process.cluster import free_ports
 
@@ -180,6 +182,58 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
         await until(lambda: target.node_status().committed_index >= 0)
         assert [frames.first_index async for frames in rightful.fetch(0, 0, 1 << 20, 5.0)] == [0]
         await rightful.close()
+
+
+async def test_a_client_that_calls_itself_an_added_member_is_refused(world: TlsWorld) -> None:
+    """A node follows leaders that its log does not have yet, but not every holder of a certificate."""
+    members = (world.server(node, settings={"timing": PATIENT}) for node in NODES)
+    async with running(*members) as servers, world.client(world.client_files()) as client:
+        await client.append(b"x")
+        before = terms(servers)
+        target = servers[1]
+        stranger = PeerIdentity(CLUSTER, GROUP, "app", (), 99, uid_of={"app": 1 << 20, "n2": 0}.__getitem__)
+        poser = PeerClient("n2", target.address, stranger, unchecked(world.client_files(), "n2"))
+        refused = "cluster_secret_file|members"
+        for message in (
+            VoteRequest(99, "app", 10**6, 99, False, True, 1),
+            Heartbeat(99, "app", 1, -1),
+            TakeLeadership(99, "app", 10**6),
+            PositionRequest(99, "app", 1),
+        ):
+            with pytest.raises(InvalidRequest, match=refused) as caught:
+                await poser.request(message, 5.0)
+            assert caught.value.code is Code.UNKNOWN_MEMBER
+        with pytest.raises(InvalidRequest, match=refused):
+            await poser.open_push(10**15).run(no_stream, no_response)
+        with pytest.raises(InvalidRequest, match=refused):
+            [frames async for frames in poser.fetch(0, 0, 1 << 20, 5.0)]
+        with pytest.raises(InvalidRequest, match=refused):
+            await poser.image(ImageQuestion(0, 0, 0, 0), 5.0)
+        await poser.close()
+        assert terms(servers) == before
+
+
+@pytest.mark.parametrize("proof", ["members", "secret"])
+async def test_a_leader_that_the_log_does_not_have_yet_is_followed(world: TlsWorld, proof: str) -> None:
+    members, settings = dict(world.members), {}
+    if proof == "secret":
+        make_secret(world.folder / "secret")
+        settings["cluster_secret_file"] = str(world.folder / "secret")
+    else:
+        members["n4"] = f"127.0.0.1:{free_ports(1)[0]}"
+    content = {"tls": world.section(world.files("n2")), "timing": PATIENT, **settings}
+    node = make_server(world.folder, "n2", members, content)
+    await node.start()
+    try:
+        secret = load_secret(world.folder / "secret") if proof == "secret" else None
+        uids = {"n4": 1 << 20, "n2": 0}.__getitem__
+        added = PeerIdentity(CLUSTER, GROUP, "n4", (), 1, secret, uid_of=uids)
+        leader = PeerClient("n2", node.address, added, unchecked(world.files("n4"), "n2"))
+        assert await leader.request(Heartbeat(1, "n4", 1, -1), 5.0)
+        await leader.close()
+        assert node.node_status().leader_id == "n4"
+    finally:
+        await node.stop()
 
 
 def no_stream(_incarnation: int) -> None:

@@ -433,17 +433,22 @@ class NodeConfig(_ConfigSection):
     def has_http_tls(self) -> bool:
         return self.tls is not None and self.http_tls
 
-    def refuse_plaintext(self) -> None:
+    @property
+    def is_reachable(self) -> bool:
+        """Return True if clients of other machines, or with certificates, reach the port of this node."""
+        has_certificates = self.tls is not None and self.tls.client_auth == "require"
+        return has_certificates or not all(is_loopback(address) for _, address in self._peer_keys({}))
+
+    def refuse_plaintext(self, others: Mapping[str, str] | None = None) -> None:
         """Refuse configurations with plain text beyond this machine, and those in which clients could
         impersonate members.
 
-        Raises ConfigError (PLAINTEXT_REFUSED).
+        `others`: addresses of members that the file need not name. Raises ConfigError (PLAINTEXT_REFUSED).
         """
-        peers = [("listen", self.listen_address)]
-        peers += [(f"members.{node}", address) for node, address in self.members.items()]
-        peers += [(f"peer_addresses.{node}", address) for node, address in self.peer_addresses.items()]
+        members = {**self.members, **(others or {})}
+        peers = self._peer_keys(members)
         if self.allow_plaintext or self.tls is not None:
-            self._refuse_strangers(peers)
+            self._refuse_strangers(peers, is_alone=len(members) == 1)
         if self.allow_plaintext:
             return
         plain = peers if self.tls is None else []
@@ -458,9 +463,16 @@ class NodeConfig(_ConfigSection):
                     code=Code.PLAINTEXT_REFUSED,
                 )
 
-    def _refuse_strangers(self, peers: Sequence[tuple[str, str]]) -> None:
+    def _peer_keys(self, members: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return the addresses between nodes, with their keys in the file."""
+        peers = [("listen", self.listen_address)]
+        peers += [(f"members.{node}", address) for node, address in {**self.members, **members}.items()]
+        peers += [(f"peer_addresses.{node}", address) for node, address in self.peer_addresses.items()]
+        return peers
+
+    def _refuse_strangers(self, peers: Sequence[tuple[str, str]], *, is_alone: bool) -> None:
         """Require that members authenticate by certificate or by the cluster's secret."""
-        if len(self.members) == 1 or self.cluster_secret_file is not None:
+        if is_alone or self.cluster_secret_file is not None:
             return
         if self.tls is not None and self.tls.client_auth == "require":
             return

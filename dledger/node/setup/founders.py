@@ -35,3 +35,12 @@ def founders(configured: Mapping[str, str], store: LogStore) -> Membership:
             first=", ".join(first),
         )
     return first_members({node_id: configured.get(node_id, "") for node_id in first})
+
+
+def recorded_addresses(store: LogStore) -> dict[str, str]:
+    """Return the addresses of the newest configuration that the log had when the node stopped; empty: the
+    first one."""
+    recorded = store.hard_state.memberships
+    if not recorded:
+        return {}
+    return {member.node_id: member.address for member in recorded[-1].membership.identities}

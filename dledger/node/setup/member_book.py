@@ -35,6 +35,10 @@ class MemberBook(Mapping[str, str]):
         known = (self._peer_addresses, self._addresses, self._former)
         return next((book[node_id] for book in known if book.get(node_id)), NO_ADDRESS)
 
+    def has_named(self, node_id: str) -> bool:
+        """Return True for current and former members, and for nodes of the configuration file."""
+        return any(node_id in book for book in (self._addresses, self._former, self._peer_addresses))
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` on the event loop after each change."""
         self._listeners.append(listener)
