@@ -11,6 +11,8 @@ from dledger.errors import Code
 
 #: Steps of one change.
 MAX_STEPS = 16
+#: Members after a change that adds some. Each has connections to all others.
+MAX_MEMBERS = 128
 #: The uids of added members start here. Brokers use smaller numbers for the first members of a group.
 _FIRST_UID = 1 << 20
 _MAX_NAME = 255
@@ -114,6 +116,9 @@ def target_of(current: Membership, steps: Sequence[MemberStep], uid: int) -> Mem
                 pass  # it has this role already
     if not voters:
         raise ChangeRefused(Code.CHANGE_REFUSED, "the group would have no voter left")
+    if len(members) > max(MAX_MEMBERS, len(current.identities)):
+        text = f"the group would have {len(members)} members; the limit is {MAX_MEMBERS}"
+        raise ChangeRefused(Code.CHANGE_REFUSED, text)
     identities = tuple(members[node_id] for node_id in sorted(members))
     target = Membership(
         _ordered(current.voters, voters),

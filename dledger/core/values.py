@@ -15,6 +15,7 @@ MAX_POS = 1 << 62
 #: role_epoch and vote rounds start at the incarnation times 2^32.
 MAX_INCARNATION = (1 << 31) - 1
 MAX_UID = (1 << 63) - 1
+MAX_RECOVERIES = 1 << 31  # forced recoveries in the history of a log
 MAX_SESSION_OFFSET = 1 << 62  # of a forced recovery
 MAX_STREAM_ID = (1 << 63) - 1  # starts at a role_epoch, like vote rounds
 #: Version of the rules for applying committed entries. Raised when an existing entry or command changes

@@ -70,10 +70,14 @@ def decode_manifest(content: bytes) -> ImageManifest:
         manifest = ImageManifest(
             **fields | {"mark": ImageMark(*fields["mark"]), "crcs": tuple(fields["crcs"])}
         )
-        numbers = (*manifest.mark, manifest.sessions_size, manifest.state_size, *manifest.crcs)
-        if not all(isinstance(number, int) and 0 <= number < 1 << 63 for number in numbers):
+        numbers = (*manifest.mark, manifest.sessions_size, manifest.state_size)
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
             raise ValueError("a number is out of range")
-        if not 0 < manifest.chunk_bytes <= CHUNK_BYTES:
+        if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in manifest.crcs):
+            raise ValueError("a checksum is out of range")
+        if type(manifest.is_copy) is not bool:
+            raise ValueError(f"is_copy is {manifest.is_copy!r}")
+        if type(manifest.chunk_bytes) is not int or not 0 < manifest.chunk_bytes <= CHUNK_BYTES:
             raise ValueError(f"chunks of {manifest.chunk_bytes} bytes")
         if len(manifest.crcs) != -(-manifest.size // manifest.chunk_bytes):
             raise ValueError(f"{len(manifest.crcs)} checksums for {manifest.size} bytes")
@@ -368,7 +372,8 @@ class ImageReceiver:
     def write(self, chunk: bytes) -> None:
         """Store the next chunk. Raises StorageError, and DATA_DAMAGED for bytes of another image."""
         number, size = self.next_chunk, self.manifest.chunk_bytes
-        if self.is_complete or crc32(chunk) != self.manifest.crcs[number]:
+        expected = min(size, self.manifest.size - number * size)
+        if self.is_complete or len(chunk) != expected or crc32(chunk) != self.manifest.crcs[number]:
             raise StorageError(f"chunk {number} does not match its manifest", code=Code.DATA_DAMAGED)
         with _failures(self._path):
             write_all(self._disk, self._handle, [chunk], number * size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from dledger.core.directories import FIRST_REJOINED
+from dledger.core.directories import FIRST_REJOINED, MAX_DIRECTORY
 from dledger.core.effects import AppendMembership, ChangeEnded, MembershipChanged
 from dledger.core.events import (
     ChangeRequest,
@@ -19,6 +20,7 @@ from dledger.core.events import (
 )
 from dledger.core.log_view import confirmed_memberships
 from dledger.core.membership_change import (
+    MAX_MEMBERS,
     MAX_STEPS,
     ChangeKind,
     ChangeRefused,
@@ -718,6 +720,68 @@ def test_a_configuration_is_read_as_it_was_written_or_not_at_all() -> None:
     for value in ("[Infinity,0]", "[-1,0]", "[1,-1]", "[0,5]", f"[1,{1 << 63}]", "[1]", "7", "[1,2,3]"):
         changed = text.replace(b"[2,1125899906842624]", value.encode())
         assert changed != text and decode_membership(changed) is None
+
+
+def test_a_group_has_a_largest_size() -> None:
+    full = first_members({f"n{number}": f"h:{number + 1}" for number in range(MAX_MEMBERS)})
+    more = MemberStep(ChangeKind.ADD, "one", "h:1000")
+    with pytest.raises(ChangeRefused, match="the limit is 128") as caught:
+        target_of(full, [more], 1 << 20)
+    assert caught.value.code is Code.CHANGE_REFUSED
+    less = MemberStep(ChangeKind.REMOVE, "n0")
+    assert len(target_of(full, [more, less], 1 << 20).identities) == MAX_MEMBERS
+    larger = first_members({f"n{number}": f"h:{number + 1}" for number in range(MAX_MEMBERS + 9)})
+    assert target_of(larger, [less], 1 << 20) != larger, "a larger one shrinks, if it exists"
+
+
+WRONG_CONFIGURATIONS: list[dict[str, object]] = [
+    {"voters": []},
+    {"voters": "abc"},
+    {"voters": {"a": 1}},
+    {"voters": ["a", ["b"]]},
+    {"voters": ["a", 7]},
+    {"voters": ["a", ""]},
+    {"voters": ["a", "b\\5"]},
+    {"voters": ["a", "\ud800"]},
+    {"voters": ["a", "b\n"]},
+    {"voters": ["a", "b" * 256]},
+    {"voters": ["a", "a"]},
+    {"learners": ["a"]},
+    {"outgoing": None},
+    {"members": [["a", 0, "h:1"]]},
+    {"members": [["a", 0, "h:1", 0, 0]]},
+    {"members": [["a", 0, "h:1", 0], ["a", 5, "h:2", 0]]},
+    {"members": [["a", UNKNOWN_UID - 1, "h:1", 0]]},
+    {"members": [["a", MAX_UID + 1, "h:1", 0]]},
+    {"members": [["a", "5", "h:1", 0]]},
+    {"members": [["a", 0.5, "h:1", 0]]},
+    {"members": [["a", True, "h:1", 0]]},
+    {"members": [["a", 0, "h:1", -1]]},
+    {"members": [["a", 0, "h:1", MAX_DIRECTORY + 1]]},
+    {"members": [["a", 0, 5, 0]]},
+    {"members": [["a", 0, "\ud800:1", 0]]},
+    {"members": [["", 0, "h:1", 0]]},
+    {"members": {"a": 0}},
+    {"recovery": [1 << 70, 1]},
+    {"recovery": "12"},
+    {"recovery": None},
+    {"learners": [f"l{number}" for number in range(10_000)]},
+    {"members": [[f"l{number}", 0, "h:1", 0] for number in range(10_000)]},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_CONFIGURATIONS, ids=lambda change: str(change)[:40])
+def test_an_impossible_configuration_is_none(change: dict[str, object]) -> None:
+    """Ids and numbers go into messages to other members, which would refuse them, or could not contain
+    them."""
+    fields = json.loads(encode_membership(with_voters("a", "b", "c")))
+    assert decode_membership(json.dumps(fields).encode()) is not None
+    assert decode_membership(json.dumps(fields | change).encode()) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"[]", b"7", b"\xff", b"{}", b"[" * 100_000], ids=len)
+def test_garbage_is_no_configuration(text: bytes) -> None:
+    assert decode_membership(text) is None
 
 
 def test_a_machine_does_not_stand_as_the_earlier_member_with_its_name() -> None:

@@ -25,6 +25,8 @@ from dledger.store.image_files import (
 _log = get_logger("images")
 
 _CHUNK_TIMEOUT_S = 30.0
+#: Images that a member may have replaced by newer ones while they were copied from it.
+_MAX_REPLACED = 16
 _PAUSE_MIN_S = 0.1
 _PAUSE_MAX_S = 5.0
 
@@ -157,9 +159,13 @@ class ImageFetcher:
         is not needed any more."""
         receiver: ImageReceiver | None = None
         question = ImageQuestion(least, 0, 0, 0)
+        images = 0
         try:
             while self._wanted() is not None:
                 part = await source.image(question, _CHUNK_TIMEOUT_S)
+                images += bool(part.manifest)
+                if images > _MAX_REPLACED:
+                    raise ReadFailed(f"{images} images in a row were replaced while they were copied")
                 receiver = await self._in_thread(self._taking(receiver, part, least), "image")
                 self.fetching = receiver.next_chunk, len(receiver.manifest.crcs)
                 if receiver.is_complete:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TypeVar, cast
 
 import pytest
+from zlib_ng.zlib_ng import crc32
 
 from dledger.errors import Code, InvalidRequest, ReadFailed, StorageError
 from dledger.node.members.catch_up import CatchUp
@@ -178,6 +180,30 @@ async def test_a_member_that_replaces_its_image_in_the_middle_gives_the_newer_on
     assert [(q.index, q.chunk) for q in member.asked] == [(0, 0), (20, 1), (20, 2), (20, 3)] + [
         (30, chunk) for chunk in range(1, 5)
     ]
+
+
+async def test_a_member_that_gives_other_images_without_end_is_left() -> None:
+    member, other = Member(), Member()
+    node = Getter("n2", n1=member, n2=other)
+
+    def hook(chunk: ImageChunk) -> ImageChunk:
+        assert len(member.asked) < 100, "without end"
+        member.write(ImageMark(30 + len(member.asked), 2, 3000))
+        return chunk
+
+    member.hook = hook
+    assert await node.fetch() and node.has(MARK), "from the other one"
+    assert len(member.asked) < 50
+
+
+@pytest.mark.parametrize("data", [b"", bytes(99), bytes(101), bytes(4 << 20)], ids=len)
+async def test_a_chunk_of_another_size_than_its_manifest_says_is_not_taken(data: bytes) -> None:
+    first, second = Member(), Member()
+    crcs = (crc32(data), *first.newest.crcs[1:])
+    lying = replace(first.newest, crcs=crcs).encode()
+    first.hook = lambda part: ImageChunk(lying, data) if part.manifest else part
+    node = Getter("n2", n1=first, n2=second)
+    assert await node.fetch() and node.has(MARK) and second.asked
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
