@@ -22,8 +22,10 @@ def is_address(address: object) -> bool:
     if not isinstance(address, str):
         return False
     host, port = split_address(address)
+    if address.startswith("[") != ("]:" in address):
+        return False
     is_one = host != "" and not any(separator in host for separator in ",; /")
-    return is_one and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+    return is_one and port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
 
 
 def check_address(address: object) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
+from dledger.core.directories import MAX_DIRECTORY
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.core.values import UNKNOWN_UID
 from dledger.errors import (
@@ -125,13 +126,16 @@ class NodeAdmin:
         names = ("cluster_id", "group", "data_file_size", "flush_mode")
         differing = [name for name in names if getattr(own, name) != getattr(new, name)]
         if new.node_id != step.node_id or differing:
-            found = ", ".join(f"{name} {getattr(new, name)!r}" for name in ("node_id", *differing))
+            found = ", ".join(f"{name} {getattr(new, name)!r:.300}" for name in ("node_id", *differing))
             raise InvalidRequest(f"the node at {step.address} has {found}", code=Code.CHANGE_REFUSED)
         if new.uid != UNKNOWN_UID:
             raise InvalidRequest(
                 f"{step.node_id} was a member before: remove its directory and start it with --join",
                 code=Code.CHANGE_REFUSED,
             )
+        if not 0 < new.directory <= MAX_DIRECTORY:
+            text = f"the node at {step.address} names {new.directory} as its directory"
+            raise InvalidRequest(text, code=Code.CHANGE_REFUSED)
         return replace(step, directory=new.directory)
 
     async def purge(self, before_index: int, before_age_ms: int) -> int:

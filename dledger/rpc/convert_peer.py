@@ -584,4 +584,4 @@ def _code(number: int) -> Code:
 
 def _raise_refusal(refusal: pb.Refusal, peer: str) -> None:
     if refusal.code:
-        raise InvalidRequest(f"{peer} refused the request: {refusal.message}", code=_code(refusal.code))
+        raise InvalidRequest(f"{peer} refused the request: {refusal.message:.2000}", code=_code(refusal.code))

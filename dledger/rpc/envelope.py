@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from dledger.core.membership_change import is_node_id
 from dledger.core.values import FEATURES, RULES_VERSION, UNKNOWN_UID
 from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.cluster_secret import ClusterSecret
@@ -18,6 +19,7 @@ FIRST_VERSION = 3
 #: the first members. Both versions have the same messages.
 PROTOCOL_VERSION = 4
 _OF_0_1_0 = (1, 2)
+_SHOWN = 32  # names of a foreign list of members in an error
 
 
 class PeerClaims(NamedTuple):
@@ -93,31 +95,32 @@ class PeerIdentity:
             )
         if envelope.cluster_id != self.cluster_id:
             raise InvalidRequest(
-                f"the message is for cluster {envelope.cluster_id!r}; this node belongs to "
+                f"the message is for cluster {envelope.cluster_id!r:.300}; this node belongs to "
                 f"{self.cluster_id!r}",
                 code=Code.UNKNOWN_CLUSTER,
             )
         if envelope.group != self.group:
             raise InvalidRequest(
-                f"the message is for group {envelope.group!r}; this node serves {self.group!r}",
+                f"the message is for group {envelope.group!r:.300}; this node serves {self.group!r}",
                 code=Code.UNKNOWN_GROUP,
             )
         self._check_members(envelope)
-        if envelope.local_id == self.node_id or not self._may_know(envelope):
+        is_other = is_node_id(envelope.local_id) and envelope.local_id != self.node_id
+        if not is_other or not self._may_know(envelope):
             raise InvalidRequest(
-                f"sender {envelope.local_id!r} is not one of the other members: add it with `dledger member "
-                "add`, or correct the address of this node",
+                f"sender {envelope.local_id!r:.300} is not one of the other members: add it with "
+                "`dledger member add`, or correct the address of this node",
                 code=Code.UNKNOWN_MEMBER,
             )
         if not self._may_trust(envelope.local_id):
             raise InvalidRequest(
-                f"sender {envelope.local_id!r} is in no configuration that {self.node_id} knows: set "
+                f"sender {envelope.local_id!r:.300} is in no configuration that {self.node_id} knows: set "
                 f"cluster_secret_file on all nodes, or name it in `members` of {self.node_id} and restart",
                 code=Code.UNKNOWN_MEMBER,
             )
         if envelope.remote_id != self.node_id:
             raise InvalidRequest(
-                f"the message is for node {envelope.remote_id!r}; this node is {self.node_id!r}",
+                f"the message is for node {envelope.remote_id!r:.300}; this node is {self.node_id!r}",
                 code=Code.UNEXPECTED_MEMBER,
             )
         return envelope.local_id
@@ -142,9 +145,9 @@ class PeerIdentity:
         could win."""
         if not self.members or not envelope.members or list(envelope.members) == self.member_list:
             return
-        theirs = ", ".join(envelope.members)
+        theirs = ", ".join(envelope.members[:_SHOWN])
         raise InvalidRequest(
-            f"the member lists differ: {envelope.local_id} has {theirs}; {self.node_id} has "
+            f"the member lists differ: {envelope.local_id:.300} has {theirs:.300}; {self.node_id} has "
             f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes. If the members "
             "have changed since, start a node whose list is wrong with the ids of the first members",
             code=Code.MEMBERS_DIFFER,
@@ -166,7 +169,7 @@ class PeerIdentity:
         else:
             theirs = f"speaks protocol version {envelope.version}"
         raise InvalidRequest(
-            f"{envelope.local_id} {theirs}; {self.node_id} has rules version {RULES_VERSION} (protocol "
+            f"{envelope.local_id:.300} {theirs}; {self.node_id} has rules version {RULES_VERSION} (protocol "
             f"version {PROTOCOL_VERSION}): stop all nodes, install the same release, and start them again",
             code=Code.UNSUPPORTED_VERSION,
         )

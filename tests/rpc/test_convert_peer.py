@@ -402,6 +402,49 @@ def test_nodes_of_other_rules_are_refused_with_both_versions(version: int, rules
     assert named in str(caught.value) and f"n2 has rules version {RULES_VERSION}" in str(caught.value)
 
 
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("version", 0, Code.UNSUPPORTED_VERSION),
+        ("version", 1 << 31, Code.UNSUPPORTED_VERSION),
+        ("version", (1 << 32) - 1, Code.UNSUPPORTED_VERSION),
+        ("rules_version", (1 << 32) - 1, Code.UNSUPPORTED_VERSION),
+        ("cluster_id", LONG, Code.UNKNOWN_CLUSTER),
+        ("group", LONG, Code.UNKNOWN_GROUP),
+        ("members", [LONG, "n1"], Code.MEMBERS_DIFFER),
+        ("members", ["n"] * 1_000_000, Code.MEMBERS_DIFFER),
+        ("local_id", LONG, Code.UNKNOWN_MEMBER),
+        ("local_id", "", Code.UNKNOWN_MEMBER),
+        ("local_id", "a\nb", Code.UNKNOWN_MEMBER),
+        ("local_id", "a\\5", Code.UNKNOWN_MEMBER),
+        ("remote_id", LONG, Code.UNEXPECTED_MEMBER),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_no_sender_decides_how_long_a_refusal_is(field: str, value: Any, code: Code) -> None:
+    sender = PeerIdentity("c", "g", "n4", ("n1", "n2"), 1, uid_of={"n4": 7, "n2": 0}.__getitem__)
+    envelope = sender.envelope("n2")
+    receiver = PeerIdentity("c", "g", "n2", ("n1", "n2"), 1, uid_of=lambda _: UNKNOWN_UID)
+    assert receiver.check(envelope) == "n4"
+    if field == "members":
+        envelope.members[:] = value
+    else:
+        setattr(envelope, field, value)
+    with pytest.raises(InvalidRequest) as caught:
+        receiver.check(envelope)
+    assert caught.value.code is code and len(str(caught.value)) < 1500
+
+
+def test_no_response_decides_how_long_an_error_is() -> None:
+    refused = pb.VoteResponse(refusal=pb.Refusal(code=401, message=LONG))
+    with pytest.raises(InvalidRequest) as caught:
+        convert.vote_response_from_pb(refused, "n2")
+    assert len(str(caught.value)) < 3000
+
+
 def test_a_refusal_is_raised_with_its_number() -> None:
     refused = pb.VoteResponse(refusal=pb.Refusal(code=int(Code.UNKNOWN_CLUSTER), message="no"))
     with pytest.raises(InvalidRequest) as caught:

@@ -132,11 +132,13 @@ class ChannelSecurity:
 def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """Open a channel to `address` ("host:port"), in plain text or with TLS. It connects when first used."""
     options = channel_options()
+    # Without its scheme, gRPC would take "unix:1" for a socket of this machine, and "dns:1" for the host "1".
+    target = f"dns:///{address}"
     if security is None:
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(target, options=options)
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
-    return grpc.aio.secure_channel(address, security.credentials, options=options)
+    return grpc.aio.secure_channel(target, security.credentials, options=options)
 
 
 class CallCount:
