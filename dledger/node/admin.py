@@ -31,6 +31,8 @@ from dledger.status.model import DamagedRange, NodeStatus
 from dledger.store.api import Damage, LogStore
 from dledger.store.image_files import ImageManifest
 
+#: Each may have a connection to the node that it adds.
+_MAX_CHANGES = 8
 _BACKUP_BYTES = 512 << 10
 _PROGRESS_EVERY_S = 0.2
 
@@ -61,6 +63,7 @@ class NodeAdmin:
         self._log = log
         self._scrubber = scrubber
         self._scrubbing = False
+        self._changing = 0  # requests to change the members, of which one at a time has an effect
         self.node_status = node_status
         self._status_at = status_at
 
@@ -96,6 +99,10 @@ class NodeAdmin:
         Raises NotLeader, Refused or InvalidRequest if nothing was changed; Indeterminate if the change is in
         doubt.
         """
+        if self._changing >= _MAX_CHANGES:
+            text = f"{self._changing} requests to change the members are under way; try again"
+            raise Refused(text, code=Code.CHANGE_RUNNING)
+        self._changing += 1
         try:
             async with asyncio.timeout(timeout):
                 steps = [await self._with_directory(step) for step in change.steps]
@@ -104,6 +111,8 @@ class NodeAdmin:
             raise Indeterminate(
                 f"the change of the members was not committed within {timeout:g} s", code=Code.TIMEOUT
             ) from None
+        finally:
+            self._changing -= 1
         return self.node_status().membership_index
 
     async def _with_directory(self, step: MemberStep) -> MemberStep:

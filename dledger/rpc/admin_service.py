@@ -9,17 +9,20 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.infra.quotas import client_of, peer_host
 from dledger.infra.transport.handlers import malformed
 from dledger.infra.transport.host import GrpcMethod
 from dledger.infra.transport.peer_names import AdminNames
 from dledger.rpc.convert_admin import backup_head_to_pb, change_from_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
+from dledger.rpc.copies import Copies
 from dledger.rpc.ports import AdminPort
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
+_MAX_BACKUPS = 8
 #: Longest wait for the commit of a change of the members.
 _CHANGE_S = 60.0
 
@@ -46,9 +49,16 @@ def status_service(
 class AdminService:
     """Operations on one node. The status is public; the rest is restricted to `names`."""
 
-    def __init__(self, port: AdminPort, names: AdminNames | None = None) -> None:
+    def __init__(
+        self,
+        port: AdminPort,
+        names: AdminNames | None = None,
+        limit_hit: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`names`: None if clients do not present certificates."""
         self._port = port
-        self._names = names  # None: clients do not present certificates
+        self._names = names
+        self._backups = Copies(_MAX_BACKUPS, "backups are under way", lambda: limit_hit("backups"))
 
     async def get_status(
         self, request: pb.GetStatusRequest | None, context: _Context
@@ -127,6 +137,7 @@ class AdminService:
                 raise malformed()
             self._admit(context)
             self._check_group(request.group)
+            self._backups.count(client_of(peer_host(context.peer())), context)
             async with aclosing(self._port.backup()) as parts:
                 async for part in parts:
                     # Awaiting the write is the flow control: a slow receiver only delays itself.

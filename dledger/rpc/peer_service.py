@@ -22,6 +22,7 @@ from dledger.infra.transport.first_messages import FirstMessages
 from dledger.infra.transport.handlers import malformed
 from dledger.infra.transport.peer_names import PeerNames
 from dledger.rpc import convert_peer as convert
+from dledger.rpc.copies import Copies
 from dledger.rpc.envelope import refusal
 from dledger.rpc.peer_transport import check_fetch
 from dledger.rpc.ports import ImageQuestion, PeerPort
@@ -31,6 +32,8 @@ from dledger.v1 import peer_pb2 as pb
 _log = logging.getLogger(__name__)
 
 _MAX_LOGGED = 64
+#: Calls of members that copy entries or images. Each member makes one at a time.
+_MAX_COPIES = 16
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,6 +58,7 @@ class PeerService:
         self._names = names
         self._first_messages = first_messages or FirstMessages()
         self._limit_hit = limit_hit
+        self._copies = Copies(_MAX_COPIES, "copies for members are under way", lambda: limit_hit("copies"))
         self._logged_hosts: set[str] = set()  # addresses of senders with a wrong secret
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
@@ -131,7 +135,7 @@ class PeerService:
         try:
             if request is None:
                 raise malformed()
-            self._admit(request.envelope, context)
+            self._copies.count(self._admit(request.envelope, context), context)
             check_fetch(request.first_index, request.last_index)
             next_index = request.first_index
             while next_index <= request.last_index:
@@ -152,6 +156,7 @@ class PeerService:
             if request is None:
                 raise malformed()
             peer = self._admit(request.envelope, context)
+            self._copies.count(peer, context)
             question = ImageQuestion(request.least_index, request.index, request.term, request.chunk)
             chunk = await self._port.image(peer, question)
         except DLedgerError as error:

@@ -81,7 +81,7 @@ class NodeGrpc:
         self._peers = PeerService(peers, peer_names, log.limit_hit, self.first_messages_of_members)
         self._limits = log.limits
         self._calls = CallLimit(self._limits.max_calls, lambda: log.limit_hit("max_calls"))
-        self._admin = AdminService(admin, admin_names)
+        self._admin = AdminService(admin, admin_names, log.limit_hit)
         self._health = health.aio.HealthServicer()
 
     async def start(self, listen: str) -> None:
