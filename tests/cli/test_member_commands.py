@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.local.cluster_plan import MAX_NODES
+from dledger.cli.local import local_members
+from dledger.cli.local.cluster_plan import MAX_NODES, NodePlan
 from dledger.cli.local.local_cluster import LocalCluster
+from dledger.cli.local.node_process import NodeProcess
+from dledger.client.member_changes import MemberChanges
 from tests.node.local import PATIENT
 
 from .conftest import DATA_FILE_SIZE, Command
@@ -122,6 +126,94 @@ def test_a_new_node_that_does_not_start_is_named_with_its_error(cluster: LocalCl
     refused = command("cluster", "add-node", "--dir", directory, code=1)
     assert "n4 did not start" in refused.stderr and "unknown_key" in refused.stderr
     assert not (cluster.directory / "n4").exists()
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """The first call of a function is followed by Ctrl-C."""
+    work: Any = getattr(owner, name)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        result = work(*args, **options)
+        if not inspect.isawaitable(result):
+            raise KeyboardInterrupt
+
+        async def then_interrupt() -> None:
+            await result
+            raise KeyboardInterrupt
+
+        return then_interrupt()
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+STEPS: list[tuple[object, str]] = [
+    (local_members, "_config_like"),
+    (LocalCluster, "start_new"),
+    (local_members, "_wait_until_answers"),
+    (MemberChanges, "add"),
+    (local_members, "save_plan"),
+    (MemberChanges, "change"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replaces", [False, True], ids=["add", "replace"])
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
+def test_a_change_of_a_local_cluster_continues_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, replaces: bool
+) -> None:
+    directory = tmp_path / "cluster"
+    settings = {"timing": PATIENT}
+    one = LocalCluster.create(
+        directory, nodes=1, base_port=0, data_file_size=DATA_FILE_SIZE, settings=settings
+    )
+    one.start()
+    one.wait_for_all()
+
+    def change() -> NodePlan:
+        local = LocalCluster(directory)
+        if replaces:
+            return local_members.replace_node(local, "n1", 60.0, lambda text: None)
+        return local_members.add_node(local, 60.0, lambda text: None)
+
+    try:
+        interrupt_after(monkeypatch, owner, name)
+        with pytest.raises(KeyboardInterrupt):
+            change()
+        monkeypatch.undo()
+        new = change()
+        known = LocalCluster(directory)
+        expected = {new.node_id} if replaces else {"n1", new.node_id}
+        assert set(known.node_ids) == set(known.running()) == expected
+        assert members(on(known)) == {
+            node: {**member, "role": "voter"} for node, member in members(on(known)).items()
+        }
+        assert set(members(on(known))) == expected
+    finally:
+        LocalCluster(directory).stop()
+        folders = [path for path in directory.iterdir() if path.is_dir()]
+        alive = [path.name for path in folders if NodeProcess(path, path / "node.toml").is_alive]
+        for folder in folders:
+            NodeProcess(folder, folder / "node.toml").stop(1.0)
+    assert not alive, "what an interrupted command has started stops with the cluster"
+
+
+@pytest.mark.slow
+def test_what_an_interrupted_command_has_started_stops_with_the_cluster(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, LocalCluster, "start_new")
+    with pytest.raises(KeyboardInterrupt):
+        local_members.add_node(LocalCluster(cluster.directory), 60.0, lambda text: None)
+    folder = cluster.directory / "n4"
+    process = NodeProcess(folder, folder / "node.toml")
+    try:
+        assert process.is_alive
+        on(cluster)("cluster", "down", "--dir", str(cluster.directory))
+        assert not process.is_alive
+    finally:
+        process.stop(1.0)
 
 
 @pytest.mark.parametrize("address", ["here", "10.0.0.1", "10.0.0.1:0"])

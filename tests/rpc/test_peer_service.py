@@ -78,6 +78,8 @@ class Context:
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         return {"x509_subject_alternative_name": [name.encode() for name in self._names]}
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     async def read(self) -> object:
         return self._requests.pop(0) if self._requests else grpc.aio.EOF
 

@@ -69,6 +69,14 @@ class ClusterPlan:
     nodes: tuple[NodePlan, ...]
     tls: bool = False
     companions: tuple[CompanionPlan, ...] = ()
+    #: A node whose addition has started and not ended. It is one of `nodes` once it is a member.
+    joining: NodePlan | None = None
+
+    @property
+    def started(self) -> tuple[NodePlan, ...]:
+        """All nodes that may run."""
+        is_other = self.joining is not None and self.joining not in self.nodes
+        return (*self.nodes, self.joining) if self.joining is not None and is_other else self.nodes
 
     def node(self, node_id: str) -> NodePlan:
         for node in self.nodes:
@@ -191,24 +199,26 @@ def load_plan(directory: Path) -> ClusterPlan:
             raise ConfigError(
                 f"{path} has version {content['version']}; this program supports {PLAN_VERSION}"
             )
-        nodes = tuple(
-            NodePlan(
-                str(n["node_id"]),
-                str(n["address"]),
-                str(n["http_address"]),
-                str(n.get("remoting_address", "")),
-                str(n.get("send_address", "")),
-            )
-            for n in content["nodes"]
-        )
+        nodes = tuple(map(_node_of, content["nodes"]))
         tls = bool(content.get("tls", False))
         companions = tuple(
             CompanionPlan(str(c["name"]), str(c["module"]), str(c["address"]), str(c.get("http_address", "")))
             for c in content.get("companions", ())
         )
-        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls, companions)
-    except (KeyError, TypeError) as error:
+        joining = None if content.get("joining") is None else _node_of(content["joining"])
+        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls, companions, joining)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: missing or invalid field {error}") from error
+
+
+def _node_of(fields: Mapping[str, Any]) -> NodePlan:
+    return NodePlan(
+        str(fields["node_id"]),
+        str(fields["address"]),
+        str(fields["http_address"]),
+        str(fields.get("remoting_address", "")),
+        str(fields.get("send_address", "")),
+    )
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

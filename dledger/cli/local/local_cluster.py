@@ -124,7 +124,7 @@ class LocalCluster:
     def use(self, plan: ClusterPlan) -> None:
         """Use another plan, which is in `cluster.json` already."""
         self.plan = plan
-        self._processes = {node.node_id: self._process_of(node) for node in self.plan.nodes}
+        self._processes = {node.node_id: self._process_of(node) for node in self.plan.started}
         self._companions = {
             c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
             for c in self.plan.companions
@@ -250,7 +250,8 @@ class LocalCluster:
 
     def process(self, node_id: str) -> NodeProcess:
         """Return the process of the node or companion with this name."""
-        return self._companions.get(node_id) or self._processes[self.plan.node(node_id).node_id]
+        known = self._companions.get(node_id) or self._processes.get(node_id)
+        return known or self._processes[self.plan.node(node_id).node_id]
 
     def running(self) -> list[str]:
         """Return the running nodes, and then the running companions."""
@@ -333,10 +334,12 @@ class LocalCluster:
             return process.start(environment, ["--rejoin"] if rejoin else [])
 
     def start_new(self, node: NodePlan) -> NodeProcess:
-        """Start a node with an empty directory, which is not in the plan yet and waits to be added."""
-        process = self._process_of(node)
-        process.start(None, ["--join"])
-        return process
+        """Start a node that waits to be added, unless it runs. A directory that it has already is kept."""
+        with self._exclusive():
+            process = self._process_of(node)
+            if not process.is_alive:
+                process.start(None, ["--join"])
+            return process
 
     def restart_node(self, node_id: str, *, seconds: float = 10.0, rejoin: bool = False) -> int:
         """Stop one node gracefully, if it runs, and start it again."""

@@ -23,40 +23,49 @@ from dledger.cli.local.node_process import NodeProcess
 from dledger.client import AsyncClient
 from dledger.client.member_changes import MemberChanges
 from dledger.core.membership_change import ChangeKind, MemberStep
-from dledger.errors import Code, ConfigError, StorageError
+from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, StorageError
 from dledger.infra.files.descriptors import PRIVATE_DIRECTORY
 from dledger.rpc.log_client import NetworkFailure
+from dledger.status.model import NodeStatus
 from dledger.store.identity import load_identity
 
 Tell = Callable[[str], None]
 
 #: Seconds for a status of a node that starts, and before the next request.
 _STATUS_S, _PAUSE_S = 1.0, 0.05
+_LEADER_S = 10.0
 
 
 def add_node(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
-    """Start a new node, add it to the group and make it a voter.
+    """Start a new node, add it to the group and make it a voter. Continues where an interrupted addition or
+    replacement has stopped.
 
     `timeout`: seconds. `tell` receives lines about the progress. Raises DLedgerErrors of the group; a node
-    that was not added yet is then removed again.
+    that was not added is then removed again.
     """
-    if len(local.plan.nodes) >= MAX_NODES:
+    joining = local.plan.joining
+    if len([node for node in local.plan.nodes if node != joining]) >= MAX_NODES:
         raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
-    new, process = _start_new(local)
-    _added(local, new, process, timeout, tell)
+    new = _added(local, timeout, tell)
     step = MemberStep(ChangeKind.PROMOTE, new.node_id)
     _run(local, timeout, tell, lambda changes: changes.change(step))
+    _save(local, local.plan.nodes)
     return new
 
 
 def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> NodePlan:
     """Put a new node in the place of a node, whose directory may be gone. See `add_node`."""
     gone = local.plan.node(old)
-    new, process = _start_new(local)
-    _added(local, new, process, timeout, tell)
+    if gone == local.plan.joining:
+        text = (
+            f"{old} is not a voter yet: repeat the command that has started it, or `dledger cluster add-node`"
+        )
+        raise ConfigError(text)
+    new = _added(local, timeout, tell)
     steps = MemberStep(ChangeKind.PROMOTE, new.node_id), MemberStep(ChangeKind.REMOVE, old)
     _run(local, timeout, tell, lambda changes: changes.change(*steps))
-    _drop(local, gone)
+    local.stop_node(old)
+    _save(local, tuple(node for node in local.plan.nodes if node != gone))
     return new
 
 
@@ -65,7 +74,9 @@ def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -
     gone = local.plan.node(node_id)
     step = MemberStep(ChangeKind.REMOVE, node_id)
     _run(local, timeout, tell, lambda changes: changes.change(step))
-    _drop(local, gone)
+    local.stop_node(node_id)
+    joining = None if local.plan.joining == gone else local.plan.joining
+    _save(local, tuple(node for node in local.plan.nodes if node != gone), joining)
 
 
 def new_node_ids(local: LocalCluster, count: int) -> list[str]:
@@ -76,8 +87,10 @@ def new_node_ids(local: LocalCluster, count: int) -> list[str]:
     return [f"n{last + number}" for number in range(1, count + 1)]
 
 
-def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
-    """Start a node with an empty directory. Its configuration is that of another node."""
+def _joining(local: LocalCluster) -> NodePlan:
+    """Return the node whose addition was interrupted, or a new one, which is then in the plan as joining."""
+    if local.plan.joining is not None:
+        return local.plan.joining
     model = _model(local)
     [node_id] = new_node_ids(local, 1)
     if local.plan.tls and not (local.directory / TLS_FOLDER / f"{node_id}.pem").exists():
@@ -85,15 +98,27 @@ def _start_new(local: LocalCluster) -> tuple[NodePlan, NodeProcess]:
         raise ConfigError(text)
     ports = [f"{HOST}:{port}" for port in free_ports(4 if model.remoting_address else 2)]
     new = NodePlan(node_id, *ports)
-    folder = local.directory / node_id
-    folder.mkdir(PRIVATE_DIRECTORY)
-    (folder / "node.toml").write_text(_config_like(local, model, new, folder))
-    return new, local.start_new(new)
+    _save(local, local.plan.nodes, new)
+    return new
+
+
+def _start(local: LocalCluster, new: NodePlan) -> NodeProcess:
+    """Start a joining node, unless it runs. Its configuration is that of another node."""
+    folder = local.directory / new.node_id
+    folder.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    config = folder / "node.toml"
+    if not config.exists():
+        partial = folder / "node.toml.new"
+        partial.write_text(_config_like(local, _model(local), new, folder))
+        partial.replace(config)
+    return local.start_new(new)
 
 
 def _model(local: LocalCluster) -> NodePlan:
     """Return a node that still has its directory, with a replicated log."""
     for node in local.plan.nodes:
+        if node == local.plan.joining:
+            continue
         try:
             load_identity(local.store_directory(node.node_id))
         except StorageError as error:
@@ -127,17 +152,49 @@ def _config_like(local: LocalCluster, model: NodePlan, new: NodePlan, folder: Pa
     return text
 
 
-def _added(local: LocalCluster, new: NodePlan, process: NodeProcess, timeout: float, tell: Tell) -> None:
-    """Add the node as a learner once it answers, and only then to the plan."""
+def _added(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
+    """Start a node, and add it as a learner once it answers, and only then to the nodes of the plan.
+
+    If it was not added, it is removed again. An interruption keeps it, because it may have been added.
+    """
+    new = _joining(local)
     try:
+        process = _start(local, new)
         asyncio.run(_wait_until_answers(local, new, process, timeout))
         _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=False))
-    except BaseException:
-        process.stop(1.0)
-        shutil.rmtree(local.directory / new.node_id)
+    except Indeterminate:
         raise
-    _save(local, (*local.plan.nodes, new))
+    except DLedgerError:
+        if not _is_member(local, new):
+            _forget(local, new)
+        raise
+    if new not in local.plan.nodes:
+        _save(local, (*local.plan.nodes, new), new)
     tell(f"{new.node_id} is a member and receives the log")
+    return new
+
+
+def _is_member(local: LocalCluster, new: NodePlan) -> bool:
+    """Return True if the leader knows this node as a member, or if there is no leader to tell."""
+
+    async def request() -> NodeStatus:
+        addresses = [node.address for node in local.plan.nodes if node != new]
+        client = AsyncClient(addresses, group=local.plan.group, session=False, tls=local.tls_files)
+        async with client:
+            return await client.leader(timeout=_LEADER_S)
+
+    try:
+        members = asyncio.run(request()).members
+    except DLedgerError:
+        return True
+    return (new.node_id, new.address) in [(member.node_id, member.address) for member in members]
+
+
+def _forget(local: LocalCluster, new: NodePlan) -> None:
+    """Stop a node that was not added, and remove its directory."""
+    local.process(new.node_id).stop(1.0)
+    shutil.rmtree(local.directory / new.node_id, ignore_errors=True)
+    _save(local, tuple(node for node in local.plan.nodes if node != new))
 
 
 async def _wait_until_answers(
@@ -160,13 +217,8 @@ async def _wait_until_answers(
             await asyncio.sleep(_PAUSE_S)
 
 
-def _drop(local: LocalCluster, gone: NodePlan) -> None:
-    local.stop_node(gone.node_id)
-    _save(local, tuple(node for node in local.plan.nodes if node != gone))
-
-
-def _save(local: LocalCluster, nodes: tuple[NodePlan, ...]) -> None:
-    plan = replace(local.plan, nodes=nodes)
+def _save(local: LocalCluster, nodes: tuple[NodePlan, ...], joining: NodePlan | None = None) -> None:
+    plan = replace(local.plan, nodes=nodes, joining=joining)
     save_plan(local.directory, plan)
     local.use(plan)
 
