@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from dledger.cli.client_options import TARGET_DIRECTORY
+
 
 @click.command()
 @click.option(
@@ -19,7 +21,7 @@ import click
     "--to",
     "target",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=TARGET_DIRECTORY,
     help="Target directory: new, or without a backup.",
 )
 def backup(store: Path, target: Path) -> None:
@@ -46,7 +48,7 @@ def backup(store: Path, target: Path) -> None:
     "--data-dir",
     "directory",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=TARGET_DIRECTORY,
     help="The directory of the new broker; empty or absent.",
 )
 def restore(source: Path, directory: Path) -> None:

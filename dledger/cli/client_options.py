@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -29,6 +30,19 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class TargetDirectory(click.Path):
+    """A directory to write to. An empty text, as from a shell variable that is not set, is not the current
+    one."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+TARGET_DIRECTORY = TargetDirectory(file_okay=False, path_type=Path)
 #: Type of timeout options.
 TIMEOUT = Seconds(0.01)
 #: Maximum of indexes and counts on the wire.
@@ -44,6 +58,13 @@ def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> l
     if not addresses:
         raise click.BadParameter("at least one address is required")
     return list(dict.fromkeys(addresses))
+
+
+def parse_address(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Check one address, if there is one."""
+    if value is not None and not is_address(value):
+        raise click.BadParameter(f"{value!r} is not an address of the form host:port")
+    return value
 
 
 def tls_files(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:

@@ -9,14 +9,13 @@ from typing import TypeVar
 
 import click
 
-from dledger.cli.client_options import TIMEOUT, client_options
+from dledger.cli.client_options import TIMEOUT, client_options, parse_address
 from dledger.cli.output import print_json, print_table
 from dledger.cli.search_notice import reporting_search
 from dledger.cli.suggesting_group import SuggestingGroup
 from dledger.client import AsyncClient, TlsFiles
 from dledger.client.member_changes import MemberChanges
 from dledger.core.membership_change import ChangeKind, MemberStep
-from dledger.infra.addresses import is_address
 from dledger.status.model import NodeStatus
 
 _COLUMNS = ("node", "address", "role", "uid", "lag", "state")
@@ -24,17 +23,11 @@ _COLUMNS = ("node", "address", "role", "uid", "lag", "state")
 T = TypeVar("T")
 
 
-def _parse_address(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    if not is_address(value):
-        raise click.BadParameter(f"{value!r} is not an address of the form host:port")
-    return value
-
-
 _address_option = click.option(
     "--address",
     required=True,
     metavar="HOST:PORT",
-    callback=_parse_address,
+    callback=parse_address,
     help="Address of the node, as clients and members use it.",
 )
 _timeout_option = click.option(

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import click
 
-from dledger.cli.client_options import MAX_INT64, TIMEOUT, client_options
+from dledger.cli.client_options import MAX_INT64, TARGET_DIRECTORY, TIMEOUT, client_options, parse_address
 from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.cli.search_notice import reporting_search
 from dledger.cli.server_commands import split_member
 from dledger.client import AsyncClient, BackupHead, TlsFiles
+from dledger.core.membership_change import is_node_id
 from dledger.core.values import FlushMode
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.infra.addresses import is_address
 from dledger.node.setup.config import duration_ms
 from dledger.store.api import Frames
 from dledger.store.format.batch import decode_entries
@@ -79,7 +81,9 @@ def purge(
 
 @click.command()
 @client_options
-@click.option("--node", help="host:port of one server.  [default: all, one after the other]")
+@click.option(
+    "--node", callback=parse_address, help="host:port of one server.  [default: all, one after the other]"
+)
 @click.option(
     "--rate", type=click.IntRange(1, MAX_INT64), help="Maximum bytes per second.  [default: unlimited]"
 )
@@ -139,10 +143,14 @@ async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
     "--to",
     "directory",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=TARGET_DIRECTORY,
     help="Target directory: new, or without a backup.",
 )
-@click.option("--node", help="host:port to copy from.  [default: the first of --servers that is up to date]")
+@click.option(
+    "--node",
+    callback=parse_address,
+    help="host:port to copy from.  [default: the first of --servers that is up to date]",
+)
 @click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds until it starts.")
 def backup(
     servers: list[str], group: str, tls: TlsFiles | None, directory: Path, node: str | None, timeout: float
@@ -265,7 +273,7 @@ def _last_index(frames: bytes) -> int:
     "--data-dir",
     "directory",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=TARGET_DIRECTORY,
     help="The directory of the new node; empty or absent.",
 )
 @click.option("--cluster-id", required=True, help="Id of the new cluster, different from the old one.")
@@ -316,7 +324,19 @@ def restore(
         manifest.data_file_size,
         FlushMode(flush_mode.upper()),
     )
-    addresses = dict(split_member(text) for text in members)
-    restore_directory(source, directory, identity, members=addresses)
+    restore_directory(source, directory, identity, members=_addresses(members))
     first, last = manifest.base.index + 1, manifest.tail.index
     click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and has entries {first}..{last}")
+
+
+def _addresses(members: Sequence[str]) -> dict[str, str]:
+    """Return the addresses of --member options by node id. They are in the log of the new cluster."""
+    addresses = dict(split_member(text) for text in members)
+    if len(addresses) < len(members) or len(set(addresses.values())) < len(members):
+        raise click.UsageError("two --member have the same id or address")
+    for node_id, address in addresses.items():
+        if not is_node_id(node_id):
+            raise click.UsageError(f"--member: {node_id!r:.300} is no node id: 1 to 255 printable characters")
+        if not is_address(address):
+            raise click.UsageError(f"--member: {address!r:.300} is not an address of the form host:port")
+    return addresses

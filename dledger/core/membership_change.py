@@ -15,11 +15,11 @@ MAX_STEPS = 16
 MAX_MEMBERS = 128
 #: The uids of added members start here. Brokers use smaller numbers for the first members of a group.
 _FIRST_UID = 1 << 20
-_MAX_NAME = 255
+MAX_NAME = 255
 
 
 def is_node_id(text: str) -> bool:
-    return 0 < len(text) <= _MAX_NAME and text.isprintable() and "\\" not in text
+    return 0 < len(text) <= MAX_NAME and text.isprintable() and "\\" not in text
 
 
 class ChangeKind(Enum):

@@ -11,6 +11,7 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
+from dledger.core.membership_change import MAX_NAME, is_node_id
 from dledger.core.values import UNKNOWN_UID, FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.infra.files.disk import Disk, OsDisk, make_directories, read_file, replace_file
@@ -62,9 +63,10 @@ class Identity:
     def __post_init__(self) -> None:
         for name in ("cluster_id", "group", "node_id"):
             value = getattr(self, name)
-            if not isinstance(value, str) or not value or not value.isprintable() or "\\" in value:
+            if not isinstance(value, str) or not is_node_id(value):
                 raise ConfigError(
-                    f"{name} must be a non-empty printable string without backslashes, not {value!r}"
+                    f"{name} must have 1 to {MAX_NAME} printable characters without backslashes, not "
+                    f"{value!r:.300}"
                 )
         size = self.data_file_size
         if not isinstance(size, int) or not MIN_DATA_FILE_SIZE <= size < 1 << 31:

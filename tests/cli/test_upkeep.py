@@ -8,15 +8,17 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 
 from dledger.cli import upkeep_commands
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from dledger.client import BackupHead
 from dledger.core.values import NO_BASE
-from dledger.errors import Code, ReadFailed, StorageError
+from dledger.errors import Code, ConfigError, ReadFailed, StorageError
 from dledger.rpc.log_client import NetworkFailure
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import Identity
 from dledger.store.offline.backup import read_manifest
 
 from .conftest import DATA_FILE_SIZE, Command
@@ -174,3 +176,48 @@ async def test_a_backup_that_ends_early_is_none(tmp_path: Path) -> None:
     assert caught.value.code is Code.BACKUP_INCOMPLETE
     with pytest.raises(StorageError):
         read_manifest(tmp_path / "backup")
+
+
+WRONG_OPTIONS: list[tuple[list[str], str]] = [
+    (["backup", "--to", ""], "the path is empty"),
+    (["backup", "--to", "d", "--node", "nobody"], "not an address of the form host:port"),
+    (["backup", "--to", "d", "--node", ""], "not an address of the form host:port"),
+    (["scrub", "--node", "nobody"], "not an address of the form host:port"),
+    (["restore", ".", "--data-dir", "", "--cluster-id", "c", "--node-id", "n1"], "the path is empty"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), WRONG_OPTIONS, ids=lambda value: str(value)[:40])
+def test_wrong_directories_and_addresses_are_refused_at_once(
+    command: Command, arguments: list[str], reason: str
+) -> None:
+    servers = ["--servers", "127.0.0.1:1"] if arguments[0] in ("backup", "scrub") else []
+    assert reason in command(*arguments, *servers, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        ["n1"],
+        ["n1=h"],
+        ["n1=h:0"],
+        ["=h:1"],
+        ["a\\b=h:1"],
+        ["n" * 256 + "=h:1"],
+        ["n1=h:1", "n1=h:2"],
+        ["n1=h:1", "n2=h:1"],
+    ],
+    ids=lambda members: str(members)[:30],
+)
+def test_a_new_cluster_has_possible_members(members: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="--member"):
+        upkeep_commands._addresses(members)
+
+
+def test_no_directory_has_a_name_that_no_configuration_can_have() -> None:
+    names = {"cluster_id": "c", "group": "g", "node_id": "n1"}
+    for name in names:
+        Identity(**{**names, name: "x" * 255})
+        for wrong in ("", "x" * 256, "a\\b", "a\nb"):
+            with pytest.raises(ConfigError, match=f"{name} must have 1 to 255 printable characters"):
+                Identity(**{**names, name: wrong})
