@@ -9,8 +9,9 @@ from dledger.client.async_client import AsyncClient
 from dledger.core.membership_change import ChangeKind, MembershipChange, MemberStep
 from dledger.core.values import UNKNOWN_UID
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Refused
+from dledger.infra.addresses import can_be_member
 from dledger.rpc.log_client import NetworkFailure
-from dledger.status.model import NodeStatus
+from dledger.status.model import NodeStatus, why_foreign
 
 _PAUSE_S = 0.2
 _HEARD_S = 5.0
@@ -73,6 +74,9 @@ class MemberChanges:
         have the same node id, the old one is removed first, and the group is smaller in the meantime.
         """
         self._start()
+        if not can_be_member(address):
+            text = f"{address!r:.300} is not an address of the form host:port that others can connect to"
+            raise InvalidRequest(text)
         if old == new:
             if await self._is_to_be_removed(old, address):
                 await self._change(MemberStep(ChangeKind.REMOVE, old))
@@ -121,11 +125,14 @@ class MemberChanges:
         except NetworkFailure as error:
             text = f"{node_id} does not answer: start it first, with an empty directory and --join"
             raise Refused(f"{text}; {error.message}", code=Code.LEARNER_NOT_READY) from None
-        members = {member.node_id: member for member in (await self._leader()).members}
-        member = members.get(node_id)
+        leader = await self._leader()
+        if found := why_foreign(new, node_id, leader):
+            # Refused before the old member is removed.
+            raise InvalidRequest(f"the node at {address} has {found}", code=Code.CHANGE_REFUSED)
+        member = next((member for member in leader.members if member.node_id == node_id), None)
         if new.uid == UNKNOWN_UID:
             return member is not None
-        if member is not None and new.node_id == node_id and new.uid == member.uid > 0:
+        if member is not None and new.uid == member.uid > 0:
             return False  # added by an earlier run of this replacement
         raise InvalidRequest(
             f"{new.node_id} at {address} was a member before: start it with an empty directory and --join",

@@ -52,3 +52,8 @@ def host_of(address: str) -> str:
 
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def can_be_member(address: str) -> bool:
+    """Return True for an address at which other machines may reach a member."""
+    return is_address(address) and is_destination(host_of(address))

@@ -27,7 +27,7 @@ from dledger.node.setup.config import NodeConfig
 from dledger.node.setup.member_book import MemberBook
 from dledger.rpc.log_client import NetworkFailure
 from dledger.rpc.ports import BackupHead, ScrubProgress
-from dledger.status.model import DamagedRange, NodeStatus
+from dledger.status.model import DamagedRange, NodeStatus, why_foreign
 from dledger.store.api import Damage, LogStore
 from dledger.store.image_files import ImageManifest
 
@@ -132,10 +132,7 @@ class NodeAdmin:
         except NetworkFailure as error:
             text = f"{step.node_id} does not answer: start it first, with an empty directory and --join"
             raise Refused(f"{text}; {error.message}", code=Code.LEARNER_NOT_READY) from None
-        names = ("cluster_id", "group", "data_file_size", "flush_mode")
-        differing = [name for name in names if getattr(own, name) != getattr(new, name)]
-        if new.node_id != step.node_id or differing:
-            found = ", ".join(f"{name} {getattr(new, name)!r:.300}" for name in ("node_id", *differing))
+        if found := why_foreign(new, step.node_id, own):
             raise InvalidRequest(f"the node at {step.address} has {found}", code=Code.CHANGE_REFUSED)
         if new.uid != UNKNOWN_UID:
             raise InvalidRequest(

@@ -10,7 +10,7 @@ from typing import Any
 from dledger.core.membership_change import MAX_STEPS, ChangeKind, MembershipChange, MemberStep, is_node_id
 from dledger.core.values import Base
 from dledger.errors import InvalidRequest
-from dledger.infra.addresses import host_of, is_address, is_destination
+from dledger.infra.addresses import can_be_member
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 from dledger.v1 import admin_pb2 as pb
@@ -89,15 +89,11 @@ def _step_from_pb(step: pb.MemberStep) -> MemberStep:
         raise InvalidRequest(f"{step.kind!r:.100} is no step of a change; one of {kinds}") from None
     if not is_node_id(step.node_id):
         raise InvalidRequest(f"{step.node_id!r:.300} is no node id: 1 to 255 printable characters")
-    if kind in (ChangeKind.ADD, ChangeKind.MOVE) and not _can_be_reached(step.address):
+    if kind in (ChangeKind.ADD, ChangeKind.MOVE) and not can_be_member(step.address):
         raise InvalidRequest(
             f"{step.address!r:.300} is not an address of the form host:port that others can connect to"
         )
     return MemberStep(kind, step.node_id, step.address)
-
-
-def _can_be_reached(address: str) -> bool:
-    return is_address(address) and is_destination(host_of(address))
 
 
 def scrub_to_pb(progress: ScrubProgress) -> pb.ScrubResponse:

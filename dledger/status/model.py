@@ -132,3 +132,14 @@ class NodeStatus:
     @property
     def is_leader(self) -> bool:
         return self.role == "LEADER"
+
+
+_EQUAL_IN_A_GROUP = ("cluster_id", "group", "data_file_size", "flush_mode")
+
+
+def why_foreign(new: NodeStatus, node_id: str, member: NodeStatus) -> str:
+    """Return what tells a node from a new node `node_id` of the group of `member`; "" if nothing does."""
+    differing = [name for name in _EQUAL_IN_A_GROUP if getattr(member, name) != getattr(new, name)]
+    if new.node_id == node_id and not differing:
+        return ""
+    return ", ".join(f"{name} {getattr(new, name)!r:.300}" for name in ("node_id", *differing))

@@ -122,6 +122,38 @@ async def test_a_member_that_is_lost_is_replaced_and_refused_if_it_returns(group
         await client.append(b"after")
 
 
+async def test_a_replacement_at_an_address_for_this_machine_only_removes_nothing(group: Group) -> None:
+    lost = next(node for node, server in group.servers.items() if server is not group.leader)
+    async with group.client() as client:
+        with pytest.raises(InvalidRequest, match="others can connect to"):
+            await MemberChanges(client, timeout=60.0).replace(lost, lost, "0.0.0.0:1")
+        assert group.roles() == dict.fromkeys(group.first, "voter")
+
+
+@pytest.mark.parametrize("wrong", ["node", "cluster", "size"])
+async def test_a_replacement_that_cannot_be_added_removes_nothing(group: Group, wrong: str) -> None:
+    """With the same node id, the old member is removed before the new one is added."""
+    lost = next(node for node, server in group.servers.items() if server is not group.leader)
+    await group.servers[lost].stop()
+    node_id = "n7" if wrong == "node" else lost
+    cluster = "other" if wrong == "cluster" else CLUSTER
+    folder, address = group.folder / "new", f"127.0.0.1:{free_ports(1)[0]}"
+    size = 2 * SIZE if wrong == "size" else SIZE
+    identity = joined(Identity(cluster, GROUP, node_id, data_file_size=size))
+    init_directory(folder / node_id, identity, incarnation=first_incarnation())
+    members = {**group.first, node_id: address}
+    new = make_server(folder, node_id, members, {"cluster_id": cluster}, data_file_size=size)
+    await new.start()
+    try:
+        async with group.client() as client:
+            with pytest.raises(InvalidRequest, match=f"the node at {address} has") as caught:
+                await MemberChanges(client, timeout=60.0).replace(lost, lost, address)
+            assert caught.value.code is Code.CHANGE_REFUSED
+            assert group.roles() == dict.fromkeys(group.first, "voter")
+    finally:
+        await new.stop()
+
+
 async def test_a_machine_that_was_a_member_is_added_with_an_empty_directory_only(group: Group) -> None:
     new = await group.start("n4")
     async with group.client() as client:
