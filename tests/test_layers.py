@@ -185,7 +185,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.cli.dev_signals",
         "dledger.infra",
     },
-    "broker_adapter.cli.backup_commands": {"broker_adapter.server"},
+    "broker_adapter.cli.backup_commands": {"dledger.cli", "broker_adapter.server"},
     "broker_adapter.cli.dev_signals": set(),
     "broker_adapter.cli.dev_nodes": {
         "dledger.core",

@@ -59,6 +59,8 @@ def _functions(
 #: Decoders by their name that take nothing apart, or nothing from outside.
 EXCEPTIONS = {
     "dledger.cli.client_options:Seconds.convert": "a number of an option, by click",
+    "dledger.cli.client_options:TargetDirectory.convert": "a path of an option, by click",
+    "dledger.cli.client_options:parse_address": "an address of an option, by is_address",
     "dledger.cli.read_command:read": "a command",
     "dledger.node.async_shell:AsyncShell.load_push": "asks for entries",
     "dledger.replica.replica:Replica.read_index": "asks for an index",
