@@ -142,7 +142,7 @@ def vote_response_to_pb(message: VoteResponse, incarnation: int) -> pb.VoteRespo
 
 def vote_response_from_pb(response: pb.VoteResponse, peer: str) -> VoteResponse:
     """Convert a response. Raises InvalidRequest if the peer refused the envelope or the result is unknown."""
-    _raise_refusal(response.refusal, peer)
+    raise_refusal(response.refusal, peer)
     try:
         result = VoteResult(response.vote_result)
     except ValueError:
@@ -204,7 +204,7 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
 
 def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> HeartbeatResponse:
     """Convert a response. Raises InvalidRequest if the peer refused the envelope."""
-    _raise_refusal(response.refusal, peer)
+    raise_refusal(response.refusal, peer)
     return HeartbeatResponse(
         term=_term(response.term),
         node_id=peer,
@@ -291,7 +291,7 @@ def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
 
 def position_response_from_pb(response: pb.PositionResponse, peer: str) -> PositionResponse:
     """Convert a response. Raises InvalidRequest if the peer refused."""
-    _raise_refusal(response.refusal, peer)
+    raise_refusal(response.refusal, peer)
     return PositionResponse(
         term=_term(response.term),
         node_id=peer,
@@ -341,7 +341,7 @@ def take_leadership_response_from_pb(
     response: pb.TakeLeadershipResponse, peer: str
 ) -> TakeLeadershipResponse:
     """Convert a response. Raises InvalidRequest if the peer refused the envelope."""
-    _raise_refusal(response.refusal, peer)
+    raise_refusal(response.refusal, peer)
     return TakeLeadershipResponse(term=_term(response.term), node_id=peer, code=_code(response.code))
 
 
@@ -537,7 +537,7 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
 def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
     """Convert a response. Raises InvalidRequest if it is a refusal or invalid."""
     if response.HasField("refusal"):
-        _raise_refusal(response.refusal, peer)
+        raise_refusal(response.refusal, peer)
     kind = _PUSH_TYPES.get(response.type)
     if kind is None:
         raise InvalidRequest(f"{peer} answered with the unknown push type {response.type}")
@@ -582,6 +582,7 @@ def _code(number: int) -> Code:
     return _CODES.get(number, Code.UNKNOWN)
 
 
-def _raise_refusal(refusal: pb.Refusal, peer: str) -> None:
+def raise_refusal(refusal: pb.Refusal, peer: str) -> None:
+    """Raise InvalidRequest if a response of `peer` contains a refusal."""
     if refusal.code:
         raise InvalidRequest(f"{peer} refused the request: {refusal.message:.2000}", code=_code(refusal.code))

@@ -18,7 +18,6 @@ from dledger.core.messages import (
     TakeLeadership,
     VoteRequest,
 )
-from dledger.errors import InvalidRequest, error_for
 from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
 from dledger.infra.transport.outbox import Writing
 from dledger.infra.transport.tls_failures import explain
@@ -110,8 +109,7 @@ class PeerClient:
             call = self._stub.Fetch(request, timeout=timeout_s)
             try:
                 async for response in call:
-                    if response.refusal.code:
-                        raise _refused(response.refusal)
+                    convert.raise_refusal(response.refusal, self.peer)
                     yield FetchedFrames(response.first_index, response.last_index, response.frames)
             except grpc.aio.AioRpcError as error:
                 raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
@@ -125,8 +123,7 @@ class PeerClient:
                 response = await self._stub.Image(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
                 raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
-        if response.refusal.code:
-            raise _refused(response.refusal)
+        convert.raise_refusal(response.refusal, self.peer)
         return ImageChunk(response.manifest, response.data)
 
     def open_push(self, stream_id: int) -> PushSender:
@@ -185,8 +182,7 @@ class _GrpcPushCall:
             raise PeerUnreachable(f"{self._peer}: {error}") from None
         if answer is grpc.aio.EOF:
             raise PeerUnreachable(f"{self._peer} ended the stream immediately")
-        if answer.refusal.code:
-            raise _refused(answer.refusal)
+        convert.raise_refusal(answer.refusal, self._peer)
         convert.check_handshake(answer.incarnation, answer.stream_id)
         return int(answer.incarnation)
 
@@ -213,8 +209,3 @@ class _GrpcPushCall:
         if self._is_counted:
             self._is_counted = False
             self._calls.release()
-
-
-def _refused(refusal: pb.Refusal) -> InvalidRequest:
-    error = error_for(refusal.code, refusal.message)
-    return InvalidRequest(f"the peer refused: {refusal.message}", code=error.code)

@@ -133,10 +133,11 @@ class PeerRequests:
             return
         if claims.receiver_uid > own != UNKNOWN_UID:
             self._events.member_replaced(f"{peer} knows another {identity.node_id}, added later")
-        raise InvalidRequest(
-            f"{identity.node_id} was added as {own}, not as {claims.receiver_uid}",
-            code=Code.UNEXPECTED_MEMBER,
-        )
+        if own == UNKNOWN_UID:
+            text = f"this {identity.node_id} is a new machine that waits to be added (`dledger member add`)"
+        else:
+            text = f"this {identity.node_id} was added with uid {own}, not {claims.receiver_uid}"
+        raise InvalidRequest(text, code=Code.UNEXPECTED_MEMBER)
 
     def _check_directories(self, peer: str, directory: int, expected: int) -> None:
         """A rejoining node has no number yet, because it may still take a higher one."""

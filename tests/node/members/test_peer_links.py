@@ -99,3 +99,20 @@ async def test_rule_11_a_node_learns_from_a_refusal_that_its_directory_is_an_ear
     await asyncio.wait(asyncio.all_tasks() - before)
     assert reasons == (["refused"] if code is Code.DIRECTORY_REPLACED else [])
     await link.close()
+
+
+async def test_refusals_of_requests_and_streams_have_the_same_text_so_that_they_are_logged_once(
+    tmp_path: Path,
+) -> None:
+    stranger = PeerIdentity("other", GROUP, "n2", ("n1", "n2"), 1)
+    async with running_nodes(tmp_path, 1) as servers:
+        client = peer_client.PeerClient("n1", servers[0].address, stranger)
+        with pytest.raises(InvalidRequest) as of_request:
+            await client.request(QUESTION, 10)
+        with pytest.raises(InvalidRequest) as of_stream:
+            await client.open_push(1).run(lambda incarnation: None, lambda response: None)
+        with pytest.raises(InvalidRequest) as of_fetch:
+            await anext(client.fetch(0, 0, 1, 10))
+        await client.close()
+    assert str(of_request.value) == str(of_stream.value) == str(of_fetch.value)
+    assert of_stream.value.code is Code.UNKNOWN_CLUSTER
