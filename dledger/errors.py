@@ -154,11 +154,13 @@ class Code(IntEnum):
         "Name the group that the message shows, with `--group`.", "name the group with --group")
     UNKNOWN_MEMBER = (401, InvalidRequest, "The named or sending node is not a member.",
         "`transfer --to` names a wrong id, or a node with an id outside `[members]` contacts this cluster.",
-        "Use an id that `dledger status` shows. Correct `node_id` and `[members]` of the sender.")
+        "Use an id that `dledger member list` shows. Add the sender with `dledger member add`, or correct "
+        "its `node_id`.")
     UNEXPECTED_MEMBER = (402, InvalidRequest, "A message between nodes was meant for another node.",
-        "The addresses of two ids are swapped in `[members]` or `peer_addresses`, or a load balancer "
-        "is between nodes.",
-        "Configure the right address for each id on all nodes. Remove the load balancer.")
+        "The addresses of two ids are swapped in `[members]` or `peer_addresses`, a load balancer is between "
+        "nodes, or a new machine with the node id of a member has not been added yet.",
+        "Configure the right address for each id on all nodes. Remove the load balancer. Add the new machine "
+        "with `dledger member replace`.")
     EXPIRED_TERM = (403, Indeterminate, "The message has an older term than its receiver.",
         "A deposed leader keeps sending until it learns the newer term. Normal during a failover.",
         "No action is needed. Clients find the new leader automatically.")
@@ -287,9 +289,9 @@ class Code(IntEnum):
         "stale.")
     MEMBERS_DIFFER = (623, ConfigError,
         "Two nodes have different lists of the first members of the group.",
-        "A typo in `[members]`, or an attempt to change the members of a running cluster.",
-        'Give all nodes the same ids. See "The list of members is wrong" in '
-        "[operations](../operations.md#failures).")
+        "A typo in `[members]`, or a node was initialized that should be added to a group.",
+        "Give all first nodes the same ids; start an added node with `--join`. See "
+        '"The list of members is wrong" in [operations](../operations.md#failures).')
     TERM_REFUSED = (624, InvalidRequest,
         "A term is more than 2^32 ahead of the node's own. The message was ignored.",
         "A forged or corrupt message, or nodes that stored such a term with an older version.",
@@ -309,9 +311,9 @@ class Code(IntEnum):
         "A typo, a wrong type, or incompatible values.",
         "Correct the file. See the [configuration keys](config.md).")
     NOT_INITIALIZED = (631, StorageError, "The directory does not belong to a node.",
-        "`dledger init` was not run, the path is wrong, or the directory is lost.",
-        "New node: `dledger init`. Lost directory: `dledger server --rejoin`, never `init`.",
-        "run `dledger init` for a new node, never for one that lost its directory")
+        "The node was never started, the path is wrong, or the directory is lost.",
+        "First nodes of a group: `dledger init`. A node that is added to a group: `dledger server --join`. "
+        "Lost directory: `dledger server --rejoin`. Never `init` for the last two.")
     ALREADY_INITIALIZED = (632, StorageError, "The directory is not empty.",
         "`init`, `--rejoin`, `backup` or `restore` found files there.",
         "Choose an empty directory. Do not empty the directory of a node that has voted.",
@@ -379,12 +381,14 @@ class Code(IntEnum):
         "Another change or a transfer of leadership is under way, or the leader has just been elected.",
         "Try again. `dledger member list` shows a change that is under way.")
     CHANGE_REFUSED = (661, InvalidRequest, "The change of the members is not possible. Nothing was changed.",
-        "It would remove the last voter, or add a node id that is a member at another address.",
-        "List the members with `dledger member list`.", "list the members with `dledger member list`")
-    LEARNER_NOT_READY = (662, Refused, "The learner has not caught up, so it was not promoted.",
-        "It was added recently, is not running, or is slower than the appends.",
-        "Wait until `dledger member list` shows it as ready. `--force` promotes it nevertheless; appends may "
-        "then wait for it.")
+        "It would remove the last voter, use the address of another member, or add a node whose directory "
+        "was not created with `--join`.",
+        "See the message, and `dledger member list`.", "list the members with `dledger member list`")
+    LEARNER_NOT_READY = (662, Refused,
+        "The new node does not answer, so it was not added; or it has not caught up, so it was not promoted.",
+        "It is not running, was added recently, or is slower than the appends.",
+        "Start it. Wait until `dledger member list` shows it as ready. `promote --force` promotes it "
+        "nevertheless; appends may then wait for it.")
     NO_LIVE_MAJORITY = (663, Refused,
         "After the change, no majority of the voters would be in contact with the leader. Nothing was "
         "changed.",

@@ -68,8 +68,9 @@ def init(
     Once per node, before its first start; a server refuses an uninitialized directory. Never do this for a
     node that lost its directory, because it no longer knows how it voted: start it with `server --rejoin`.
 
-    All nodes of a cluster need the same cluster id, group, data file size, flush mode and ids of members.
-    Once a node has voted or stored an entry, its directory cannot be used with other members.
+    All nodes of a cluster need the same cluster id, group, data file size, flush mode and ids of members,
+    which are the first members of the group. A node that is added to a running group is not initialized:
+    start it with `server --join`, and add it with `member add`.
 
     A cluster on several machines without mutual TLS needs a cluster_secret_file, which authenticates members.
     --new-secret creates it on the first node; copy it to the others before their init.

@@ -134,9 +134,9 @@ class MemberChanges:
             return member is not None
         if member is not None and new.uid == member.uid > 0:
             return False  # added by an earlier run of this replacement
+        text = f"{new.node_id} at {address} was initialized with `dledger init`, or was a member before"
         raise InvalidRequest(
-            f"{new.node_id} at {address} was a member before: start it with an empty directory and --join",
-            code=Code.CHANGE_REFUSED,
+            f"{text}: remove its directory and start it with --join", code=Code.CHANGE_REFUSED
         )
 
     async def _change(self, *steps: MemberStep, force: bool = False, insist: bool = False) -> None:

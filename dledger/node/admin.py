@@ -135,9 +135,9 @@ class NodeAdmin:
         if found := why_foreign(new, step.node_id, own):
             raise InvalidRequest(f"the node at {step.address} has {found}", code=Code.CHANGE_REFUSED)
         if new.uid != UNKNOWN_UID:
+            text = f"{step.node_id} was initialized with `dledger init`, or was a member before"
             raise InvalidRequest(
-                f"{step.node_id} was a member before: remove its directory and start it with --join",
-                code=Code.CHANGE_REFUSED,
+                f"{text}: remove its directory and start it with --join", code=Code.CHANGE_REFUSED
             )
         if not 0 < new.directory <= MAX_DIRECTORY:
             text = f"the node at {step.address} names {new.directory} as its directory"

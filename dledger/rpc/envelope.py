@@ -148,8 +148,8 @@ class PeerIdentity:
         theirs = ", ".join(envelope.members[:_SHOWN])
         raise InvalidRequest(
             f"the member lists differ: {envelope.local_id:.300} has {theirs:.300}; {self.node_id} has "
-            f"{', '.join(self.member_list)}: `members` must name the same ids on all nodes. If the members "
-            "have changed since, start a node whose list is wrong with the ids of the first members",
+            f"{', '.join(self.member_list)}: `members` must name the same ids, those of the first members, "
+            "on all nodes that `dledger init` has initialized; start an added node with --join instead",
             code=Code.MEMBERS_DIFFER,
         )
 

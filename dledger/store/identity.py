@@ -177,10 +177,11 @@ def load_identity(
     try:
         content = read_file(disk, path)
     except (FileNotFoundError, NotADirectoryError):
-        raise StorageError(
-            f"{directory} is not an initialized node directory: run init first, or rejoin if it was lost",
-            code=Code.NOT_INITIALIZED,
-        ) from None
+        text = (
+            f"{directory} is not the directory of a node: for a new group, run `dledger init`; start a node "
+            "that is added to a group with --join, and one that lost its directory with --rejoin"
+        )
+        raise StorageError(text, code=Code.NOT_INITIALIZED) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     identity = _decode(path, content)

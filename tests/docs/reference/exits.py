@@ -31,7 +31,7 @@ EXITS: tuple[tuple[int, str, str], ...] = (
         "A guarantee was violated. The report names the lines of the trace.",
     ),
     (Exit.USAGE, _COMMANDS, "An invalid option, argument or configuration."),
-    (EXIT_CONFIG, _NODE, "An invalid configuration (630, 623, 635, 637)."),
+    (EXIT_CONFIG, _NODE, "An invalid configuration (630, 635, 637)."),
     (RunVerdict.VOID.exit_code, _CHAOS, "Void or unknown: the run is inconclusive; or an invalid option."),
     (Exit.INDETERMINATE, _COMMANDS, "In doubt: some appends or messages may or may not be stored."),
     (3, "`dledger-chaos run`", "A run could not be executed."),

@@ -12,7 +12,7 @@ SYMPTOMS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             (
                 "the last line of its log",
                 "631: the directory belongs to no node",
-                "new node: `dledger init`; lost directory: `--rejoin`",
+                "new group: `dledger init`; added node: `--join`; lost directory: `--rejoin`",
             ),
             ("", "630: an invalid key or value", "correct the key named in the line"),
             ("", "633, 635: the directory or a port is in use", "stop the other process"),
@@ -21,7 +21,6 @@ SYMPTOMS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
                 "637: plain text on an address beyond loopback",
                 "add `[tls]`, or `allow_plaintext` and a secret",
             ),
-            ("", "623: the lists of members differ", "configure the same ids on all nodes"),
             (
                 "",
                 "634, 642: the directory of another node, or a damaged one",
@@ -56,7 +55,11 @@ SYMPTOMS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "No leader, or no master",
         (
             ("`dledger status`", "no majority of the nodes is running", "start the other nodes"),
-            ("the log of a node: `peer refuses requests`", "620, 621, 623, 625, 636", "see the number"),
+            (
+                "the log of a node: `peer refuses requests`",
+                "401, 402, 620, 621, 623, 625, 636",
+                "see the number",
+            ),
             (
                 "`dledger status`: `rejoining`",
                 "too many nodes lost their logs",
