@@ -82,7 +82,10 @@ def purge(
 @click.command()
 @client_options
 @click.option(
-    "--node", callback=parse_address, help="host:port of one server.  [default: all, one after the other]"
+    "--node",
+    callback=parse_address,
+    metavar="HOST:PORT",
+    help="Address of one server.  [default: all, one after the other]",
 )
 @click.option(
     "--rate", type=click.IntRange(1, MAX_INT64), help="Maximum bytes per second.  [default: unlimited]"
@@ -149,7 +152,8 @@ async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
 @click.option(
     "--node",
     callback=parse_address,
-    help="host:port to copy from.  [default: the first of --servers that is up to date]",
+    metavar="HOST:PORT",
+    help="Server to copy from.  [default: the first of --servers that is up to date]",
 )
 @click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds until it starts.")
 def backup(

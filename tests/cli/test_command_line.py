@@ -111,6 +111,8 @@ def test_version(command: Command) -> None:
         ("purge", "--servers", "a:1", "--before", BEYOND),
         ("purge", "--servers", "a:1", "--before", "1", "--timeout", "nan"),
         ("scrub", "--servers", "a:1", "--rate", BEYOND),
+        ("scrub", "--servers", "a:1", "--node", "n2"),
+        ("backup", "--servers", "a:1", "--to", "d", "--node", "n2"),
         ("inspect", ".", "--entries", "--from-index", BEYOND),
         ("inspect", ".", "--entries", "--count", BEYOND),
         ("transfer", "--servers", "a:1", "--to", "n1", "--timeout", "nan"),
