@@ -475,7 +475,7 @@ class Leadership:
         """Members that count and have responded lately, including this node."""
         return {self.core.node_id, *(peer for peer in self.in_contact() if self.progress[peer].counts)}
 
-    def lag_of(self, node_id: str) -> str:
+    def why_not_ready(self, node_id: str) -> str:
         """Return why a learner is not ready to vote; "" if it is."""
         p = self.progress[node_id]
         if node_id not in self.in_contact():
@@ -483,9 +483,9 @@ class Leadership:
         if not p.counts:
             return f"{node_id} is rejoining"
         if not self.has_image(node_id):
-            return f"{node_id} has no state image yet; wait for it"
+            return f"{node_id} has no state image yet"
         if not p.keeps_pace(self.core.log.end_index, self.core.now_ms - self.core.timing.election_min_ms):
-            return f"{node_id} is {self.core.log.end_index - p.match_index} entries behind; wait for it"
+            return f"{node_id} is {self.core.log.end_index - p.match_index} entries behind"
         return ""
 
     def has_image(self, node_id: str) -> bool:

@@ -39,10 +39,10 @@ class Leader(Protocol):
         """Members that count and have responded lately, including this node."""
 
     def has_image(self, node_id: str) -> bool:
-        """A member has an image of the entries that may be purged, if there are any."""
+        """Return True if a member has an image of the entries that may be purged, if there are any."""
 
-    def lag_of(self, node_id: str) -> str:
-        """Why a learner is not ready to vote; "" if it is."""
+    def why_not_ready(self, node_id: str) -> str:
+        """Return why a learner is not ready to vote; "" if it is."""
 
     def retire(self) -> None:
         """Step down: this node is no voter any more."""
@@ -121,8 +121,8 @@ class Reconfiguration:
     def _check_readiness(self, target: Membership) -> None:
         core, live = self._core, self._leader.live()
         for node_id in target.voters:
-            if node_id in core.membership.learners and (lag := self._leader.lag_of(node_id)):
-                raise ChangeRefused(Code.LEARNER_NOT_READY, lag)
+            if node_id in core.membership.learners and (reason := self._leader.why_not_ready(node_id)):
+                raise ChangeRefused(Code.LEARNER_NOT_READY, reason)
         changes_voters = set(target.voters) != set(core.membership.voters)
         if changes_voters and not is_majority(target, live):
             names = ", ".join(sorted(set(target.voters) & set(live))) or "none"
@@ -130,7 +130,7 @@ class Reconfiguration:
             raise ChangeRefused(Code.NO_LIVE_MAJORITY, text)
         holders = [node for node in live if self._leader.has_image(node)]
         if changes_voters and not is_majority(target, holders):
-            text = f"of the voters {', '.join(target.voters)}, no majority has a state image yet; wait for it"
+            text = f"of the voters {', '.join(target.voters)}, no majority has a state image yet"
             raise ChangeRefused(Code.LEARNER_NOT_READY, text)
 
     def appended(self) -> None:

@@ -115,7 +115,7 @@ def _follower_views(replica: ReplicaParts) -> tuple[FollowerView, ...]:
             inflight_bytes=p.inflight_bytes,
             last_contact_ms=core.now_ms - p.last_contact_ms,
             owner=p.owner,
-            not_ready=leadership.lag_of(p.peer) if p.peer in learners else "",
+            not_ready=leadership.why_not_ready(p.peer) if p.peer in learners else "",
         )
         for p in leadership.progress.values()
     )
