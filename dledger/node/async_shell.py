@@ -143,6 +143,7 @@ class AsyncShell:
         self._next_refusal_log_s: dict[str, float] = {}
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # links to members that have left
+        self._logged_members: MembershipAt | None = None
         self._is_stopping = False
         self._dead = False
         self.ticker: Ticker | None = None  # while ticks run
@@ -512,13 +513,15 @@ class AsyncShell:
 
     def members_changed(self, in_force: MembershipAt, peers: Sequence[str]) -> None:
         membership = in_force.membership
-        _log.info(
-            "the members changed",
-            index=in_force.index,
-            voters=membership.voters,
-            outgoing=membership.outgoing,
-            learners=membership.learners,
-        )
+        if in_force != self._logged_members:  # not if links to removed members end
+            self._logged_members = in_force
+            _log.info(
+                "the members changed",
+                index=in_force.index,
+                voters=", ".join(membership.voters),
+                outgoing=", ".join(membership.outgoing) or None,
+                learners=", ".join(membership.learners) or None,
+            )
         earlier = [known.membership for known in self._replica.core.log.memberships]
         self._book.update(membership, earlier)
         for link in self._links.keep_only(peers, self._book.peer_address):

@@ -39,7 +39,7 @@ from dledger.node.owner import OwnerApi
 from dledger.node.parts import NodeParts, PartFactories, start_incarnation
 from dledger.node.setup.config import NodeConfig, duration_ms
 from dledger.node.setup.founders import founders, recorded_addresses
-from dledger.node.setup.member_book import MemberBook
+from dledger.node.setup.member_book import MemberBook, warn_of_other_address
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
 from dledger.node.setup.trace import NodeTrace
@@ -358,6 +358,7 @@ class NodeServer(OwnerApi):
         known = [at.membership for at in replica.core.log.memberships]
         if replica.core.log.membership_index >= 0:
             self.members.update(known[-1], known)
+            warn_of_other_address(self.config.node_id, self.config.address, known[-1])
         if self._needed_from is not None:
             replica.retainer.needed_from = self._needed_from
         return replica

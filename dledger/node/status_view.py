@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from dledger.core.values import FlushMode, Role
+from dledger.core.values import UNKNOWN_UID, FlushMode, Role
 from dledger.errors import DLedgerError
 from dledger.metrics import NodeMetrics
 from dledger.node.admin import damaged_range
@@ -243,7 +243,11 @@ class StatusView:
         if not self._replica.core.has_room:
             return DISK_FULL_HEALTH
         if not (core := self._replica.core).is_member:
-            return "not a member: it was not added yet, or was removed (`dledger member list`)"
+            if core.hard_state.uid == UNKNOWN_UID:
+                return "not a member: it waits for `dledger member add`"
+            return (
+                "not a member: it was removed, or has not received its addition yet (`dledger member list`)"
+            )
         if core.role is not Role.LEADER and self._leader is None:
             return "no leader"
         if rejoining := self._replica.status().rejoining:

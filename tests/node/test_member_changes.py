@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dledger.client import AsyncClient
 from dledger.client.member_changes import MemberChanges
@@ -267,6 +268,12 @@ async def test_a_member_is_reached_at_its_new_address(group: Group) -> None:
             await until(lambda: server.node_status().committed_index >= index)
         finally:
             await server.stop()
+    forgotten = make_server(group.folder, moved, {**group.first, moved: group.first[moved]})
+    with capture_logs() as lines:
+        await forgotten.start()
+        await forgotten.stop()
+    [warning] = [line for line in lines if "dledger member move" in line["event"]]
+    assert (warning["configured"], warning["in_log"]) == (group.first[moved], address)
 
 
 async def test_a_node_starts_with_the_members_of_its_log_whatever_its_file_names(group: Group) -> None:

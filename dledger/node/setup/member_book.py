@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dledger.core.values import Membership
+from dledger.infra.logs import get_logger
+
+_log = get_logger("node")
 
 #: Nothing listens here. The first members of a group can include some that the configuration no longer names.
 NO_ADDRESS = "0.0.0.0:0"
@@ -54,6 +57,18 @@ class MemberBook(Mapping[str, str]):
             self._addresses = addresses
             for listener in self._listeners:
                 listener()
+
+
+def warn_of_other_address(node_id: str, configured: str, membership: Membership) -> None:
+    """Log that the log of this node has another address for it than its configuration file."""
+    known = _addresses(membership).get(node_id, configured)
+    if known != configured:
+        _log.warning(
+            "the log of this node has another address for it, at which others may look for it: unless it has "
+            "moved already, run `dledger member move`",
+            configured=configured,
+            in_log=known,
+        )
 
 
 def _addresses(membership: Membership) -> dict[str, str]:
