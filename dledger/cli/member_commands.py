@@ -80,17 +80,21 @@ def list_members(servers: list[str], group: str, tls: TlsFiles | None, as_json: 
       dledger member list
     """
     status = _run(servers, group, tls, lambda client: client.leader(timeout=timeout))
+    rows = _rows(status)
     if as_json:
         print_json(
             {
                 "leader_id": status.leader_id,
                 "membership_index": status.membership_index,
                 "changes": status.membership_changes,
-                "members": [asdict(shown) for shown in status.members],
+                "members": [
+                    asdict(shown) | {"lag": row[-2], "state": row[-1]}
+                    for shown, row in zip(status.members, rows, strict=True)
+                ],
             }
         )
         return
-    print_table(_COLUMNS, _rows(status))
+    print_table(_COLUMNS, rows)
     if status.membership_changes:
         click.echo("a change of the members is under way", err=True)
 
@@ -199,7 +203,7 @@ def remove(
       dledger member remove n3
     """
     _change(servers, group, tls, timeout, lambda changes: changes.remove(node, force=force))
-    click.echo(f"{node} is no member")
+    click.echo(f"{node} is no longer a member")
 
 
 @member.command()
@@ -255,7 +259,7 @@ def replace(
     """
     by = new or node
     _change(servers, group, tls, timeout, lambda changes: changes.replace(node, by, address, force=force))
-    click.echo(f"{by} is a voter in place of {node}")
+    click.echo(f"{by} is a voter in place of {node if by != node else f'the old {node}'}")
 
 
 def _change(

@@ -47,7 +47,7 @@ def status(
     as_json: bool,
     timeout: float,
 ) -> None:
-    """Show role, term, indexes and lag of every node.
+    """Show role, term, indexes and lag of every node: of --servers, and of the members that they know.
 
     Exits with 0 if a leader was found, otherwise with 1. `lag` is in entries, as reported by the leader.
 
@@ -73,7 +73,7 @@ async def _status(
     """Print the status, repeatedly if there is an interval. Returns True if a leader was found."""
     async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
         while True:
-            answers = await client.status(timeout=timeout)
+            answers = await _query(client, timeout)
             if interval is not None and is_terminal() and not as_json:
                 click.clear()
                 click.echo(time.strftime("%H:%M:%S"))
@@ -81,6 +81,25 @@ async def _status(
             if interval is None:
                 return leader_of(answers) is not None
             await asyncio.sleep(interval)
+
+
+async def _query(client: AsyncClient, timeout: float) -> Answers:
+    """Return the answers of the servers, and of members that are not among them."""
+    answers = await client.status(timeout=timeout)
+    statuses = [answer for answer in answers.values() if isinstance(answer, NodeStatus)]
+    newest = max(statuses, key=lambda status: status.membership_index, default=None)
+    members = () if newest is None else newest.members
+    # A server may be configured with another address than the members use.
+    known = {status.node_id for status in statuses}
+    others = [m.address for m in members if m.node_id not in known and m.address not in answers]
+
+    async def status_of(address: str) -> NodeStatus | DLedgerError:
+        try:
+            return await client.status_of(address, timeout=timeout)
+        except DLedgerError as error:
+            return error
+
+    return answers | dict(zip(others, await asyncio.gather(*map(status_of, others)), strict=True))
 
 
 def leader_of(answers: Answers) -> NodeStatus | None:

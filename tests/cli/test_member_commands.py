@@ -68,12 +68,15 @@ def test_a_local_cluster_grows_replaces_a_lost_node_and_shrinks(cluster: LocalCl
     shutil.rmtree(cluster.folder(lost))
     replaced = command("cluster", "replace-node", "--dir", directory, lost)
     assert f"n5 is a voter in place of {lost}" in replaced.stdout
+    assert f"export DLEDGER_SERVERS={','.join(LocalCluster(cluster.directory).addresses)}" in replaced.stdout
+    shown = json.loads(command("status", "--json", "--timeout", "20").stdout)["nodes"]
+    assert {"n4", "n5"} <= {node.get("node_id") for node in shown}
     assert {node: member["role"] for node, member in members(command).items()} == dict.fromkeys(
         sorted({"n1", "n2", "n3", "n4", "n5"} - {lost}), "voter"
     )
     command("append", stdin=b"between\n")
     removed = command("cluster", "remove-node", "--dir", directory, leader)
-    assert f"{leader} is no member" in removed.stdout
+    assert f"{leader} is stopped and no longer a member" in removed.stdout
     command("append", stdin=b"after\n")
     assert command("read").stdout.split() == ["before", "between", "after"]
 
@@ -91,6 +94,7 @@ def test_members_are_listed_demoted_and_promoted(cluster: LocalCluster) -> None:
     node = next(n for n in cluster.node_ids if n != cluster.wait_for_leader().node_id)
     assert f"{node} is a learner" in command("member", "demote", node).stdout
     assert members(command)[node]["role"] == "learner"
+    assert "state" in members(command)[node]
     shown = command("member", "list").stdout
     assert shown.splitlines()[0].split() == ["node", "address", "role", "uid", "lag", "state"]
     assert f"{node} is a voter" in command("member", "promote", node).stdout
@@ -107,15 +111,15 @@ def test_an_unknown_member_is_named_with_the_known_ones(cluster: LocalCluster) -
 def test_nodes_that_the_group_has_removed_are_not_started_with_it(cluster: LocalCluster) -> None:
     command, directory = on(cluster), str(cluster.directory)
     gone = next(n for n in cluster.node_ids if n != cluster.wait_for_leader().node_id)
-    assert f"{gone} is no member" in command("member", "remove", gone).stdout
+    assert f"{gone} is no longer a member" in command("member", "remove", gone).stdout
     cluster.stop()
     up = command("cluster", "up", "--dir", directory, "--detach", "--timeout", "60")
-    assert f"{gone} is no member of the group any more, so it is not started" in up.stderr
+    assert f"{gone} is no longer a member of the group, so it is not started" in up.stderr
     assert set(cluster.running()) == set(cluster.node_ids) - {gone}
     forgotten = command("cluster", "remove-node", "--dir", directory, gone)
-    assert f"{gone} is no member" in forgotten.stdout
+    assert f"{gone} is stopped and no longer a member" in forgotten.stdout
     assert gone not in LocalCluster(cluster.directory).node_ids
-    assert "no member" not in command("cluster", "up", "--dir", directory, "--detach").stderr
+    assert "no longer" not in command("cluster", "up", "--dir", directory, "--detach").stderr
 
 
 def test_a_new_node_that_does_not_start_is_named_with_its_error(cluster: LocalCluster) -> None:

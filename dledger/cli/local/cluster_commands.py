@@ -118,7 +118,7 @@ def up(
             raise
         for gone in local.removed():
             text = f"`dledger cluster remove-node --dir {directory} {gone}` forgets it"
-            click.echo(f"{gone} is no member of the group any more, so it is not started; {text}", err=True)
+            click.echo(f"{gone} is no longer a member of the group, so it is not started; {text}", err=True)
         click.echo(f"started {', '.join(started) or 'no node'}; waiting for a leader", err=True)
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
@@ -128,7 +128,7 @@ def up(
             ready = _wait_until_ready(local, kind, timeout)
             click.echo(f"{ready.node_id} is {kind.ready_name}", err=True)
     _print_nodes(local, local.status())
-    click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
+    _print_servers(local)
     for kind in _kinds:
         for variable, value in kind.variables(local.plan).items():
             click.echo(f"export {variable}={shlex.quote(value)}")
@@ -364,8 +364,10 @@ def add_node(directory: Path, timeout: float) -> None:
     """
     from dledger.cli.local import local_members  # imports gRPC
 
-    new = local_members.add_node(LocalCluster(directory), timeout, _tell)
+    local = LocalCluster(directory)
+    new = local_members.add_node(local, timeout, _tell)
     click.echo(f"{new.node_id} is a voter, at {new.address}")
+    _print_servers(local)
 
 
 @cluster.command("replace-node")
@@ -386,6 +388,7 @@ def replace_node(directory: Path, node: str, timeout: float) -> None:
     old = _resolve(local, node)
     new = local_members.replace_node(local, old, timeout, _tell)
     click.echo(f"{new.node_id} is a voter in place of {old}, at {new.address}")
+    _print_servers(local)
 
 
 @cluster.command("remove-node")
@@ -404,7 +407,12 @@ def remove_node(directory: Path, node: str, timeout: float) -> None:
     local = LocalCluster(directory)
     gone = _resolve(local, node)
     local_members.remove_node(local, gone, timeout, _tell)
-    click.echo(f"{gone} is no member; its directory is {local.directory / gone}")
+    click.echo(f"{gone} is stopped and no longer a member; its directory {local.directory / gone} is kept")
+    _print_servers(local)
+
+
+def _print_servers(local: LocalCluster) -> None:
+    click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
 
 
 def _tell(text: str) -> None:

@@ -71,6 +71,7 @@ def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> N
 
 def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -> None:
     """Remove a node from the group and stop it. Its directory is kept."""
+    _model(local)  # a cluster with a classic log has no members to change
     gone = local.plan.node(node_id)
     step = MemberStep(ChangeKind.REMOVE, node_id)
     _run(local, timeout, tell, lambda changes: changes.change(step))
