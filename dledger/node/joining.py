@@ -179,7 +179,10 @@ class _OtherMembers:
             return None
         if (status.cluster_id, status.node_id) == (self._config.cluster_id, node_id):
             return status
-        stranger = f"it is node {status.node_id!r} of cluster {status.cluster_id!r}"
+        stranger = (
+            f"it is node {status.node_id!r} of cluster {status.cluster_id!r}, not node {node_id!r} of cluster "
+            f"{self._config.cluster_id!r}"
+        )
         self._log_once("another node answers at a member's address", node_id, stranger)
         return None
 
