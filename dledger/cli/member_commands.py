@@ -269,10 +269,10 @@ def _change(
     timeout: float,
     work: Callable[[MemberChanges], Awaitable[None]],
 ) -> None:
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
+    def report(line: str) -> None:
+        click.echo(line, err=True)
 
-    _run(servers, group, tls, lambda client: work(MemberChanges(client, timeout=timeout, tell=tell)))
+    _run(servers, group, tls, lambda client: work(MemberChanges(client, timeout=timeout, report=report)))
 
 
 def _run(

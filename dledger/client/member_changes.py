@@ -14,9 +14,10 @@ from dledger.rpc.log_client import NetworkFailure
 from dledger.status.model import NodeStatus, why_foreign
 
 _PAUSE_S = 0.2
-_HEARD_S = 5.0
+#: Within this time, a new leader has received the releases of the other members.
+_RELEASES_KNOWN_S = 5.0
 _STATUS_S = 2.0
-#: A step that fails later than so many seconds before the deadline is not tried again.
+#: A step that fails less than this time before the deadline is not tried again.
 _LAST_S = 1.0
 #: After these errors the same step is tried again. A step that is in force already succeeds.
 _AGAIN = (Code.CHANGE_RUNNING, Code.LEARNER_NOT_READY, Code.NOT_LEADER)
@@ -25,19 +26,19 @@ _AGAIN = (Code.CHANGE_RUNNING, Code.LEARNER_NOT_READY, Code.NOT_LEADER)
 class MemberChanges:
     """Changes the members of a client's group step by step.
 
-    A step that must wait, for another change, an election or a lagging learner, is tried again. If the time
-    is over, the last error is raised; the same call then continues where this one has stopped.
+    A step that must wait for another change, an election or a lagging learner is tried again. At the
+    deadline, the last error is raised. A repeated call continues where the first one has stopped.
     """
 
     def __init__(
-        self, client: AsyncClient, *, timeout: float, tell: Callable[[str], None] = lambda text: None
+        self, client: AsyncClient, *, timeout: float, report: Callable[[str], None] = lambda line: None
     ) -> None:
-        """`timeout`: seconds for a whole change. `tell` receives lines about what a change waits for, and
-        about its steps except the last one."""
+        """`timeout`: seconds for a whole change. `report` receives lines about completed steps except the
+        last one, and about the reasons for waiting."""
         self._client = client
         self._timeout = timeout
-        self._tell = tell
-        self._told = ""
+        self._report = report
+        self._last_report = ""
         self._deadline = 0.0
 
     async def add(self, node_id: str, address: str, *, as_voter: bool, force: bool = False) -> None:
@@ -48,7 +49,6 @@ class MemberChanges:
         self._start()
         await self._add(node_id, address, force=force)
         if as_voter:
-            self._say(f"{node_id} is a member and receives the log")
             await self._change(MemberStep(ChangeKind.PROMOTE, node_id))
 
     async def remove(self, node_id: str, *, force: bool = False) -> None:
@@ -60,7 +60,7 @@ class MemberChanges:
         members = {member.node_id for member in (await self._leader()).members}
         if node_id not in members:
             if await self._was_removed(node_id):
-                self._say(f"{node_id} was removed already")
+                self._report_once(f"{node_id} was removed already")
                 return
             raise _unknown(node_id, members)
         await self._change(MemberStep(ChangeKind.REMOVE, node_id), force=force)
@@ -77,14 +77,22 @@ class MemberChanges:
         if not can_be_member(address):
             text = f"{address!r:.300} is not an address of the form host:port that others can connect to"
             raise InvalidRequest(text)
-        if old == new:
-            if await self._is_to_be_removed(old, address):
-                await self._change(MemberStep(ChangeKind.REMOVE, old))
-                self._say(f"the old {old} is removed")
-            await self._add(new, address, force=force)
-            self._say(f"{new} is a member and receives the log")
-            await self._change(MemberStep(ChangeKind.PROMOTE, new))
-            return
+        steps = [MemberStep(ChangeKind.PROMOTE, new)]
+        if old != new:
+            await self._check_replacement(old, new)
+            steps.append(MemberStep(ChangeKind.REMOVE, old))
+        elif await self._is_to_be_removed(old, address):
+            await self._change(MemberStep(ChangeKind.REMOVE, old))
+            self._report_once(f"the old {old} is removed")
+        await self._add(new, address, force=force)
+        await self._change(*steps)
+
+    async def change(self, *steps: MemberStep, force: bool = False) -> None:
+        """Make one change."""
+        self._start()
+        await self._change(*steps, force=force)
+
+    async def _check_replacement(self, old: str, new: str) -> None:
         roles = {member.node_id: member.role for member in (await self._leader()).members}
         if old in roles and roles.get(new) == "voter":
             text = f"{new} is a voter already: remove {old}, or name a new node"
@@ -92,18 +100,11 @@ class MemberChanges:
         if old not in roles and roles.get(new) != "voter":
             # A completed replacement, which may be repeated, has made the new node a voter.
             raise _unknown(old, roles)
-        await self._add(new, address, force=force)
-        self._say(f"{new} is a member and receives the log")
-        await self._change(MemberStep(ChangeKind.PROMOTE, new), MemberStep(ChangeKind.REMOVE, old))
-
-    async def change(self, *steps: MemberStep, force: bool = False) -> None:
-        """Make one change."""
-        self._start()
-        await self._change(*steps, force=force)
 
     async def _add(self, node_id: str, address: str, *, force: bool) -> None:
-        """A forced addition skips the check of releases only, so it is tried again like others."""
+        # A forced addition skips the check of releases only, so it is tried again like others.
         await self._change(MemberStep(ChangeKind.ADD, node_id, address), force=force, insist=True)
+        self._report_once(f"{node_id} is a member and receives the log")
 
     def _start(self) -> None:
         self._deadline = asyncio.get_running_loop().time() + self._timeout
@@ -147,21 +148,21 @@ class MemberChanges:
                 break
             except DLedgerError as error:
                 is_over = (force and not insist) or self._left_s() <= _LAST_S
-                # A new leader hears of the releases of the others within a moment.
-                is_early = error.code is Code.MEMBER_OUTDATED and begin_s - self._left_s() < _HEARD_S
+                used_s = begin_s - self._left_s()
+                is_early = error.code is Code.MEMBER_OUTDATED and used_s < _RELEASES_KNOWN_S
                 is_passing = error.code in _AGAIN or is_early or isinstance(error, Indeterminate)
                 if is_over or not is_passing:
                     raise
-                self._say(f"waiting: {error.message.removesuffix('; try again')}")
+                self._report_once(f"waiting: {error.message.removesuffix('; try again')}")
             await asyncio.sleep(_PAUSE_S)
 
     def _left_s(self) -> float:
         return max(_PAUSE_S, self._deadline - asyncio.get_running_loop().time())
 
-    def _say(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            self._tell(text)
+    def _report_once(self, line: str) -> None:
+        if line != self._last_report:
+            self._last_report = line
+            self._report(line)
 
 
 def _unknown(node_id: str, members: Iterable[str]) -> InvalidRequest:

@@ -216,7 +216,7 @@ async def test_a_completed_removal_is_repeated_where_the_removed_node_is_known(g
     told: list[str] = []
     async with group.client() as client:
         for _ in range(2):
-            await MemberChanges(client, timeout=60.0, tell=told.append).remove(gone)
+            await MemberChanges(client, timeout=60.0, report=told.append).remove(gone)
     assert [text for text in told if "waiting" not in text] == [f"{gone} was removed already"]
     async with group.client(others) as stranger:
         with pytest.raises(InvalidRequest) as caught:
@@ -228,7 +228,7 @@ async def test_each_step_is_told_once_and_without_advice_to_repeat_it(group: Gro
     told: list[str] = []
     address = f"127.0.0.1:{free_ports(1)[0]}"
     async with group.client() as client:
-        changes = MemberChanges(client, timeout=60.0, tell=told.append)
+        changes = MemberChanges(client, timeout=60.0, report=told.append)
         adding = asyncio.create_task(changes.add("n4", address, as_voter=True))
         await until(lambda: bool(told))
         await group.start("n4", address)

@@ -365,7 +365,7 @@ def add_node(directory: Path, timeout: float) -> None:
     from dledger.cli.local import local_members  # imports gRPC
 
     local = LocalCluster(directory)
-    new = local_members.add_node(local, timeout, _tell)
+    new = local_members.add_node(local, timeout, _report)
     click.echo(f"{new.node_id} is a voter, at {new.address}")
     _print_servers(local)
 
@@ -386,7 +386,7 @@ def replace_node(directory: Path, node: str, timeout: float) -> None:
 
     local = LocalCluster(directory)
     old = _resolve(local, node)
-    new = local_members.replace_node(local, old, timeout, _tell)
+    new = local_members.replace_node(local, old, timeout, _report)
     click.echo(f"{new.node_id} is a voter in place of {old}, at {new.address}")
     _print_servers(local)
 
@@ -406,7 +406,7 @@ def remove_node(directory: Path, node: str, timeout: float) -> None:
 
     local = LocalCluster(directory)
     gone = _resolve(local, node)
-    local_members.remove_node(local, gone, timeout, _tell)
+    local_members.remove_node(local, gone, timeout, _report)
     click.echo(f"{gone} is stopped and no longer a member; its directory {local.directory / gone} is kept")
     _print_servers(local)
 
@@ -415,8 +415,8 @@ def _print_servers(local: LocalCluster) -> None:
     click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
 
 
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
+def _report(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _resolve(local: LocalCluster, node: str) -> str:

@@ -29,31 +29,31 @@ from dledger.rpc.log_client import NetworkFailure
 from dledger.status.model import NodeStatus
 from dledger.store.identity import load_identity
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 #: Seconds for a status of a node that starts, and before the next request.
 _STATUS_S, _PAUSE_S = 1.0, 0.05
 _LEADER_S = 10.0
 
 
-def add_node(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
+def add_node(local: LocalCluster, timeout: float, report: Report) -> NodePlan:
     """Start a new node, add it to the group and make it a voter. Continues where an interrupted addition or
     replacement has stopped.
 
-    `timeout`: seconds. `tell` receives lines about the progress. Raises DLedgerErrors of the group; a node
+    `timeout`: seconds. `report` receives lines about the progress. Raises DLedgerErrors of the group; a node
     that was not added is then removed again.
     """
     joining = local.plan.joining
     if len([node for node in local.plan.nodes if node != joining]) >= MAX_NODES:
         raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
-    new = _added(local, timeout, tell)
+    new = _added(local, timeout, report)
     step = MemberStep(ChangeKind.PROMOTE, new.node_id)
-    _run(local, timeout, tell, lambda changes: changes.change(step))
+    _run(local, timeout, report, lambda changes: changes.change(step))
     _save(local, local.plan.nodes)
     return new
 
 
-def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> NodePlan:
+def replace_node(local: LocalCluster, old: str, timeout: float, report: Report) -> NodePlan:
     """Put a new node in the place of a node, whose directory may be gone. See `add_node`."""
     gone = local.plan.node(old)
     if gone == local.plan.joining:
@@ -61,20 +61,20 @@ def replace_node(local: LocalCluster, old: str, timeout: float, tell: Tell) -> N
             f"{old} is not a voter yet: repeat the command that has started it, or `dledger cluster add-node`"
         )
         raise ConfigError(text)
-    new = _added(local, timeout, tell)
+    new = _added(local, timeout, report)
     steps = MemberStep(ChangeKind.PROMOTE, new.node_id), MemberStep(ChangeKind.REMOVE, old)
-    _run(local, timeout, tell, lambda changes: changes.change(*steps))
+    _run(local, timeout, report, lambda changes: changes.change(*steps))
     local.stop_node(old)
     _save(local, tuple(node for node in local.plan.nodes if node != gone))
     return new
 
 
-def remove_node(local: LocalCluster, node_id: str, timeout: float, tell: Tell) -> None:
+def remove_node(local: LocalCluster, node_id: str, timeout: float, report: Report) -> None:
     """Remove a node from the group and stop it. Its directory is kept."""
     _model(local)  # a cluster with a classic log has no members to change
     gone = local.plan.node(node_id)
     step = MemberStep(ChangeKind.REMOVE, node_id)
-    _run(local, timeout, tell, lambda changes: changes.change(step))
+    _run(local, timeout, report, lambda changes: changes.change(step))
     local.stop_node(node_id)
     joining = None if local.plan.joining == gone else local.plan.joining
     _save(local, tuple(node for node in local.plan.nodes if node != gone), joining)
@@ -153,7 +153,7 @@ def _config_like(local: LocalCluster, model: NodePlan, new: NodePlan, folder: Pa
     return text
 
 
-def _added(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
+def _added(local: LocalCluster, timeout: float, report: Report) -> NodePlan:
     """Start a node, and add it as a learner once it answers, and only then to the nodes of the plan.
 
     If it was not added, it is removed again. An interruption keeps it, because it may have been added.
@@ -162,7 +162,7 @@ def _added(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
     try:
         process = _start(local, new)
         asyncio.run(_wait_until_answers(local, new, process, timeout))
-        _run(local, timeout, tell, lambda changes: changes.add(new.node_id, new.address, as_voter=False))
+        _run(local, timeout, report, lambda changes: changes.add(new.node_id, new.address, as_voter=False))
     except Indeterminate:
         raise
     except DLedgerError:
@@ -171,12 +171,11 @@ def _added(local: LocalCluster, timeout: float, tell: Tell) -> NodePlan:
         raise
     if new not in local.plan.nodes:
         _save(local, (*local.plan.nodes, new), new)
-    tell(f"{new.node_id} is a member and receives the log")
     return new
 
 
 def _is_member(local: LocalCluster, new: NodePlan) -> bool:
-    """Return True if the leader knows this node as a member, or if there is no leader to tell."""
+    """Return True if the leader knows this node as a member, or if there is no leader."""
 
     async def request() -> NodeStatus:
         addresses = [node.address for node in local.plan.nodes if node != new]
@@ -225,11 +224,11 @@ def _save(local: LocalCluster, nodes: tuple[NodePlan, ...], joining: NodePlan | 
 
 
 def _run(
-    local: LocalCluster, timeout: float, tell: Tell, work: Callable[[MemberChanges], Awaitable[None]]
+    local: LocalCluster, timeout: float, report: Report, work: Callable[[MemberChanges], Awaitable[None]]
 ) -> None:
     async def run() -> None:
         client = AsyncClient(local.addresses, group=local.plan.group, session=False, tls=local.tls_files)
         async with client:
-            await work(MemberChanges(client, timeout=timeout, tell=tell))
+            await work(MemberChanges(client, timeout=timeout, report=report))
 
     asyncio.run(run())
