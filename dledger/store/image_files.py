@@ -8,7 +8,7 @@ manifest is renamed to its name last: an image without one does not exist. See I
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,12 +116,12 @@ class ImageFiles:
         """Find the newest complete image, and remove the remains of others. Raises OSError."""
         if self._disk.exists(self._directory):
             self.find()
-            self._remove_others(kept=(_ARRIVING,))
+            self._remove_others(keeps_arriving=True)
 
     def find(self) -> None:
         """Find the newest complete image. Raises OSError."""
         found: list[ImageManifest] = []
-        for name in self._disk.listdir(self._directory):
+        for name in self._names():
             if name.endswith(_MANIFEST) and _ARRIVING not in name:
                 manifest = self._read_manifest(self._directory / name)
                 if manifest is not None:
@@ -270,15 +270,19 @@ class ImageFiles:
         except ValueError:
             return None
 
-    def _remove_others(self, kept: Sequence[str] = ()) -> None:
-        """Remove all files except those of the newest image. A crash leaves it or nothing."""
+    def _remove_others(self, *, keeps_arriving: bool = False) -> None:
+        """Remove all files except those of the newest image; with `keeps_arriving`, also except those of an
+        image that is being received. A crash leaves each image completely, or without a manifest."""
         newest = self._newest
-        mine = () if newest is None else (self._path(newest.mark, _MANIFEST), self._path(newest.mark, _DATA))
-        names = [name for name in self._names() if self._directory / name not in mine]
+        kept = () if newest is None else (self._path(newest.mark, _MANIFEST), self._path(newest.mark, _DATA))
+        names = [
+            name
+            for name in self._names()
+            if self._directory / name not in kept and not (keeps_arriving and _ARRIVING in name)
+        ]
         names.sort(key=lambda name: not name.endswith(_MANIFEST))  # a manifest goes before its data
         for name in names:
-            if not any(part in name for part in kept):
-                self._disk.unlink(self._directory / name)
+            self._disk.unlink(self._directory / name)
         if names:
             self._disk.sync_directory(self._directory)
 
@@ -299,7 +303,7 @@ def _failures(path: Path) -> Iterator[None]:
 
 
 class ImageWriter:
-    """Writes an image of which only the parts exist so far. Call `write`, then `finish` or `abandon`."""
+    """Writes an image piece by piece. Call `write`, then `finish` or `abandon`."""
 
     def __init__(self, files: ImageFiles, disk: Disk, path: Path, mark: ImageMark, *, is_copy: bool) -> None:
         self._files = files
@@ -393,7 +397,7 @@ class ImageReceiver:
             self._files.complete(self._path, self.manifest)
 
     def pause(self) -> None:
-        """Keep what has arrived. A later receiver of the same image continues."""
+        """Keep the chunks that have arrived. A later receiver of the same image continues after them."""
         with suppress(OSError):
             self._disk.fdatasync(self._handle)
             self._disk.close(self._handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -156,7 +157,7 @@ class ImageFetcher:
 
     async def _fetch_from(self, source: ImageLink, least: int) -> bool:
         """Fetch an image, and continue with a newer one if the member replaces it. Returns False if the image
-        is not needed any more."""
+        is no longer needed."""
         receiver: ImageReceiver | None = None
         question = ImageQuestion(least, 0, 0, 0)
         images = 0
@@ -166,7 +167,7 @@ class ImageFetcher:
                 images += bool(part.manifest)
                 if images > _MAX_REPLACED:
                     raise ReadFailed(f"{images} images in a row were replaced while they were copied")
-                receiver = await self._in_thread(self._taking(receiver, part, least), "image")
+                receiver = await self._in_thread(partial(self._store, receiver, part, least), "image")
                 self.fetching = receiver.next_chunk, len(receiver.manifest.crcs)
                 if receiver.is_complete:
                     await self._in_thread(receiver.finish, "image")
@@ -180,29 +181,25 @@ class ImageFetcher:
             if receiver is not None:
                 receiver.pause()
 
-    def _taking(
-        self, receiver: ImageReceiver | None, part: ImageChunk, least: int
-    ) -> Callable[[], ImageReceiver]:
-        def take() -> ImageReceiver:
-            if not part.manifest:
-                if receiver is None:
-                    raise InvalidRequest("a chunk without its image")
-                receiver.write(part.data)
-                return receiver
-            if receiver is not None:
-                receiver.pause()
-            try:
-                manifest = decode_manifest(part.manifest)
-            except ValueError as error:
-                raise InvalidRequest(f"the manifest of an image is invalid: {error}") from None
-            if manifest.mark.index < least:
-                raise InvalidRequest(f"the image {manifest.mark.index} is older than {least}")
-            if self._images.has_later(manifest.mark):
-                # Until the replica has taken the image that has arrived last, it still asks for one.
-                raise InvalidRequest(f"this node has a later image than {manifest.mark.index}")
-            new = self._images.receiver(manifest)
-            if new.next_chunk == 0 and manifest.crcs:
-                new.write(part.data)
-            return new
-
-        return take
+    def _store(self, receiver: ImageReceiver | None, part: ImageChunk, least: int) -> ImageReceiver:
+        """Store a chunk, the first one of an image with a new receiver. Called on a thread."""
+        if not part.manifest:
+            if receiver is None:
+                raise InvalidRequest("a chunk without its image")
+            receiver.write(part.data)
+            return receiver
+        if receiver is not None:
+            receiver.pause()
+        try:
+            manifest = decode_manifest(part.manifest)
+        except ValueError as error:
+            raise InvalidRequest(f"the manifest of an image is invalid: {error}") from None
+        if manifest.mark.index < least:
+            raise InvalidRequest(f"the image {manifest.mark.index} is older than {least}")
+        if self._images.has_later(manifest.mark):
+            # Until the replica has taken the image that has arrived last, it still asks for one.
+            raise InvalidRequest(f"this node has a later image than {manifest.mark.index}")
+        new = self._images.receiver(manifest)
+        if new.next_chunk == 0 and manifest.crcs:
+            new.write(part.data)
+        return new
