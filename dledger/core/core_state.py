@@ -143,7 +143,7 @@ class CoreState(ABC):
         """Return the uid as which this node addresses a member, also of this node; or UNKNOWN_UID.
 
         The uid of a learner is announced once its addition is committed: a node keeps the first uid that it
-        is told, and an addition that is undone would leave it with a uid that no configuration has.
+        receives, and an addition that is undone would leave it with a uid that no configuration has.
         """
         if node_id == self.node_id or node_id in self.membership.electors:
             return self.known_uid(node_id)

@@ -498,7 +498,7 @@ class Leadership:
         return purged < 0 or image > purged
 
     def retire(self) -> None:
-        """Step down: this node is no voter any more."""
+        """Step down, because this node is no longer a voter."""
         self.announce_commit()
         self.handing_over.prompt_successor()
         self.core.step_down("removed")

@@ -37,8 +37,10 @@ def first_members(addresses: Mapping[str, str]) -> Membership:
 
 
 def unknown_members(addresses: Mapping[str, str], node_id: str) -> Membership:
-    """Return what a node that is added to a group assumes before it has the log: it is no voter, and these
-    are members whose uids it does not know."""
+    """Return the configuration that a node assumes which is added to a group, until it has the log.
+
+    The node is a learner. The others are voters, whose uids it does not know.
+    """
     identities = tuple(Member(known, UNKNOWN_UID, addresses[known]) for known in sorted(addresses))
     others = tuple(known for known in addresses if known != node_id)
     return Membership(others, learners=(node_id,), identities=identities)

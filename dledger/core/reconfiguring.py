@@ -29,7 +29,7 @@ from dledger.errors import Code
 
 
 class Leader(Protocol):
-    """What a change needs of the leadership that makes it."""
+    """The part of a leadership that its changes use."""
 
     @property
     def noop_is_committed(self) -> bool: ...
@@ -45,7 +45,7 @@ class Leader(Protocol):
         """Return why a learner is not ready to vote; "" if it is."""
 
     def retire(self) -> None:
-        """Step down: this node is no voter any more."""
+        """Step down, because this node is no longer a voter."""
 
 
 class Reconfiguration:

@@ -70,19 +70,21 @@ class RejoinProcess:
 
     @property
     def _unreported(self) -> list[str]:
-        """Members to be asked. A rejoining node asks electors only, because it waits for no others.
+        """Members that must receive a request. A rejoining node sends requests to electors only, because it
+        waits for no others.
 
-        Suppose it told a learner a number of its directory, and lost that directory before it told the
-        electors. The number of its next directory might be lower, and the learner would refuse the node.
+        Suppose it announced the number of its directory to a learner, and lost that directory before it
+        announced the number to the electors. The number of its next directory might be lower, and the learner
+        would refuse the node.
         """
         core = self.core
-        asked = [
+        peers = [
             peer
             for known in self._memberships()
             for peer in (known.electors if core.hard_state.rejoining else known.nodes)
             if peer != core.node_id and not self._has_report(peer, known)
         ]
-        return list(dict.fromkeys(asked))
+        return list(dict.fromkeys(peers))
 
     def _memberships(self) -> list[Membership]:
         """The newest configuration known to be committed, and all later ones, here and in the reports.

@@ -60,7 +60,7 @@ async def prepare_rejoin(config: NodeConfig) -> None:
     own = next((member for member in model.members if member.node_id == config.node_id), None)
     if own is None and model.membership_index > 0:
         raise ConfigError(
-            f"{config.node_id} is not a member of the group any more: start it with --join, and add it with "
+            f"{config.node_id} is no longer a member of the group: start it with --join, and add it with "
             "`dledger member add`",
             code=Code.UNKNOWN_MEMBER,
         )
@@ -134,7 +134,7 @@ async def _fetch_newest_status(config: NodeConfig) -> NodeStatus:
 
 
 class _OtherMembers:
-    """Clients of the other members: those of the configuration file, and those that they name."""
+    """Clients of the other members: those in the configuration file, and those in their statuses."""
 
     def __init__(self, config: NodeConfig) -> None:
         """Raises StorageError if the file names no other member."""
@@ -179,10 +179,8 @@ class _OtherMembers:
             return None
         if (status.cluster_id, status.node_id) == (self._config.cluster_id, node_id):
             return status
-        stranger = (
-            f"it is node {status.node_id!r} of cluster {status.cluster_id!r}, not node {node_id!r} of cluster "
-            f"{self._config.cluster_id!r}"
-        )
+        expected = f"node {node_id!r} of cluster {self._config.cluster_id!r}"
+        stranger = f"it is node {status.node_id!r} of cluster {status.cluster_id!r}, not {expected}"
         self._log_once("another node answers at a member's address", node_id, stranger)
         return None
 

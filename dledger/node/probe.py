@@ -1,4 +1,4 @@
-"""Asks members whether they run, before an offline change that must not meet a running group."""
+"""Requests the status of members before an offline change, which is only safe while no other member runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
 
 
 class Probe(NamedTuple):
-    """What is known of the other members, a line for each of those that are not certainly down."""
+    """Other members that are not certainly down, with a line about each."""
 
     running: tuple[str, ...]  # also those that answer and cannot be identified
     silent: tuple[str, ...]  # a connection is accepted, but no request is answered

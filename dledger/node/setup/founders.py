@@ -16,14 +16,15 @@ _log = get_logger("node")
 def founders(configured: Mapping[str, str], store: LogStore) -> Membership:
     """Return the members of an empty log: those of the directory, with the configured addresses.
 
-    A node that was added later learns them with the log. Raises ConfigError if it has nobody to ask.
+    A node that was added later learns them with the log. Raises ConfigError if the configuration names no
+    other node.
     """
     identity = store.identity
     if identity.is_joined:
         if recorded := store.hard_state.memberships:
             return recorded[0].membership
         if len(configured) == 1:
-            text = "members must name the current members of the group beside this node"
+            text = "members must name the current members of the group in addition to this node"
             raise ConfigError(text, code=Code.CONFIG_INVALID)
         return unknown_members(configured, identity.node_id)
     first = identity.members or tuple(configured)

@@ -62,13 +62,13 @@ from dledger.store.identity import Identity, member_list, recovered, recovering,
 #: an election every 100 ms for nineteen days to come that far. Nodes with an empty log accept it (rule 5).
 MIN_TERM_ADVANCE = 1 << 24
 #: Indexes stay below the first number, so all ids of a former cluster are below those of the next one. The
-#: random rest tells apart two clusters that were founded on two members of the same group.
+#: random rest distinguishes two clusters that were founded on two members of the same group.
 _MIN_OFFSET_ADVANCE, _OFFSET_RANGE = 1 << 48, 1 << 56
 _GENERATED_SUFFIX = re.compile(r"-r\d+-[0-9a-f]{6}$")
 
 
 class RecoveryReport(NamedTuple):
-    """The state of the survivor, and what the recovery makes of it."""
+    """The state of the survivor, and the result of its recovery."""
 
     node_id: str
     group: str
