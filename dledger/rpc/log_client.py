@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from dledger.core.membership_change import MembershipChange
-from dledger.errors import Code, DLedgerError, Overloaded, error_for
+from dledger.errors import Code, DLedgerError, Overloaded, Refused, error_for
 from dledger.infra.transport.call_limit import TOO_MANY_CALLS
 from dledger.infra.transport.channels import CallCount, ChannelSecurity, open_channel
 from dledger.infra.transport.cluster_check import OTHER_CLUSTER, cluster_metadata
@@ -298,9 +298,22 @@ class LogClient:
         return int(answer.term), str(answer.leader_id)
 
     async def change_members(self, change: MembershipChange, timeout: float) -> int:
-        """Change the members. Returns the index of the newest change. Raises like transfer_leadership."""
+        """Change the members. Returns the index of the newest change. Raises like transfer_leadership, and
+        Refused MEMBER_OUTDATED if the server does not know the request."""
         request = change_to_pb(self._group, change)
-        answer = await self._unary(lambda: self._call(self._admin.ChangeMembers, request, timeout))
+
+        async def call() -> admin_pb2.ChangeMembersResponse:
+            try:
+                response = await self._call(self._admin.ChangeMembers, request, timeout)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                text = "cannot change members: it runs a release before 0.3, or has a classic log"
+                raise Refused(f"{self.address} {text}", code=Code.MEMBER_OUTDATED) from None
+            assert isinstance(response, admin_pb2.ChangeMembersResponse)
+            return response
+
+        answer = await self._unary(call)
         _raise_bad(answer.status)
         return int(answer.membership_index)
 

@@ -275,14 +275,11 @@ class ImageFiles:
         image that is being received. A crash leaves each image completely, or without a manifest."""
         newest = self._newest
         kept = () if newest is None else (self._path(newest.mark, _MANIFEST), self._path(newest.mark, _DATA))
-        names = [
-            name
-            for name in self._names()
-            if self._directory / name not in kept and not (keeps_arriving and _ARRIVING in name)
-        ]
+        names = [name for name in self._names() if self._directory / name not in kept]
         names.sort(key=lambda name: not name.endswith(_MANIFEST))  # a manifest goes before its data
         for name in names:
-            self._disk.unlink(self._directory / name)
+            if not (keeps_arriving and _ARRIVING in name):
+                self._disk.unlink(self._directory / name)
         if names:
             self._disk.sync_directory(self._directory)
 

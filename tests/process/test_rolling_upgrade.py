@@ -96,6 +96,7 @@ def test_nodes_are_upgraded_and_downgraded_under_load_until_the_members_change(
 ) -> None:
     change = MembershipChange((MemberStep(ChangeKind.DEMOTE, "n3"),))
     with Appends(cluster.addresses) as appends, Client(cluster.addresses, timeout=60.0) as client:
+        assert _problem_of(lambda: client.change_members(change)) is Code.MEMBER_OUTDATED
         restart(cluster, "n1", None)
         restart(cluster, "n2", None)
         client.transfer_leadership("n1", timeout=60.0)
