@@ -1,5 +1,5 @@
-"""Changes of the members of a group as faults: nodes are replaced, added and removed, and a group is
-recovered on the log of its only survivor. The changes take place when the fault ends."""
+"""Changes of the members of a group as faults: nodes are replaced, added and removed, and a group continues
+on the log of its only survivor, or of a learner. The changes take place when the fault ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.cluster.cluster import ChaosCluster, started
-from chaos.faults.faults import Effect, Kill
+from chaos.faults.faults import Effect, Kill, until
 from chaos.network.impairment import Impairment
 from chaos.network.topology import isolate
 from dledger.cli.local import local_members
 from dledger.cli.local.cluster_plan import save_plan, to_toml
 from dledger.cli.local.local_cluster import ClusterError
+from dledger.store.offline.inspect import OfflineLog
 
 _RECOVERY_S = 60.0
 #: Shorter than the time after which a follower that is cut off campaigns.
@@ -97,11 +98,14 @@ class LoseMajority:
     (`dledger recover --force-new-cluster`). Then new nodes are added until the group has its former size."""
 
     kind = "lose_majority"
+    _command: Sequence[str] = ("recover", "--force-new-cluster")
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str]) -> None:
         self.targets = targets
         self._cluster = cluster
         self._local = cluster.local
+        self._size = len(cluster.node_ids)
+        self._lost = targets
         self._loss = Kill(cluster, targets, wipe=True, for_good=True)
 
     async def begin(self) -> Effect:
@@ -114,38 +118,42 @@ class LoseMajority:
 
     @property
     def _survivors(self) -> list[str]:
-        return [node for node in self._cluster.node_ids if node not in self.targets]
+        return [node for node in self._cluster.node_ids if node not in self._lost]
 
     async def end(self) -> Effect:
         [survivor] = self._survivors
-        await asyncio.to_thread(self._local.stop_node, survivor)
-        report = await asyncio.to_thread(self._recover, survivor)
-        self._cluster.record(
-            {
-                "e": "recovered",
-                "node": survivor,
-                "committed": report["committed_index"],
-                "ended": report["end_index"],
-                "text": report["cluster_id"],
-            }
-        )
-        await asyncio.to_thread(self._keep_only, survivor, report["cluster_id"])
+        await asyncio.to_thread(self._stop, survivor)
+        recovered = await asyncio.to_thread(self._recover, survivor)
+        self._cluster.record({"e": "recovered", "node": survivor, **recovered})
+        await asyncio.to_thread(self._keep_only, survivor, recovered["text"])
         await started(self._local.start_node, survivor)
         await self._cluster.wait_leadership(_RECOVERY_S)
-        for _ in self.targets:
+        for _ in range(self._size - 1):
             await self._cluster.change_members(local_members.add_node)
         added = [node for node in self._cluster.node_ids if node != survivor]
-        effect = await _voters_without(self._cluster, added, self.targets)
-        return Effect(effect.happened, {**effect.facts, "kept": report["end_index"]})
+        effect = await _voters_without(self._cluster, added, self._lost)
+        kept = recovered.get("last", recovered["ended"])
+        return Effect(effect.happened, {**effect.facts, "ended": recovered["ended"], "kept": kept})
+
+    def _stop(self, survivor: str) -> None:
+        self._local.stop_node(survivor)
 
     def _recover(self, survivor: str) -> dict[str, Any]:
+        """Found the new cluster. Returns fields of the trace."""
+        report = self._run(survivor)
+        return {
+            "committed": report["committed_index"],
+            "ended": report["end_index"],
+            "text": report["cluster_id"],
+        }
+
+    def _run(self, survivor: str) -> dict[str, Any]:
         """Run the command with the recorder of syncs, because it writes to the log of the node."""
         config = self._local.process(survivor).config
         # The links of the lost nodes accept connections, as if these nodes ran.
         config.write_text(to_toml({**tomllib.loads(config.read_text()), "peer_addresses": {}}))
-        command = [sys.executable, "-m", "dledger", "recover"]
         done = subprocess.run(
-            [*command, "--config", str(config), "--force-new-cluster", "--yes", "--json"],
+            [sys.executable, "-m", "dledger", *self._command, "--config", str(config), "--yes", "--json"],
             env={**os.environ, **self._local.environments[survivor]},
             capture_output=True,
             text=True,
@@ -153,7 +161,8 @@ class LoseMajority:
             timeout=_RECOVERY_S,
         )
         if done.returncode:
-            raise ClusterError(f"dledger recover failed: {done.stderr.strip() or done.stdout.strip()}")
+            why = done.stderr.strip() or done.stdout.strip()
+            raise ClusterError(f"dledger {' '.join(self._command)} failed: {why}")
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 
@@ -173,3 +182,43 @@ class LoseMajority:
         save_plan(self._local.directory, plan)
         self._local.use(plan)
         self._cluster.copies.use([survivor])
+
+
+class PromoteMirror(LoseMajority):
+    """Adds a learner, and kills all voters as LoseMajority kills a majority. At the end, the learner is
+    stopped, or killed if `kills`, and becomes the only member of a new cluster (`dledger mirror promote`)."""
+
+    kind = "promote_mirror"
+    _command = ("mirror", "promote")
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, kills: bool) -> None:
+        super().__init__(cluster, targets)
+        self._kills = kills
+        [self._mirror] = cluster.next_node_ids(1)
+        self.targets = [*targets, self._mirror]
+
+    async def begin(self) -> Effect:
+        await self._cluster.change_members(local_members.add_learner)
+        statuses = await self._cluster.statuses()
+        added = max(status.committed_index for status in statuses.values())
+        # Before, a promotion is refused after a kill.
+        if not await until(lambda: self._stored_commit() >= added):
+            raise ClusterError(f"{self._mirror} did not store that it was added")
+        effect = await super().begin()
+        return Effect(effect.happened, {**effect.facts, "kills": int(self._kills)})
+
+    def _stored_commit(self) -> int:
+        with OfflineLog(self._local.store_directory(self._mirror)) as log:
+            checkpoint = log.report.checkpoint
+        return -1 if checkpoint is None else checkpoint.committed_index
+
+    def _stop(self, survivor: str) -> None:
+        if self._kills:
+            self._local.kill(survivor)
+        else:
+            super()._stop(survivor)
+
+    def _recover(self, survivor: str) -> dict[str, Any]:
+        stored = self._stored_commit()
+        recovered = super()._recover(survivor)
+        return recovered | {"committed": stored, "last": recovered["committed"]}

@@ -11,11 +11,17 @@ from typing import NamedTuple
 from chaos.cluster.cluster import ChaosCluster, ObservedLeadership
 from chaos.faults.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
 from chaos.faults.faults import Effect, Fault, Kill, NetworkFault, PauseProcesses, Terminate
-from chaos.faults.member_changes import AddNodes, LoseMajority, RemoveNodes, ReplaceNodes
+from chaos.faults.member_changes import (
+    AddNodes,
+    LoseMajority,
+    PromoteMirror,
+    RemoveNodes,
+    ReplaceNodes,
+)
 from chaos.faults.take_over import TakeOver
 from chaos.network.impairment import Impairment
 from chaos.network.topology import Pair, bridge, halves, isolate, outward, ring
-from chaos.plans.scenario import TAKING, FaultStep, Occurrence
+from chaos.plans.scenario import FOUNDING, TAKING, FaultStep, Occurrence
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from dledger.cli.local.local_cluster import ClusterError
@@ -192,7 +198,7 @@ async def aim(cluster: ChaosCluster, step: FaultStep, rng: Random, hurt: Sequenc
     Raises ClusterError if there is no leader or no node to choose.
     """
     free = [node for node in cluster.node_ids if node not in hurt]
-    wants_leader = step.target in ("leader", "follower") or step.kind == "lose_majority"
+    wants_leader = step.target in ("leader", "follower") or step.kind in FOUNDING
     leader = await cluster.wait_leadership() if wants_leader else await cluster.leadership()
     if step.kind == "add":
         return AimedFault(AddNodes(cluster, step.count), leader)
@@ -241,6 +247,8 @@ def _node_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng:
             return RemoveNodes(cluster, targets)
         case "lose_majority":
             return LoseMajority(cluster, targets)
+        case "promote_mirror":
+            return PromoteMirror(cluster, targets, kills=rng.random() < 0.5)
         case "take_over":
             return TakeOver(cluster, targets)
         case "term":

@@ -47,7 +47,7 @@ NetworkKind = Literal[
     "hang",
 ]
 #: Faults that change the members of the group.
-MemberKind = Literal["replace", "add", "remove", "lose_majority"]
+MemberKind = Literal["replace", "add", "remove", "lose_majority", "promote_mirror"]
 Kind = ProcessKind | MemberKind | NetworkKind | DiskKind | Literal["clock_jump"]
 HostileKind = Literal[
     "connection_floods",
@@ -70,7 +70,7 @@ Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: Faults that disable a process. Other faults do not select it.
 TAKING = (
     *("kill", "stop", "term", "wipe", "take_over", "write_error", "sync_error", "power_loss"),
-    *("replace", "add", "remove", "lose_majority"),
+    *("replace", "add", "remove", "lose_majority", "promote_mirror"),
 )
 #: Targets of the faults that change the members.
 MEMBER_TARGETS: dict[str, tuple[str, ...]] = {
@@ -78,7 +78,10 @@ MEMBER_TARGETS: dict[str, tuple[str, ...]] = {
     "add": ("random",),
     "remove": ("leader", "follower", "random", "minority"),
     "lose_majority": ("majority",),
+    "promote_mirror": ("all",),
 }
+#: Faults after which a node continues alone, in a new cluster.
+FOUNDING = frozenset(("lose_majority", "promote_mirror"))
 #: Faults that require nodes with fault injection for disks and clocks.
 INJECTED = (
     "slow_disk",
@@ -94,6 +97,7 @@ UNSEATING = (
     "replace",
     "remove",
     "lose_majority",
+    "promote_mirror",
     "take_over",
     "kill",
     "stop",
@@ -305,10 +309,11 @@ class Scenario(_ScenarioSection):
                 f"{', '.join(sorted(kinds))}: the members change only under the loads log and broker, with a "
                 "replicated log and without hostile clients"
             )
-        if "lose_majority" in kinds and (self.workload, self.nodes) != ("log", 3):
-            raise ValueError('lose_majority needs workload = "log" and nodes = 3: one node survives')
-        if "lose_majority" in kinds and any(step.every for step in self.fault):
-            raise ValueError("lose_majority and faults that are repeated are mutually exclusive")
+        if founding := "".join(sorted(kinds & FOUNDING)):
+            if (self.workload, self.nodes) != ("log", 3):
+                raise ValueError(f'{founding} needs workload = "log" and nodes = 3: one node continues')
+            if any(step.every for step in self.fault):
+                raise ValueError(f"{founding} and faults that are repeated are mutually exclusive")
         return self
 
     @model_validator(mode="after")
@@ -397,7 +402,7 @@ def plan(scenario: Scenario) -> list[Occurrence]:
 
 def newcomers(scenario: Scenario) -> int:
     """Return the number of nodes that the planned faults add."""
-    added = {"replace": 1, "lose_majority": scenario.nodes - 1}
+    added = {"replace": 1, "lose_majority": scenario.nodes - 1, "promote_mirror": scenario.nodes}
     steps = [occurrence.step for occurrence in plan(scenario)]
     return sum(step.count if step.kind == "add" else added.get(step.kind, 0) for step in steps)
 

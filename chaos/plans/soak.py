@@ -13,7 +13,7 @@ from dledger.cli.local.cluster_plan import to_toml
 from dledger.errors import ConfigError
 
 #: Faults that destroy copies of entries. Two of them at the same time might affect a majority.
-DESTRUCTIVE = ("wipe", "bit_flip", "replace", "lose_majority")
+DESTRUCTIVE = ("wipe", "bit_flip", "replace", "lose_majority", "promote_mirror")
 #: Factors for the length of a scenario. Repeated faults occur more often in a longer run.
 _LONGER = (1, 2, 3)
 #: Latest start of an added fault, in seconds.

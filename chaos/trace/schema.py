@@ -152,7 +152,7 @@ OPERATIONS = (
 #: without a signal.
 CUTTING = (
     *("kill", "wipe", "take_over", "crash", "power_loss", "write_error", "sync_error"),
-    *("replace", "lose_majority"),
+    *("replace", "lose_majority", "promote_mirror"),
 )
 #: Kinds of faults that end a process.
 ENDING = (*CUTTING, "term", "remove")
@@ -365,7 +365,8 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # All other members were lost for good, and node continues alone with its log, as cluster `text`. Its log
     # ended at entry `ended`, and it had recorded a commit up to `committed`. Entries behind its last known
     # commit, which only the lost members had, are lost, and their indexes are used again.
-    (Ev.META, "recovered"): _event("e node committed ended text"),
+    # last: only of a learner that was promoted. Its log was cut behind this entry.
+    (Ev.META, "recovered"): _event("e node committed ended text", "last"),
     # Entries lidx to last of a node's files are damaged and omitted.
     (Ev.META, "dump_hole"): _event("e node ledger lidx last text"),
     # A forbidden line in a node's log: a panic, a failed assertion, or an unhandled exception.

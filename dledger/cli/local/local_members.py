@@ -43,14 +43,26 @@ def add_node(local: LocalCluster, timeout: float, report: Report) -> NodePlan:
     `timeout`: seconds. `report` receives lines about the progress. Raises DLedgerErrors of the group; a node
     that was not added is then removed again.
     """
-    joining = local.plan.joining
-    if len([node for node in local.plan.nodes if node != joining]) >= MAX_NODES:
-        raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
+    _check_limit(local)
     new = _added(local, timeout, report)
     step = MemberStep(ChangeKind.PROMOTE, new.node_id)
     _run(local, timeout, report, lambda changes: changes.change(step))
     _save(local, local.plan.nodes)
     return new
+
+
+def add_learner(local: LocalCluster, timeout: float, report: Report) -> NodePlan:
+    """Start a new node and add it to the group as a learner. See `add_node`."""
+    _check_limit(local)
+    new = _added(local, timeout, report)
+    _save(local, local.plan.nodes)
+    return new
+
+
+def _check_limit(local: LocalCluster) -> None:
+    joining = local.plan.joining
+    if len([node for node in local.plan.nodes if node != joining]) >= MAX_NODES:
+        raise ConfigError(f"a local cluster has at most {MAX_NODES} nodes")
 
 
 def replace_node(local: LocalCluster, old: str, timeout: float, report: Report) -> NodePlan:
