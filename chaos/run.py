@@ -189,6 +189,8 @@ class Run:
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
             self._write_begin(nemesis_writer)
             async with cluster:
+                if scenario.has_mirror:
+                    await cluster.add_mirror()
                 phases = await self._run_phases(cluster, nemesis, hostiles, setting, nemesis_writer)
                 self._watch.enter("stopping")
                 settled = await cluster.wait_settled()

@@ -327,7 +327,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, ended, committed, keep_ms, keep_bytes,
+        boot_id, member, off, last, ended, committed, keep_ms, keep_bytes,
         {log_of()} AS log, node, pid, since, count AS n,
         ledger, store, broker_role, size, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),

@@ -110,6 +110,8 @@ class ChaosCluster:
         self.injections = injections
         self.data_file_size = data_file_size
         self.copies = Copies(local.node_ids)
+        #: A learner that may be promoted to a cluster of its own, if there is one.
+        self.mirror = ""
         #: Receives the fields of events that concern the whole cluster.
         self.record: Callable[[dict[str, Any]], None] = lambda fields: None
         self._setup = setup
@@ -248,6 +250,12 @@ class ChaosCluster:
             await started(change, self.local, *arguments, _CHANGE_S, lambda text: None)
         finally:
             self.copies.use(self.node_ids)
+
+    async def add_mirror(self) -> None:
+        """Add a learner. Clients that are created later know its address: they ignore a server of another
+        cluster than the one that named it."""
+        [self.mirror] = self.next_node_ids(1)
+        await self.change_members(local_members.add_learner)
 
     # -- states
 

@@ -104,7 +104,7 @@ class LoseMajority:
         self.targets = targets
         self._cluster = cluster
         self._local = cluster.local
-        self._size = len(cluster.node_ids)
+        self._size = len([node for node in cluster.node_ids if node != cluster.mirror])
         self._lost = targets
         self._loss = Kill(cluster, targets, wipe=True, for_good=True)
 
@@ -185,30 +185,28 @@ class LoseMajority:
 
 
 class PromoteMirror(LoseMajority):
-    """Adds a learner, and kills all voters as LoseMajority kills a majority. At the end, the learner is
-    stopped, or killed if `kills`, and becomes the only member of a new cluster (`dledger mirror promote`)."""
+    """Kills all voters, as LoseMajority kills a majority. The mirror of the cluster, a learner, survives. At
+    the end it is stopped, or killed if `kills`, and promoted (`dledger mirror promote`)."""
 
     kind = "promote_mirror"
     _command = ("mirror", "promote")
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, kills: bool) -> None:
-        super().__init__(cluster, targets)
+        """`targets`: all nodes."""
+        super().__init__(cluster, [target for target in targets if target != cluster.mirror])
+        self.targets = targets
         self._kills = kills
-        [self._mirror] = cluster.next_node_ids(1)
-        self.targets = [*targets, self._mirror]
 
     async def begin(self) -> Effect:
-        await self._cluster.change_members(local_members.add_learner)
         statuses = await self._cluster.statuses()
-        added = max(status.committed_index for status in statuses.values())
-        # Before, a promotion is refused after a kill.
-        if not await until(lambda: self._stored_commit() >= added):
-            raise ClusterError(f"{self._mirror} did not store that it was added")
+        known = max((status.committed_index for status in statuses.values()), default=-1)
+        # It is killed with a record of its own addition, and refused without one.
+        is_stored = await until(lambda: self._stored_commit() >= known)
         effect = await super().begin()
-        return Effect(effect.happened, {**effect.facts, "kills": int(self._kills)})
+        return Effect(effect.happened and is_stored, {**effect.facts, "kills": int(self._kills)})
 
     def _stored_commit(self) -> int:
-        with OfflineLog(self._local.store_directory(self._mirror)) as log:
+        with OfflineLog(self._local.store_directory(self._cluster.mirror)) as log:
             checkpoint = log.report.checkpoint
         return -1 if checkpoint is None else checkpoint.committed_index
 

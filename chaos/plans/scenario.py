@@ -355,6 +355,11 @@ class Scenario(_ScenarioSection):
         return kept
 
     @property
+    def has_mirror(self) -> bool:
+        """True if a learner is added before the load, which a fault promotes."""
+        return any(step.kind == "promote_mirror" for step in self.fault)
+
+    @property
     def injects(self) -> bool:
         """True if the scenario requires fault injection for disks and clocks."""
         return any(step.kind in INJECTED for step in self.fault)

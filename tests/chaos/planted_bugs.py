@@ -119,6 +119,7 @@ _REPLACED_BESIDE_A_SLOW_NODE = (
     fault("replace", "leader", 1, 1.5) + fault("slow_disk", "follower", 2, 6) + "slow_ms = 300\n"
 )
 _LOST = fault("lose_majority", "majority", 1, 0.5)
+_PROMOTED = fault("promote_mirror", "all", 1, 0.5)
 
 #: What a group does while its members change, and after a forced recovery.
 MEMBER_BUGS = (
@@ -167,6 +168,33 @@ MEMBER_BUGS = (
         _LOST,
         seconds=3,
         checks=("R31",),
+    ),
+    Bug(
+        "promote-with-one-entry-too-few",
+        "dledger/store/offline/recover.py",
+        "                store.truncate_after(self._committed)\n",
+        "                store.truncate_after(self._committed - 1)\n",
+        # An operation is one entry: the log cannot be cut within a batch.
+        _PROMOTED + "[load]\nmax_batch = 1\n",
+        seconds=3,
+    ),
+    Bug(
+        "promote-with-the-uncommitted-end",
+        "dledger/store/offline/recover.py",
+        "                store.truncate_after(self._committed)\n",
+        "                pass\n",
+        _PROMOTED,
+        seconds=3,
+        checks=("R33",),
+    ),
+    Bug(
+        "stop-without-storing-the-last-commit",
+        "dledger/node/parts.py",
+        "        self.shell.checkpoint()\n",
+        "",
+        _PROMOTED,
+        seconds=3,
+        checks=("R33",),
     ),
 )
 

@@ -1,5 +1,5 @@
 """Changes of the members, checked against the configurations that nodes report, and forced recoveries: R3,
-R26-R32, L15."""
+R26-R33, L15."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ SEMI JOIN milestones c ON c.run = u.run AND c.e = 'configuration_committed' AND 
 WHERE u.e = 'configuration_undone'
 """
 
-#: Forced recoveries with the end of the survivor's log before it was stopped and after it was started,
+#: Forced recoveries of survivors, with the end of the log before the node was stopped and after it was started,
 #: according to the node, and with the nodes whose files have another history there.
 _SURVIVORS = """
 SELECT v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended AS before, min(r.ended) AS after,
@@ -117,7 +117,15 @@ JOIN (
   GROUP BY v.run) b ON b.run = v.run
 LEFT JOIN milestones r ON r.run = v.run AND r.node = v.node AND r.e = 'recover' AND r.mono >= v.mono
 LEFT JOIN dump d ON d.run = v.run AND d.lidx = b.ended AND d.chain_key <> b.chain_key
-GROUP BY v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended
+WHERE NOT v.is_cut GROUP BY v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended
+"""
+
+#: Promotions of learners, with the end of the log after the learner was started, according to the node.
+_PROMOTED = """
+SELECT v.run, v.node, v.ended, v.committed, v.told, v.src, v.inc, v.seq, min(r.ended) AS after
+FROM recoveries v
+LEFT JOIN milestones r ON r.run = v.run AND r.node = v.node AND r.e = 'recover' AND r.mono >= v.mono
+WHERE v.is_cut GROUP BY v.run, v.node, v.ended, v.committed, v.told, v.src, v.inc, v.seq
 """
 
 #: Starts of nodes with the newest configuration of their log, according to their earlier processes, and with
@@ -238,13 +246,26 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "R31",
         "a forced recovery keeps the whole log of the survivor",
-        "recovered",
+        "survived",
         "the log of {node} ended at {before}; the recovery kept {ended}, it started with {after}, and the "
         "files of {others} nodes have another history there",
         Part(
             _SURVIVORS,
             "ended < before OR after <= before OR others > 0",
             "node, before, ended, coalesce(after, -1) AS after, others, src, inc, seq",
+        ),
+        needs=NODES,
+    ),
+    hard(
+        "R33",
+        "a promotion keeps the log up to the last entry known to be committed, and nothing behind it",
+        "promoted",
+        "{node} had stored a commit up to {committed}, and reported one up to {told}; the promotion kept {ended}, "
+        "and the node started with {after}",
+        Part(
+            _PROMOTED,
+            "ended < committed OR ended > told OR after <> ended + 1",
+            "node, committed, told, ended, coalesce(after, -1) AS after, src, inc, seq",
         ),
         needs=NODES,
     ),

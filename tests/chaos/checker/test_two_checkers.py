@@ -20,7 +20,7 @@ ONLY_SPARK = {
     "it reads what clients wrote: no line of a node, of its files or of its syncs": (
         "A6 B1 B6 B7 B8 B10 C10 D1 D2 D3 D4 D5 D6 D7 L3 L6c L6d P1 P2 P4 P7 P8 P10 R1 R2 R3 R4 R5 R6 R7 "
         "R8 R9 R10 R11 R12 R13 R15 R16 R17 R18 R19 R20 R21 R22 R23 R24 R25 R26 "
-        "R27 R28 R29 R30 R31 R32 S1 S3 S4 S5 S6 S11 S12"
+        "R27 R28 R29 R30 R31 R32 R33 S1 S3 S4 S5 S6 S11 S12"
     ),
     "it compares positions and contents: neither times, nor terms, nor ends that answers claim": (
         "A5 B2 B4 B9 L7 P3 S2 S10 S13"

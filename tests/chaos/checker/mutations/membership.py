@@ -276,6 +276,46 @@ def a_recovery_drops_the_end_of_the_log(trace: Trace) -> None:
     recover["ended"] = number(recover, "ended") - 1
 
 
+def promote(trace: Trace, *, kept: int = 0, begins: int = 0) -> None:
+    """The same, but n1 is promoted, which cuts its log behind the last commit. `kept`, `begins`: how far the
+    last entry that is kept, and the one with which n1 starts, are from the right ones."""
+    recovered = lose_majority(trace)
+    recovered["last"] = number(recovered, "committed") + kept
+    recovered["ended"] = number(recovered, "ended") + 3
+    recover = lines(trace, Ev.STORE, e="recover", node="n1")[-1]
+    recover["ended"] = number(recovered, "last") + 1 + begins
+
+
+@mutation("", broker=False)
+def a_mirror_is_promoted(trace: Trace) -> None:
+    promote(trace)
+
+
+@mutation("R33", broker=False)
+def a_promotion_claims_a_commit_that_the_mirror_never_reported(trace: Trace) -> None:
+    promote(trace, kept=1)
+
+
+@mutation("R33", broker=False)
+def a_promoted_mirror_starts_with_more_than_the_promotion_kept(trace: Trace) -> None:
+    promote(trace, begins=1)
+
+
+@mutation("R33", broker=False)
+def a_promoted_mirror_starts_with_less_than_the_promotion_kept(trace: Trace) -> None:
+    promote(trace, begins=-1)
+
+
+@mutation("R33", broker=False)
+def a_promotion_cuts_what_a_mirror_that_was_stopped_had_reported(trace: Trace) -> None:
+    """The stored commit is older, too."""
+    promote(trace)
+    recovered = lines(trace, Ev.META, e="recovered")[0]
+    commit = lines(trace, Ev.RAFT, e="commit", node="n1")[-1]
+    recovered["committed"] = recovered["last"] = number(commit, "lidx") - 1
+    lines(trace, Ev.STORE, e="recover", node="n1")[-1]["ended"] = commit["lidx"]
+
+
 @mutation("L15", broker=False)
 def an_acknowledged_message_is_lost_with_the_majority(trace: Trace) -> None:
     """Of the last messages, one is on n2 and n3 alone, and nobody has read it."""
