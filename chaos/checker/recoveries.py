@@ -6,11 +6,11 @@ A run has at most one. Entries that only the lost members had are lost, and thei
 
 from __future__ import annotations
 
-#: The survivor, the last index of the log with which it continues, and the last one that it must have known to
-#: be committed. `is_cut`: it was a learner, whose log was cut there. `told`: the last index that it reported as
-#: committed; a learner that was killed may have forgotten it, one that closed its trace has not. `term`: in
-#: which it continues, above all terms before. `mono`: everything before it happened in the former cluster, and
-#: all lost members had ended.
+#: The survivor, the last index of the log with which it continues, and the last one that it must have known
+#: to be committed. `is_cut`: it was a learner, whose log was cut there. `told`: the last index that it
+#: reported as committed; a learner that was killed may have forgotten it, one that closed its trace has not.
+#: `term`: in which it continues, above all terms before. `mono`: everything before it happened in the former
+#: cluster, and all lost members had ended.
 RECOVERIES = """
 SELECT m.run, m.node, m.mono, coalesce(m.last, m.ended) AS ended, m.last IS NOT NULL AS is_cut,
   coalesce(c.lidx, -1) AS told, CASE WHEN m.last IS NULL OR w.ends > 0

@@ -102,8 +102,8 @@ SEMI JOIN milestones c ON c.run = u.run AND c.e = 'configuration_committed' AND 
 WHERE u.e = 'configuration_undone'
 """
 
-#: Forced recoveries of survivors, with the end of the log before the node was stopped and after it was started,
-#: according to the node, and with the nodes whose files have another history there.
+#: Forced recoveries of survivors, with the end of the log before the node was stopped and after it was
+#: started, according to the node, and with the nodes whose files have another history there.
 _SURVIVORS = """
 SELECT v.run, v.node, v.ended, v.src, v.inc, v.seq, b.ended AS before, min(r.ended) AS after,
   count(d.node) AS others
@@ -260,8 +260,8 @@ CHECKS: tuple[Check, ...] = (
         "R33",
         "a promotion keeps the log up to the last entry known to be committed, and nothing behind it",
         "promoted",
-        "{node} had stored a commit up to {committed}, and reported one up to {told}; the promotion kept {ended}, "
-        "and the node started with {after}",
+        "{node} must have known a commit up to {committed}, and reported one up to {told}; the promotion "
+        "kept {ended}, and the node started with {after}",
         Part(
             _PROMOTED,
             "ended < committed OR ended > told OR after <> ended + 1",

@@ -72,7 +72,8 @@ WINDOW w AS (PARTITION BY run, node, inc ORDER BY mono, seq
 """
 
 #: Events of nodes about terms and durability. `voted_before`: over all incarnations since the node was wiped;
-#: `flushed`: since entries were last removed; `term_before`: in the same incarnation. Incarnation numbers
+#: `flushed`: since entries were last removed, by the promotion of a learner (R33), too; `term_before`: in the
+#: same incarnation. Incarnation numbers
 #: are not ordered, because a wiped node draws a new one. The window with the fewest keys comes first, so that
 #: the rows are sorted only once.
 DURABLE = """
@@ -90,9 +91,13 @@ FROM (
       sum(CASE WHEN wiped AND e = 'recover' THEN 1 ELSE 0 END) OVER v AS life,
       sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER v
         AS part
-    FROM nodes
-    WHERE e IN ('flush', 'truncate', 'install', 'recover', 'term_vote', 'leader', 'follower', 'candidate',
-      'commit')
+    FROM (
+      SELECT run, node, inc, seq, mono, e, term, lidx, ended, wiped, src FROM nodes
+      WHERE e IN ('flush', 'truncate', 'install', 'recover', 'term_vote', 'leader', 'follower', 'candidate',
+        'commit')
+      UNION ALL
+      SELECT run, node, -1, seq, mono, 'truncate', NULL, ended + 1, NULL, NULL, src FROM recoveries
+      WHERE is_cut)
     WINDOW v AS (PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
   )
 )

@@ -264,6 +264,36 @@ def lose_majority(trace: Trace) -> Line:
     return recovered
 
 
+def lengthen(trace: Trace, recovered: Line, nodes: tuple[str, ...], *, commits: bool) -> None:
+    """Before, an entry followed on these nodes alone, of which n3 leads. It commits and acknowledges it, or
+    not."""
+    index, end = number(recovered, "ended") + 1, number(recovered, "mono") - 8
+    for node in nodes:
+        own = max(
+            inc
+            for (src, inc), file in trace.files.items()
+            if src == f"node:{node}" and number(file[0], "mono") < end
+        )
+        synced = lines(trace, Ev.DISK, e="synced", node=node)[-1]
+        disk = trace.files[f"disk:{node}", 0]
+        disk.insert(-1, synced | {"lidx": index, "mono": end + 1, "wall": end + 1})
+        disk[-1]["mono"] = disk[-1]["wall"] = max(end + 7, number(disk[-1], "mono"))
+        file = trace.files[f"node:{node}", own]
+        append = next(line for line in reversed(file) if line.get("e") == "append")
+        flush = next(line for line in reversed(file) if line.get("e") == "flush")
+        entry = {"lidx": index, "last": index, "chain": digest_of("lost", index)}
+        told = [append | entry, flush | {"lidx": index}]
+        if node == "n3" and commits:
+            commit = next(line for line in reversed(file) if line.get("e") == "commit")
+            told.append(commit | {"lidx": index, "chain": entry["chain"]})
+            told.append(next(line for line in reversed(file) if line.get("e") == "ack") | {"lidx": index})
+        for ns, line in enumerate(told):
+            line["mono"] = line["wall"] = end + (0 if not ns else 1 + ns) - (node == "n3" and not ns)
+        file[-1:-1] = told
+        file[-1]["mono"] = file[-1]["wall"] = end + 7
+    trace.renumber()
+
+
 @mutation("", broker=False)
 def a_majority_is_lost_and_the_survivor_continues(trace: Trace) -> None:
     lose_majority(trace)
@@ -280,8 +310,9 @@ def promote(trace: Trace, *, kept: int = 0, begins: int = 0) -> None:
     """The same, but n1 is promoted, which cuts its log behind the last commit. `kept`, `begins`: how far the
     last entry that is kept, and the one with which n1 starts, are from the right ones."""
     recovered = lose_majority(trace)
+    lengthen(trace, recovered, ("n1", "n3"), commits=False)
     recovered["last"] = number(recovered, "committed") + kept
-    recovered["ended"] = number(recovered, "ended") + 3
+    recovered["ended"] = number(recovered, "ended") + 1
     recover = lines(trace, Ev.STORE, e="recover", node="n1")[-1]
     recover["ended"] = number(recovered, "last") + 1 + begins
 
@@ -320,27 +351,8 @@ def a_promotion_cuts_what_a_mirror_that_was_stopped_had_reported(trace: Trace) -
 def an_acknowledged_message_is_lost_with_the_majority(trace: Trace) -> None:
     """Of the last messages, one is on n2 and n3 alone, and nobody has read it."""
     recovered = lose_majority(trace)
+    lengthen(trace, recovered, ("n2", "n3"), commits=True)
     index, end = number(recovered, "ended") + 1, number(recovered, "mono") - 8
-    chain = digest_of("lost", index)
-    for node in ("n2", "n3"):
-        own = max(inc for src, inc in trace.files if src == f"node:{node}")
-        synced = lines(trace, Ev.DISK, e="synced", node=node)[-1]
-        disk = trace.files[f"disk:{node}", 0]
-        disk.insert(-1, synced | {"lidx": index, "mono": end + 1, "wall": end + 1})
-        disk[-1]["mono"] = disk[-1]["wall"] = end + 7
-        file = trace.files[f"node:{node}", own]
-        append = next(line for line in reversed(file) if line.get("e") == "append")
-        flush = next(line for line in reversed(file) if line.get("e") == "flush")
-        entry = {"lidx": index, "last": index, "chain": chain}
-        told = [append | entry, flush | {"lidx": index}]
-        if node == "n3":
-            commit = next(line for line in reversed(file) if line.get("e") == "commit")
-            told.append(commit | {"lidx": index, "chain": chain})
-            told.append(next(line for line in reversed(file) if line.get("e") == "ack") | {"lidx": index})
-        for ns, line in enumerate(told):
-            line["mono"] = line["wall"] = end + (0 if not ns else 1 + ns) - (node == "n3" and not ns)
-        file[-1:-1] = told
-        file[-1]["mono"] = file[-1]["wall"] = end + 7
     invoke, answer = list(acked(trace))[-1]
     client = trace.files[str(invoke["src"]), number(invoke, "inc")]
     number_ = 1 + max(number(line, "op") for line in lines(trace, Ev.OP))
