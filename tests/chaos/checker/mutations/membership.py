@@ -264,9 +264,17 @@ def lose_majority(trace: Trace) -> Line:
     return recovered
 
 
-def lengthen(trace: Trace, recovered: Line, nodes: tuple[str, ...], *, commits: bool) -> None:
-    """Before, an entry followed on these nodes alone, of which n3 leads. It commits and acknowledges it, or
-    not."""
+def sync(trace: Trace, node: str, index: int, at: int) -> None:
+    disk = trace.files[f"disk:{node}", 0]
+    synced = [line for line in disk if line.get("e") == "synced"][-1]
+    disk.insert(-1, synced | {"lidx": index, "mono": at, "wall": at})
+    disk[-1]["mono"] = disk[-1]["wall"] = max(at + 6, number(disk[-1], "mono"))
+    disk.sort(key=lambda line: number(line, "mono"))
+    trace.renumber()
+
+
+def lengthen(trace: Trace, recovered: Line, nodes: tuple[str, ...], commits: tuple[str, ...] = ()) -> None:
+    """Before, an entry followed on these nodes alone, of which n3 leads. `commits`: those that commit it."""
     index, end = number(recovered, "ended") + 1, number(recovered, "mono") - 8
     for node in nodes:
         own = max(
@@ -274,18 +282,16 @@ def lengthen(trace: Trace, recovered: Line, nodes: tuple[str, ...], *, commits: 
             for (src, inc), file in trace.files.items()
             if src == f"node:{node}" and number(file[0], "mono") < end
         )
-        synced = lines(trace, Ev.DISK, e="synced", node=node)[-1]
-        disk = trace.files[f"disk:{node}", 0]
-        disk.insert(-1, synced | {"lidx": index, "mono": end + 1, "wall": end + 1})
-        disk[-1]["mono"] = disk[-1]["wall"] = max(end + 7, number(disk[-1], "mono"))
+        sync(trace, node, index, end + 1)
         file = trace.files[f"node:{node}", own]
         append = next(line for line in reversed(file) if line.get("e") == "append")
         flush = next(line for line in reversed(file) if line.get("e") == "flush")
         entry = {"lidx": index, "last": index, "chain": digest_of("lost", index)}
         told = [append | entry, flush | {"lidx": index}]
-        if node == "n3" and commits:
+        if node in commits:
             commit = next(line for line in reversed(file) if line.get("e") == "commit")
             told.append(commit | {"lidx": index, "chain": entry["chain"]})
+        if node in commits and node == "n3":
             told.append(next(line for line in reversed(file) if line.get("e") == "ack") | {"lidx": index})
         for ns, line in enumerate(told):
             line["mono"] = line["wall"] = end + (0 if not ns else 1 + ns) - (node == "n3" and not ns)
@@ -306,15 +312,19 @@ def a_recovery_drops_the_end_of_the_log(trace: Trace) -> None:
     recover["ended"] = number(recover, "ended") - 1
 
 
-def promote(trace: Trace, *, kept: int = 0, begins: int = 0) -> None:
-    """The same, but n1 is promoted, which cuts its log behind the last commit. `kept`, `begins`: how far the
-    last entry that is kept, and the one with which n1 starts, are from the right ones."""
+def promote(trace: Trace, *, kept: int = 0, begins: int = 0, commits: tuple[str, ...] = ()) -> None:
+    """The same, but n1 is promoted, which cuts an entry from its log. `kept`, `begins`: how far the last
+    entry that is kept, and the one with which n1 starts, are from the right ones. `commits`: nodes that have
+    committed what is cut."""
     recovered = lose_majority(trace)
-    lengthen(trace, recovered, ("n1", "n3"), commits=False)
+    lengthen(trace, recovered, ("n1", "n3"), commits)
     recovered["last"] = number(recovered, "committed") + kept
     recovered["ended"] = number(recovered, "ended") + 1
     recover = lines(trace, Ev.STORE, e="recover", node="n1")[-1]
     recover["ended"] = number(recovered, "last") + 1 + begins
+    at = number(recovered, "mono") - 2
+    for ns, index in enumerate((number(recovered, "last"), number(recover, "ended"))):
+        sync(trace, "n1", index, at + ns)
 
 
 @mutation("", broker=False)
@@ -339,19 +349,14 @@ def a_promoted_mirror_starts_with_less_than_the_promotion_kept(trace: Trace) -> 
 
 @mutation("R33", broker=False)
 def a_promotion_cuts_what_a_mirror_that_was_stopped_had_reported(trace: Trace) -> None:
-    """The stored commit is older, too."""
-    promote(trace)
-    recovered = lines(trace, Ev.META, e="recovered")[0]
-    commit = lines(trace, Ev.RAFT, e="commit", node="n1")[-1]
-    recovered["committed"] = recovered["last"] = number(commit, "lidx") - 1
-    lines(trace, Ev.STORE, e="recover", node="n1")[-1]["ended"] = commit["lidx"]
+    promote(trace, commits=("n1", "n3"))
 
 
 @mutation("L15", broker=False)
 def an_acknowledged_message_is_lost_with_the_majority(trace: Trace) -> None:
     """Of the last messages, one is on n2 and n3 alone, and nobody has read it."""
     recovered = lose_majority(trace)
-    lengthen(trace, recovered, ("n2", "n3"), commits=True)
+    lengthen(trace, recovered, ("n2", "n3"), commits=("n3",))
     index, end = number(recovered, "ended") + 1, number(recovered, "mono") - 8
     invoke, answer = list(acked(trace))[-1]
     client = trace.files[str(invoke["src"]), number(invoke, "inc")]
