@@ -14,7 +14,7 @@ from __future__ import annotations
 RECOVERIES = """
 SELECT m.run, m.node, m.mono, coalesce(m.last, m.ended) AS ended, m.last IS NOT NULL AS is_cut,
   coalesce(c.lidx, -1) AS told, CASE WHEN m.last IS NULL OR w.ends > 0
-    THEN greatest(m.committed, coalesce(c.lidx, -1)) ELSE m.committed END AS committed,
+    THEN greatest(m.committed, coalesce(c.lidx, -1)) ELSE greatest(m.committed, m.last) END AS committed,
   min(r.term) AS term, m.src, m.inc, m.seq
 FROM meta m
 LEFT JOIN (

@@ -17,7 +17,7 @@ class Retention:
     """Configured retention, and the start of each log that the final readers received, with the time.
 
     `lost_ns`: time at which a classic master without double write was lost, or a majority of nodes for good,
-    of whose commits the survivor knew those up to `known_index`. Clients cannot observe the number of bytes
+    of whose commits the survivor, or the promoted learner, knew those up to `known_index`. Clients cannot observe the number of bytes
     after an entry. With a limit on bytes (`by_size`), any message below the start of its log may therefore
     have been removed.
     """
@@ -58,7 +58,9 @@ def retention_of(run_directory: Path, drains: Sequence[Path]) -> Retention:
             if event["e"] == "taken_over" and is_single:
                 retention.lost_ns = max(retention.lost_ns, event["mono"])
             if event["e"] == "recovered":
-                retention.lost_ns, retention.known_index = event["mono"], event["committed"]
+                retention.lost_ns = event["mono"]
+                # A promotion claims that the learner knew all that it kept.
+                retention.known_index = max(event["committed"], event.get("last", -1))
             if event["e"] == "run_begin":
                 retention.by_size = "keep_bytes" in event
                 is_single = event.get("broker_role") == "ASYNC_MASTER"

@@ -19,6 +19,7 @@ LOAD = Load(clients=2, at_once=2, rate=200, readers=1)
 def test_scenarios_say_how_many_nodes_they_add() -> None:
     assert newcomers(find_scenario("replaced-node")) == 1
     assert newcomers(find_scenario("growing-group")) == 2
+    assert newcomers(find_scenario("promoted-mirror")) == 3
     assert newcomers(find_scenario("leader-kill")) == 0
 
 
@@ -29,6 +30,7 @@ def test_scenarios_say_how_many_nodes_they_add() -> None:
         ("remove", {"target": "majority"}, "one of these targets"),
         ("replace", {"target": "all"}, "one of these targets"),
         ("lose_majority", {"target": "majority", "workload": "broker"}, "lose_majority needs"),
+        ("promote_mirror", {"target": "all", "workload": "broker"}, "promote_mirror needs"),
         ("kill", {"after": 1}, "an earlier fault"),
     ],
 )

@@ -159,12 +159,15 @@ def test_a_message_that_ages_out_between_the_final_read_and_a_slow_group_is_not_
     assert found.lost == lost, found.examples
 
 
-@pytest.mark.parametrize(("committed", "lost", "left_behind"), [(6, 0, 1), (7, 1, 0)])
+@pytest.mark.parametrize(
+    ("committed", "kept", "lost", "left_behind"),
+    [(6, {}, 0, 1), (7, {}, 1, 0), (6, {"last": 6}, 0, 1), (7, {"last": 6}, 1, 0), (6, {"last": 7}, 1, 0)],
+)
 def test_what_a_survivor_knew_to_be_committed_must_be_there(
-    tmp_path: Path, committed: int, lost: int, left_behind: int
+    tmp_path: Path, committed: int, kept: dict[str, int], lost: int, left_behind: int
 ) -> None:
     with TraceWriter(tmp_path, "r", "nemesis", 1, clocks=Clocks(mono_ns=lambda: 2000 * MS)) as writer:
         about = {"node": "n1", "committed": committed, "ended": 9, "text": "new"}
-        writer.write(Ev.META, {"e": "recovered", **about})
+        writer.write(Ev.META, {"e": "recovered", **about, **kept})
     found = lost_with_master(tmp_path, "SYNC_MASTER", lost_ms=500)
     assert (found.lost, found.left_behind) == (lost, left_behind), found.examples
