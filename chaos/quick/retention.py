@@ -17,9 +17,9 @@ class Retention:
     """Configured retention, and the start of each log that the final readers received, with the time.
 
     `lost_ns`: time at which a classic master without double write was lost, or a majority of nodes for good,
-    of whose commits the survivor, or the promoted learner, knew those up to `known_index`. Clients cannot observe the number of bytes
-    after an entry. With a limit on bytes (`by_size`), any message below the start of its log may therefore
-    have been removed.
+    of whose commits the survivor, or the promoted learner, knew those up to `known_index`. Clients cannot
+    observe the number of bytes after an entry. With a limit on bytes (`by_size`), any message below the start
+    of its log may therefore have been removed.
     """
 
     by_size: bool = False
