@@ -170,12 +170,14 @@ MEMBER_BUGS = (
         checks=("R31",),
     ),
     Bug(
-        "promote-with-one-entry-too-few",
+        "promote-with-one-batch-too-few",
         "dledger/store/offline/recover.py",
         "                store.truncate_after(self._committed)\n",
-        "                store.truncate_after(self._committed - 1)\n",
-        # An operation is one entry: the log cannot be cut within a batch.
-        _PROMOTED + "[load]\nmax_batch = 1\n",
+        "                below = self._committed - 1\n"
+        "                while store.entry(below).channel:\n"
+        "                    below -= 1\n"
+        "                store.truncate_after(below)\n",
+        _PROMOTED,
         seconds=3,
     ),
     Bug(
