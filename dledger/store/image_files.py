@@ -207,7 +207,11 @@ class ImageFiles:
     def writer(self, mark: ImageMark, sessions: bytes, *, is_copy: bool = False) -> ImageWriter:
         """Start an image. Raises StorageError DISK_FULL or DISK_ERROR, as the writer does."""
         writer = ImageWriter(self, self._disk, self._path(mark, _ARRIVING), mark, is_copy=is_copy)
-        writer.write_sessions(sessions)
+        try:
+            writer.write_sessions(sessions)
+        except StorageError:
+            writer.abandon()
+            raise
         return writer
 
     def receiver(self, manifest: ImageManifest) -> ImageReceiver:
@@ -299,16 +303,30 @@ def _failures(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write the image {path}: {error}", code=code) from error
 
 
-class ImageWriter:
-    """Writes an image piece by piece. Call `write`, then `finish` or `abandon`."""
+class _Unfinished:
+    """The open data file of an image that is not complete."""
 
-    def __init__(self, files: ImageFiles, disk: Disk, path: Path, mark: ImageMark, *, is_copy: bool) -> None:
+    def __init__(self, files: ImageFiles, disk: Disk, path: Path, handle: int) -> None:
         self._files = files
         self._disk = disk
         self._path = path
+        self._handle = handle
+        self._is_open = True
+
+    def _close(self) -> None:
+        """Close the file, but not again after a failure: its number may be that of another file by then."""
+        if self._is_open:
+            self._is_open = False
+            self._disk.close(self._handle)
+
+
+class ImageWriter(_Unfinished):
+    """Writes an image of which only the parts exist so far. Call `write`, then `finish` or `abandon`."""
+
+    def __init__(self, files: ImageFiles, disk: Disk, path: Path, mark: ImageMark, *, is_copy: bool) -> None:
+        super().__init__(files, disk, path, files.begin(path))
         self._mark = mark
         self._is_copy = is_copy
-        self._handle = files.begin(path)
         self._sessions_size = 0
         self._chunk = bytearray()
         self._crcs: list[int] = []
@@ -335,13 +353,13 @@ class ImageWriter:
         )
         with _failures(self._path):
             self._disk.fdatasync(self._handle)
-            self._disk.close(self._handle)
+            self._close()
             self._files.complete(self._path, manifest)
         return manifest
 
     def abandon(self) -> None:
         with suppress(OSError):
-            self._disk.close(self._handle)
+            self._close()
         self._files.abandon(self._path)
 
     def _write_chunk(self, chunk: bytes) -> None:
@@ -354,16 +372,17 @@ class ImageWriter:
                 self._synced = self._at
 
 
-class ImageReceiver:
+class ImageReceiver(_Unfinished):
     """Receives an image chunk by chunk, and continues after the chunks that an earlier attempt has stored."""
 
     def __init__(self, files: ImageFiles, disk: Disk, path: Path, manifest: ImageManifest) -> None:
+        super().__init__(files, disk, path, disk.open(path, create=True))
         self.manifest = manifest
-        self._files = files
-        self._disk = disk
-        self._path = path
-        self._handle = disk.open(path, create=True)
-        self.next_chunk = self._intact()
+        try:
+            self.next_chunk = self._intact()
+        except OSError:
+            self._close()
+            raise
         self._synced = self.next_chunk
 
     @property
@@ -388,16 +407,18 @@ class ImageReceiver:
         """Make the complete image durable and the newest one. Raises StorageError."""
         assert self.is_complete
         with _failures(self._path):
-            self._disk.truncate(self._handle, self.manifest.size)
             self._disk.fdatasync(self._handle)
-            self._disk.close(self._handle)
+            self._close()
             self._files.complete(self._path, self.manifest)
 
     def pause(self) -> None:
-        """Keep the chunks that have arrived. A later receiver of the same image continues after them."""
+        """Keep what has arrived. A later receiver of the same image continues. Does nothing if it was paused
+        before, or if `finish` has closed the file."""
         with suppress(OSError):
-            self._disk.fdatasync(self._handle)
-            self._disk.close(self._handle)
+            if self._is_open:
+                self._disk.fdatasync(self._handle)
+        with suppress(OSError):
+            self._close()
 
     def _intact(self) -> int:
         """Return the number of chunks at the start of the file that match their checksums."""

@@ -33,9 +33,9 @@ SMALL_CHUNK = 100
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images of few bytes have several chunks, and several syncs."""
+    """Images of few bytes have several chunks, and a sync before the last one."""
     monkeypatch.setattr(image_files, "CHUNK_BYTES", SMALL_CHUNK)
-    monkeypatch.setattr(image_files, "_SYNC_BYTES", 2 * SMALL_CHUNK)
+    monkeypatch.setattr(image_files, "_SYNC_BYTES", 4 * SMALL_CHUNK)
 
 
 def state_of(mark: ImageMark, size: int = 470) -> bytes:
@@ -50,9 +50,13 @@ def opened(disk: SimDisk) -> ImageFiles:
 
 def write(files: ImageFiles, mark: ImageMark, sessions: bytes, state: bytes) -> ImageManifest:
     writer = files.writer(mark, sessions)
-    for at in range(0, len(state), 33):
-        writer.write(state[at : at + 33])
-    return writer.finish()
+    try:
+        for at in range(0, len(state), 33):
+            writer.write(state[at : at + 33])
+        return writer.finish()
+    except StorageError:
+        writer.abandon()
+        raise
 
 
 def content(files: ImageFiles) -> tuple[ImageMark, bytes, bytes] | None:
@@ -97,11 +101,12 @@ def receive_both(disk: SimDisk, done: list[ImageMark]) -> None:
 def receive(files: ImageFiles, source: ImageFiles, manifest: ImageManifest, upto: int = 1 << 30) -> int:
     """Copy an image, or its first chunks. Returns how many have arrived."""
     receiver = files.receiver(manifest)
-    while not receiver.is_complete and receiver.next_chunk < upto:
-        receiver.write(source.chunk(manifest, receiver.next_chunk))
-    if receiver.is_complete:
-        receiver.finish()
-    else:
+    try:
+        while not receiver.is_complete and receiver.next_chunk < upto:
+            receiver.write(source.chunk(manifest, receiver.next_chunk))
+        if receiver.is_complete:
+            receiver.finish()
+    finally:
         receiver.pause()
     return receiver.next_chunk
 
@@ -166,6 +171,7 @@ def test_an_operation_that_fails_is_an_error_of_the_image_and_leaves_the_old_one
         where = f"{number} {operation}"
         assert isinstance(raised, StorageError), where
         assert raised.code is (Code.DISK_FULL if error == errno.ENOSPC else Code.DISK_ERROR), where
+        assert not disk.open_files, where
         for kind in CrashKind:
             twin = disk.copy()
             twin.crash(kind, Random(number))
@@ -250,6 +256,20 @@ def test_chunks_that_a_crash_has_torn_arrive_again(source: tuple[ImageFiles, Ima
     assert len(found) > 1
 
 
+def test_a_chunk_that_has_changed_since_it_arrived_is_received_again(
+    source: tuple[ImageFiles, ImageManifest],
+) -> None:
+    other, manifest = source
+    disk = SimDisk()
+    receive(opened(disk), other, manifest, 4)
+    [data] = [path for path in disk.files() if path.name.endswith(".arriving")]
+    disk.flip(data, 2 * SMALL_CHUNK)
+    files = opened(disk)
+    assert files.receiver(manifest).next_chunk == 2
+    receive(files, other, manifest)
+    assert content(files) == (NEW, SESSIONS, state_of(NEW))
+
+
 def test_a_receiver_takes_no_chunk_of_another_image(source: tuple[ImageFiles, ImageManifest]) -> None:
     other, manifest = source
     files = opened(SimDisk())
@@ -282,6 +302,44 @@ def test_an_equal_mark_with_other_bytes_is_another_image(source: tuple[ImageFile
     files = opened(SimDisk())
     receive(files, other, manifest, 3)
     assert files.receiver(replace(manifest, crcs=manifest.crcs[::-1])).next_chunk == 0
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("is_received", [False, True])
+def test_the_remains_of_an_interrupted_image_take_no_space_while_the_next_one_is_written(
+    is_received: bool, source: tuple[ImageFiles, ImageManifest]
+) -> None:
+    other, manifest = source
+    disk = SimDisk()
+    opened(disk).writer(OLD, SESSIONS).write(state_of(OLD))
+    disk.crash(CrashKind.PROCESS, Random(0))
+    files = opened(disk)
+    if is_received:
+        receive(files, other, manifest, 1)
+    else:
+        files.writer(NEW, SESSIONS)
+    assert all(path.name.startswith(f"{NEW.index:020d}-") for path in disk.files()), disk.files()
+
+
+def test_no_file_stays_open_if_the_sessions_do_not_fit(small_chunks: None) -> None:
+    disk = SimDisk()
+    disk.fail("pwritev", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        opened(disk).writer(OLD, bytes(SMALL_CHUNK))
+    assert not disk.open_files and not disk.files()
+
+
+def test_no_file_stays_open_if_what_has_arrived_cannot_be_read(
+    source: tuple[ImageFiles, ImageManifest],
+) -> None:
+    other, manifest = source
+    disk = SimDisk()
+    receive(opened(disk), other, manifest, 3)
+    files = opened(disk)
+    disk.fail("pread", errno.ENOMEM, nth=2)  # the first one is that of the manifest
+    with pytest.raises(StorageError):
+        files.receiver(manifest)
+    assert not disk.open_files
 
 
 # -- images with the same index

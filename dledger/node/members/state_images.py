@@ -201,5 +201,9 @@ class ImageFetcher:
             raise InvalidRequest(f"this node has a later image than {manifest.mark.index}")
         new = self._images.receiver(manifest)
         if new.next_chunk == 0 and manifest.crcs:
-            new.write(part.data)
+            try:
+                new.write(part.data)
+            except StorageError:
+                new.pause()
+                raise
         return new

@@ -116,7 +116,7 @@ class SimDisk:
         self._durable_names: _Names = dict(self._names)
         self._name_changes: list[_NameChange] = []
         self._handles: dict[int, _OpenFile] = {}
-        self._next_handle = 1000
+        self._next_handle = self._crashed_handle = 1000
         self._numbered = 0
         self._locks: dict[int, _SimFile] = {}
         self._crash_at: tuple[int, CrashPoint] | None = None
@@ -211,6 +211,11 @@ class SimDisk:
         del self._names[path]
         self._durable_names.pop(path, None)
 
+    @property
+    def open_files(self) -> list[Path]:
+        """The names with which the files were opened that are not closed."""
+        return [opened.path for opened in self._handles.values()]
+
     def files(self) -> list[Path]:
         """Return the paths of all files, sorted."""
         return sorted(path for path, file in self._names.items() if file is not None)
@@ -241,6 +246,7 @@ class SimDisk:
         `reorder`, each sector of each file survives up to its own point.
         """
         self._handles.clear()
+        self._crashed_handle = self._next_handle
         self._locks.clear()
         self._crash_at = None
         self._crashed = False
@@ -293,6 +299,7 @@ class SimDisk:
         return self._next_handle
 
     def close(self, handle: int) -> None:
+        self._require_open(handle)
         self._handles.pop(handle, None)
         self._locks.pop(handle, None)
 
@@ -485,8 +492,13 @@ class SimDisk:
             raise SimulatedCrash
         opened = self._handles.get(handle)
         if opened is None:
+            self._require_open(handle)
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return opened
+
+    def _require_open(self, handle: int) -> None:
+        """After a file is closed, its number may be that of another one. Those from before a crash are gone."""
+        assert handle in self._handles or handle <= self._crashed_handle, "the file is closed already"
 
     def _file(self, path: Path) -> _SimFile:
         if self._crashed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +41,10 @@ class Unlimited:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.pauses: list[str] = []
 
-    async def pause(self, peer: str) -> None: ...
+    async def pause(self, peer: str) -> None:
+        self.pauses.append(peer)
 
     def record(self, peer: str, size: int) -> None:
         self.sizes.append(size)
@@ -92,7 +95,8 @@ class Getter:
     """A node that needs an image."""
 
     def __init__(self, leader: str | None = None, **members: Member) -> None:
-        self.files = ImageFiles(SimDisk(), Path("/images"))
+        self.disk = SimDisk()
+        self.files = ImageFiles(self.disk, Path("/images"))
         self.members = members
         self.least: int | None = 15
         self.stored = 0
@@ -142,6 +146,7 @@ async def test_an_image_of_several_chunks_is_fetched_from_one_member() -> None:
     assert await node.fetch() and node.has(MARK) and node.stored == 1
     assert [question.chunk for question in member.asked] == [0, 1, 2, 3, 4]
     assert sum(member.catch_up.sizes) == member.newest.size, "catch-up counts what is read"
+    assert member.catch_up.pauses == 5 * ["n0"], "and says before each chunk when it may be read"
     assert node.fetcher.fetching is None
 
 
@@ -226,10 +231,56 @@ async def test_an_invalid_manifest_fails_the_attempt_with_this_member(manifest: 
     assert not await node.fetch() and node.files.newest is None and node.stored == 0
 
 
+@pytest.mark.parametrize("part", [ImageChunk(b"{}", b""), ImageChunk(b"", b""), None])
+async def test_a_copy_that_ends_in_the_middle_closes_its_file_once(
+    part: ImageChunk | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The number of a closed file may be that of another one, for example of the log."""
+    member = Member()
+    node = Getter(n1=member)
+
+    def hook(chunk: ImageChunk) -> ImageChunk:
+        if len(member.asked) < 3:
+            return chunk
+        if part is None:
+            raise PeerUnreachable("n1: UNAVAILABLE")
+        return part
+
+    member.hook = hook
+    assert not await node.fetch()
+    assert not node.disk.open_files
+    member.hook = lambda chunk: chunk
+    assert await node.fetch() and node.has(MARK) and not node.disk.open_files
+    assert "closed already" not in caplog.text
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_first_chunk_that_is_not_stored_leaves_no_open_file(is_full: bool) -> None:
+    """A node whose disk is full tries again every few seconds."""
+    member = Member()
+    node = Getter(n1=member)
+    if is_full:
+        node.disk.fail("pwritev", errno.ENOSPC, nth=2)  # the first one is that of the manifest
+    else:
+        member.hook = lambda chunk: chunk._replace(data=bytes(100))
+    assert not await node.fetch() and not node.disk.open_files
+
+
+async def test_a_copy_that_cannot_be_completed_closes_its_file_once(caplog: pytest.LogCaptureFixture) -> None:
+    member = Member()
+    node = Getter(n1=member)
+    node.disk.fail("rename", errno.ENOSPC, nth=2)  # the first one is that of the manifest of what arrives
+    assert not await node.fetch() and not node.disk.open_files
+    assert await node.fetch() and node.has(MARK) and not node.disk.open_files
+    assert "closed already" not in caplog.text
+
+
 async def test_an_image_below_the_wanted_mark_is_not_taken_whoever_offers_it() -> None:
-    old, valid = Member(ImageMark(14, 1, 1400)), Member()
-    valid.hook = lambda part: part._replace(manifest=old.newest.encode())
-    node = Getter(n1=valid)
+    class Careless(Member):
+        async def image(self, question: ImageQuestion, timeout_s: float) -> ImageChunk:
+            return await super().image(question._replace(least_index=0), timeout_s)
+
+    node = Getter(n1=Careless(ImageMark(14, 1, 1400)))
     assert not await node.fetch() and node.files.newest is None
 
 
@@ -285,6 +336,12 @@ async def test_an_image_that_is_not_known_to_belong_to_the_log_is_given_to_nobod
     member.adopted = -1
     with pytest.raises(ReadFailed):
         await member.source.chunk("n0", ImageQuestion(5, 0, 0, 0))
+
+
+async def test_an_image_older_than_required_is_given_to_nobody() -> None:
+    member = Member()
+    with pytest.raises(ReadFailed):
+        await member.source.chunk("n0", ImageQuestion(MARK.index + 1, 0, 0, 0))
 
 
 async def test_a_question_for_an_older_term_of_the_same_index_is_answered_with_the_manifest() -> None:
