@@ -196,6 +196,24 @@ def test_a_member_is_not_added_at_another_address() -> None:
     assert refusal.value.code is Code.CHANGE_REFUSED
 
 
+@pytest.mark.parametrize("kind", [ChangeKind.ADD, ChangeKind.MOVE])
+def test_two_members_do_not_have_one_address(kind: ChangeKind) -> None:
+    before = with_voters("a", "b", "c")
+    node_id = "d" if kind is ChangeKind.ADD else "c"
+    with pytest.raises(ChangeRefused, match="b:1 is the address of b") as refusal:
+        target_of(before, [MemberStep(kind, node_id, "b:1")], 1)
+    assert refusal.value.code is Code.CHANGE_REFUSED
+
+
+@pytest.mark.parametrize("text", ["promote d", "remove c", "remove d", "move c"])
+def test_every_entry_of_a_change_keeps_what_a_forced_recovery_has_given(text: str) -> None:
+    """Otherwise sessions of the former cluster would be taken for those of the new one."""
+    before = replace(with_voters("a", "b", "c", learners=["d"]), recovery=Recovery(2, 1 << 50))
+    moved = [replace(step, address="new:1") if text == "move c" else step for step in steps(text)]
+    first = first_entry(before, target_of(before, moved, 1))
+    assert first.recovery == last_entry(first).recovery == before.recovery
+
+
 # -- the leader
 
 
@@ -260,6 +278,18 @@ def test_one_change_at_a_time() -> None:
     assert node.core.membership.is_joint
 
 
+def test_a_change_that_waits_for_its_place_in_the_log_runs_already() -> None:
+    node = leader("d")
+    assert node.core.leadership is not None
+    changes = node.core.leadership.changes
+    for number, text in enumerate(("promote d", "remove c")):
+        changes.request(number, MembershipChange(steps(text)))
+    effects = node.core.take_effects()
+    assert sum(isinstance(effect, AppendMembership) for effect in effects) == 1
+    [refused] = [effect for effect in effects if isinstance(effect, ChangeEnded)]
+    assert (refused.request_id, refused.code) == (1, Code.CHANGE_RUNNING)
+
+
 def test_no_change_during_a_transfer_of_leadership() -> None:
     node = leader("d")
     node.append()
@@ -308,6 +338,14 @@ def test_a_learner_is_promoted_once_it_has_caught_up(lags: str) -> None:
     assert node.core.membership.is_joint
 
 
+def test_a_learner_that_is_rejoining_is_named_as_such() -> None:
+    node = leader("d")
+    assert node.core.leadership is not None
+    node.core.leadership.progress["d"].counts = False
+    change(node, "promote d")
+    assert [effect.message for effect in node.all_effects(ChangeEnded)] == ["d is rejoining"]
+
+
 def purged(node: Node, *holders: str) -> None:
     """The log of the leader a starts behind its first entry, of which it and these members have an image."""
     core = node.core
@@ -323,9 +361,11 @@ def test_a_learner_without_an_image_of_what_was_purged_is_not_promoted() -> None
     node.append()
     acknowledge(node, "b", "c", "d")
     purged(node, "b", "c")
-    change(node, "promote d")
-    assert ended(node) == [Code.LEARNER_NOT_READY] and not node.core.membership.is_joint
     assert node.core.leadership is not None
+    for older in (-1, 0):
+        node.core.leadership.progress["d"].image_index = older
+        change(node, "promote d")
+        assert ended(node)[-1] is Code.LEARNER_NOT_READY and not node.core.membership.is_joint
     node.core.leadership.progress["d"].image_index = 1
     change(node, "promote d")
     assert node.core.membership.is_joint
@@ -371,6 +411,16 @@ def test_a_change_that_leaves_no_majority_in_contact_is_refused_unless_forced() 
     acknowledge(node, "b")
     assert ended(node)[-1] is Code.SUCCESS
     change(node, "remove b", force=True)
+    assert node.core.membership.is_joint
+
+
+def test_a_voter_that_is_rejoining_is_none_of_a_majority() -> None:
+    node = leader()
+    assert node.core.leadership is not None
+    node.core.leadership.progress["c"].counts = False
+    change(node, "remove b")
+    assert ended(node) == [Code.NO_LIVE_MAJORITY]
+    change(node, "remove c")
     assert node.core.membership.is_joint
 
 
@@ -711,6 +761,31 @@ def test_members_do_not_change_before_all_have_announced_that_they_can() -> None
     node.receive("c", HeartbeatResponse(1, "c", 1, True))
     change(node, "add d")
     assert node.all_effects(AppendMembership)
+
+
+def test_force_excuses_a_member_with_an_unknown_release_only_if_it_is_down() -> None:
+    node = leader()
+    node.core.features["c"] = 0
+    change(node, "add d", force=True)
+    assert ended(node) == [Code.MEMBER_OUTDATED] and not node.all_effects(AppendMembership)
+    for _ in range(3):
+        node.pass_time(node.core.timing.election_min_ms // 2)
+        node.receive("b", node.beat_back("b"))
+    change(node, "add d")
+    assert ended(node)[-1] is Code.MEMBER_OUTDATED
+    change(node, "add d", force=True)
+    assert node.all_effects(AppendMembership)
+
+
+def test_a_leader_whose_file_lacks_an_address_makes_no_first_change() -> None:
+    """The entry would tell all members that there is none."""
+    node = leader()
+    identities = (*members("a", "b"), Member("c", 0, ""))
+    membership = replace(node.core.membership, identities=identities)
+    node.core.log._memberships[0] = MembershipAt(-1, -1, membership)
+    change(node, "add d")
+    [refusal] = node.all_effects(ChangeEnded)
+    assert refusal.code is Code.CHANGE_REFUSED and "no address of c" in refusal.message
 
 
 def test_a_configuration_is_read_as_it_was_written_or_not_at_all() -> None:

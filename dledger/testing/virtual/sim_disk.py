@@ -497,7 +497,7 @@ class SimDisk:
         return opened
 
     def _require_open(self, handle: int) -> None:
-        """After a file is closed, its number may be that of another one. Those from before a crash are gone."""
+        """A closed file's number may be that of another one. The files from before a crash are gone."""
         assert handle in self._handles or handle <= self._crashed_handle, "the file is closed already"
 
     def _file(self, path: Path) -> _SimFile:
