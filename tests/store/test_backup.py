@@ -11,20 +11,25 @@ import pytest
 
 from dledger.core.log_view import LogView
 from dledger.core.membership_change import first_members
-from dledger.core.values import NO_BASE
+from dledger.core.values import NO_BASE, Recovery
 from dledger.errors import Code, ConfigError, StorageError
+from dledger.store import image_files
 from dledger.store.api import Frames, LogStore
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
 from dledger.store.format.internal import Configuration, encode_internal
 from dledger.store.identity import load_identity
-from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
+from dledger.store.image_files import ImageMark
+from dledger.store.offline import manifest as manifests
+from dledger.store.offline.backup import BackupImage, read_manifest, restore_directory, write_backup
 from dledger.store.offline.manifest import save_manifest
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import IDENTITY, SIZE, make_batches, new_sim_store, read_all
 
 BACKUP, TARGET = Path("/backup"), Path("/new")
 NEW = replace(IDENTITY, cluster_id="restored", node_id="m0")
+RECOVERY = Recovery(2, 1 << 50)
+STATE = bytes(range(250))
 
 
 def frames_of(store: LogStore) -> Iterator[Frames]:
@@ -60,7 +65,7 @@ def test_three_directories_from_one_backup_are_equal(purged: bool) -> None:
 def with_a_change_of_members() -> tuple[SimDisk, LogStore]:
     disk, store = new_sim_store()
     store.append(make_batches(25, seed=3))
-    membership = first_members({"n0": "old:1", "n9": "old:9"})
+    membership = replace(first_members({"n0": "old:1", "n9": "old:9"}), recovery=RECOVERY)
     head, tail = encode_internal(Configuration(membership)), store.tail
     store.append([encode_batch(tail, tail.term, [], data_file_size=SIZE, head=head)])
     write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, disk=disk)
@@ -78,7 +83,8 @@ def test_a_restored_log_names_the_members_of_the_new_cluster_after_those_of_the_
         restored = DiskLogStore.open(target, disk=disk)
         first, known = restored.hard_state.memberships
         LogView(restored.base, restored.term_runs, restored.end_index, [first, known])  # a node can start
-        assert known.membership == first_members({"m0": "a:1", "m1": "b:1", "m2": "c:1"})
+        new = first_members({"m0": "a:1", "m1": "b:1", "m2": "c:1"})
+        assert known.membership == replace(new, recovery=RECOVERY), "its sessions have ids of their own"
         assert known.index == restored.end_index == store.end_index + 1
         assert restored.committed_checkpoint == restored.end_index
         tails.add(restored.tail)
@@ -200,22 +206,131 @@ def test_a_full_disk_leaves_no_backup_and_takes_no_space() -> None:
 
 
 class ForgetfulDisk(SimDisk):
-    """Stores other bytes than it was given, of entries."""
+    """Stores other bytes than it was given, of one file of a backup."""
+
+    def __init__(self, suffix: str) -> None:
+        super().__init__()
+        self._suffix = suffix
 
     def fdatasync(self, handle: int) -> None:
         super().fdatasync(handle)
-        if self.exists(BACKUP / "entries") and self.content(BACKUP / "entries"):
-            self.flip(BACKUP / "entries", 70)
+        for path in self.files():
+            if path.name.endswith(self._suffix) and len(self.content(path)) > 70:
+                self.flip(path, 70)
 
 
-def test_a_backup_is_read_again_before_it_counts() -> None:
-    _, store = new_sim_store()
-    store.append(make_batches(25, seed=3))
-    disk = ForgetfulDisk()
+@pytest.mark.parametrize("suffix", ["entries", ".arriving"])
+def test_a_backup_is_read_again_before_it_counts(suffix: str, small_chunks: None) -> None:
+    store = with_an_image()
+    disk = ForgetfulDisk(suffix)
     with pytest.raises(StorageError) as caught:
-        write_backup(frames_of(store), IDENTITY, BACKUP, disk=disk)
+        write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, image=image_of(store), disk=disk)
     assert caught.value.code is Code.DATA_DAMAGED
     with pytest.raises(StorageError):
+        read_manifest(BACKUP, disk=disk)
+
+
+# -- state images
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "CHUNK_BYTES", 100)
+
+
+def with_an_image() -> DiskLogStore:
+    """A log that was purged, with an image of several chunks of the entries before."""
+    _, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    store.sync()
+    store.purge_to(store.borders()[1])
+    entry = store.entry(store.base.index + 1)
+    writer = store.images.writer(ImageMark(entry.index, entry.term, entry.pos), b"sessions")
+    writer.write(STATE)
+    writer.finish()
+    return store
+
+
+def image_of(store: DiskLogStore, chunks: int = 9) -> BackupImage:
+    newest = store.images.newest
+    assert newest is not None
+    return BackupImage(newest, store.images.chunks(newest, range(min(chunks, len(newest.crcs)))))
+
+
+def backup_with_an_image() -> tuple[SimDisk, DiskLogStore]:
+    disk, store = SimDisk(), with_an_image()
+    write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, image=image_of(store), disk=disk)
+    return disk, store
+
+
+def check_restored(disk: SimDisk, store: DiskLogStore) -> None:
+    restore_directory(BACKUP, TARGET, NEW, backup_disk=disk, disk=disk)
+    with closing(DiskLogStore.open(TARGET, disk=disk)) as restored:
+        assert restored.images.newest == store.images.newest and restored.base == store.base
+        stored = restored.images.stored()
+        assert stored is not None and stored.sessions == b"sessions"
+        assert b"".join(restored.images.state(stored.manifest)) == STATE
+
+
+def test_a_state_image_is_restored_with_the_log_behind_it(small_chunks: None) -> None:
+    check_restored(*backup_with_an_image())
+
+
+@pytest.mark.parametrize("fault", ["damaged", "lost", "another"])
+def test_a_backup_without_its_image_creates_nothing(fault: str, small_chunks: None) -> None:
+    disk, _ = backup_with_an_image()
+    manifest = next(path for path in disk.files() if path.name.endswith(".manifest"))
+    data = manifest.with_suffix(".data")
+    if fault == "damaged":
+        disk.flip(data, 150)
+    elif fault == "lost":
+        disk.lose(manifest)
+    else:
+        mark = ImageMark(2, 1, 100)
+        files = image_files.ImageFiles(disk, data.parent)
+        files.discard(mark)
+        files.writer(mark, b"").finish()
+    with pytest.raises(StorageError) as caught:
+        restore_directory(BACKUP, TARGET, NEW, backup_disk=disk, disk=disk)
+    assert caught.value.code is Code.DATA_DAMAGED and not disk.exists(TARGET)
+
+
+def test_a_backup_continues_after_one_that_broke_off_in_its_image(small_chunks: None) -> None:
+    disk, store = SimDisk(), with_an_image()
+    image = image_of(store)
+
+    def broken() -> Iterator[bytes]:
+        yield next(iter(image.chunks))
+        raise StorageError("the connection broke")
+
+    with pytest.raises(StorageError, match="the connection broke"):
+        write_backup([], IDENTITY, BACKUP, image=image._replace(chunks=broken()), disk=disk)
+    write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, image=image_of(store), disk=disk)
+    check_restored(disk, store)
+
+
+# -- manifests
+
+
+def test_entries_of_another_log_do_not_pass_for_those_of_a_backup() -> None:
+    disk, other = SimDisk(), Path("/other")
+    for path, seed in ((BACKUP, 3), (other, 4)):
+        _, store = new_sim_store()
+        store.append([encode_batch(store.tail, 1, [bytes([seed])], data_file_size=SIZE)])
+        write_backup(frames_of(store), IDENTITY, path, disk=disk)
+    disk.set_content(BACKUP / "entries", disk.content(other / "entries"))
+    with pytest.raises(StorageError) as caught:
+        restore_directory(BACKUP, TARGET, NEW, backup_disk=disk, disk=disk)
+    assert caught.value.code is Code.DATA_DAMAGED and not disk.exists(TARGET)
+
+
+def test_a_manifest_of_a_later_version_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    disk.mkdir(BACKUP)
+    monkeypatch.setattr(manifests, "_VERSION", 2)
+    save_manifest(disk, BACKUP, "log", {})
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="the version is unknown"):
         read_manifest(BACKUP, disk=disk)
 
 

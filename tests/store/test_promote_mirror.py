@@ -15,7 +15,7 @@ from dledger.store.identity import Identity, init_directory, joined, load_identi
 from dledger.store.image_files import ImageMark
 from dledger.store.offline.recover import ForcedRecovery
 from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
-from tests.store.helpers import ROOT, SIZE, join, make_batches, read_all
+from tests.store.helpers import ROOT, SIZE, corrupt, join, make_batches, read_all
 from tests.store.test_recover import check_recovered
 
 MEMBERS = {"n1": "h1:1", "n2": "h2:1", "n3": "h3:1", "n4": "h4:1"}
@@ -221,6 +221,20 @@ def test_an_interrupted_promotion_is_not_continued_by_the_other_command() -> Non
     assert caught.value.code is Code.PROMOTION_REFUSED
 
 
+def test_a_promotion_is_continued_under_its_first_id_and_says_so() -> None:
+    disk = interrupted(make_learner())
+    with promotion_of(disk, "another") as promotion:
+        assert (promotion.report.cluster_id, promotion.report.is_repeated) == ("new", True)
+
+
+def test_a_log_that_is_damaged_where_it_would_be_cut_is_left_alone() -> None:
+    disk = make_learner()
+    corrupt(disk, KNOWN, KNOWN)
+    with pytest.raises(StorageError) as caught:
+        promotion_of(disk)
+    assert caught.value.code is Code.DATA_DAMAGED and load_identity(ROOT, disk=disk) == IDENTITY
+
+
 def test_a_voter_is_not_promoted() -> None:
     as_voter = group_of(voters=("n1", "n2", "n3"), learners=())
     assert "dledger recover" in refusal_of(make_learner(at(ADDED, as_voter)))
@@ -267,6 +281,11 @@ def test_a_learner_that_waits_for_an_image_is_not_promoted() -> None:
     store.purge_to(base)
     store.close()
     assert "no state image" in refusal_of(disk)
+    with_sessions = disk.copy()
+    store = DiskLogStore.open(ROOT, disk=with_sessions)
+    store.save_checkpoint(KNOWN.last_index, (KNOWN.last_index, b"sessions"))
+    store.close()
+    assert "no state image" in refusal_of(with_sessions), "a survivor could be recovered, as the last resort"
     store = DiskLogStore.open(ROOT, disk=disk)
     mark = next(batch for batch in LOG if batch.first_index > base.index)
     store.images.writer(ImageMark(mark.first_index, mark.term, mark.pos), b"sessions").finish()

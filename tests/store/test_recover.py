@@ -9,7 +9,7 @@ import pytest
 
 from dledger.core.log_view import confirmed_memberships
 from dledger.core.membership_change import ChangeKind, MemberStep, first_members, target_of
-from dledger.core.values import NO_RECOVERY, HardState, Member, Membership, MembershipAt
+from dledger.core.values import MAX_TERM, NO_RECOVERY, HardState, Member, Membership, MembershipAt
 from dledger.errors import Code, ConfigError, Refused, StorageError
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import encode_batch
@@ -210,6 +210,28 @@ def test_a_node_that_lost_the_end_of_its_log_is_recovered_without_its_bars() -> 
         assert recovery.report.lost_end == (TERM, 99)
         recovery.carry_out()
     check_recovered(disk, b"")
+
+
+@pytest.mark.parametrize("known", ["barred_term", "floor_term"])
+def test_the_new_term_is_beyond_all_that_the_node_knows(known: str) -> None:
+    """Other members may have led in it."""
+    disk, late = make_survivor(), 1 << 40
+    store = DiskLogStore.open(ROOT, disk=disk)
+    lost = {"barred_term": TERM, "floor_term": TERM, "floor_index": 99, known: late}
+    store.save_hard_state(replace(store.hard_state, rejoining=True, **lost))
+    store.close()
+    recover(disk)
+    assert DiskLogStore.open(ROOT, disk=disk).hard_state.term >= late + MIN_TERM_ADVANCE
+
+
+def test_without_a_later_term_nothing_is_recovered() -> None:
+    disk = make_survivor()
+    store = DiskLogStore.open(ROOT, disk=disk)
+    store.save_hard_state(replace(store.hard_state, term=MAX_TERM - 1))
+    store.close()
+    with pytest.raises(StorageError, match="near the maximum") as caught:
+        recovery_of(disk)
+    assert caught.value.code is Code.TERM_REFUSED and load_identity(ROOT, disk=disk) == IDENTITY
 
 
 def test_members_of_the_newest_configuration_count_not_those_of_the_file() -> None:

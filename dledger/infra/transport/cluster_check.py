@@ -7,8 +7,7 @@ calls. A client that is not, or is older, names none.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -29,8 +28,8 @@ def cluster_metadata(cluster_id: str | None) -> tuple[tuple[str, bytes], ...] | 
 
 
 def for_cluster(handler: Handler, cluster_id: str) -> Handler:
-    """Wrap a method of a node of `cluster_id`. A call for another cluster ends with FAILED_PRECONDITION, and
-    620 in its details."""
+    """Wrap a method of a node of `cluster_id`, which is no generator. A call for another cluster ends with
+    FAILED_PRECONDITION, and 620 in its details."""
     kind = {
         (False, False): "unary_unary",
         (False, True): "unary_stream",
@@ -54,9 +53,4 @@ def _checked(behavior: Callable[..., Any], cluster_id: str) -> Callable[..., Any
         await check(context)
         return await behavior(request, context)
 
-    async def stream(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        await check(context)
-        async for item in behavior(request, context):
-            yield item
-
-    return stream if inspect.isasyncgenfunction(behavior) else answer
+    return answer
