@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,7 @@ import pytest
 from dledger import AsyncClient, Code, NotLeader, ReadFailed
 from dledger.v1 import admin_pb2
 from tests.client.fake_cluster import FakeCluster
+from tests.node.local import until
 
 LATER = 1 << 24
 
@@ -85,6 +87,71 @@ async def test_configurations_of_two_clusters_are_not_mixed() -> None:
             group.lead(group.servers[2])
             await client.append(b"g")
         assert group.log.bodies == [b"g"] and not mirror.log.entries
+
+
+async def test_a_later_term_of_a_mirror_does_not_hide_the_leader_of_the_group() -> None:
+    """The client has addresses of both, and is bound to neither. The mirror has no leader at the moment."""
+    async with group_and_mirror() as (group, mirror):
+        mirror.lead(None)
+        servers = [*mirror.addresses, *group.addresses]
+        async with AsyncClient(servers, session=False, timeout=30.0) as client:
+            for server in group.servers:
+                server.gate.clear()
+            appending = asyncio.create_task(client.append(b"g"))
+            await until(lambda: mirror.addresses[0] in client._directory._clusters)
+            for server in group.servers:
+                server.gate.set()
+            await appending
+        assert group.log.bodies == [b"g"] and not mirror.log.entries
+
+
+async def test_a_client_stays_with_the_cluster_of_its_leader_while_that_is_silent() -> None:
+    async with group_and_mirror() as (group, mirror):
+        servers = [*group.addresses, *mirror.addresses]
+        mirror.lead(None)
+        async with AsyncClient(servers, session=False, timeout=30.0) as client:
+            await client.append(b"a")
+            mirror.lead(mirror.servers[0])
+            directory, silent = client._directory, group.addresses[0]
+            group.servers[0].gate.clear()
+            assert not await directory.other_leader(silent)
+            group.lead(group.servers[2])
+            assert await directory.other_leader(silent)
+            assert directory.term == group.term < mirror.term
+
+
+async def test_a_leader_that_was_named_by_a_redirection_is_known_with_its_cluster() -> None:
+    """Its address serves the mirror later."""
+    async with group_and_mirror() as (group, mirror):
+        group.members, group.membership_index = [], 0
+        async with AsyncClient(group.addresses[:1], session=False, timeout=30.0) as client:
+            await client.append(b"a")
+            group.lead(group.servers[1])
+            await client.append(b"b")
+            port = int(client_port(group, 1))
+            await group.servers[1].kill()
+            group.lead(None)
+            await mirror.servers[0].kill()
+            await mirror.servers[0].start(port)
+            mirror.members[0].address = mirror.addresses[0]
+            with pytest.raises(NotLeader):
+                await client.append(b"c", timeout=1.0)
+        assert group.log.bodies == [b"a", b"b"] and not mirror.log.entries
+
+
+async def test_the_term_of_a_former_cluster_does_not_count_in_the_next_one() -> None:
+    """Otherwise a client would take none of its new leaders before it has asked a majority."""
+    async with group_and_mirror(1) as (group, mirror):
+        address, port = mirror.addresses[0], int(client_port(mirror, 0))
+        async with AsyncClient([address], session=False, timeout=30.0) as client:
+            await client.append(b"m")
+            await mirror.servers[0].kill()
+            await group.servers[0].kill()
+            await group.servers[0].start(port)
+            group.members[0].address = address
+            await client.append(b"g")
+            assert client._directory.term == group.term < mirror.term
+        assert group.log.bodies == [b"g"]
 
 
 async def test_a_bound_client_names_the_other_cluster() -> None:

@@ -755,12 +755,24 @@ def test_a_new_leader_has_links_to_the_members_of_its_configuration_only() -> No
 def test_members_do_not_change_before_all_have_announced_that_they_can() -> None:
     """One may run the release before, which would count the first members."""
     node = leader()
-    node.core.features["c"] = 0
-    change(node, "add d")
-    assert ended(node) == [Code.MEMBER_OUTDATED] and not node.all_effects(AppendMembership)
+    for announced in ({}, {"c": 0}):
+        node.core.features.pop("c", None)
+        node.core.features |= announced
+        change(node, "add d")
+        assert ended(node)[-1] is Code.MEMBER_OUTDATED and not node.all_effects(AppendMembership)
     node.receive("c", HeartbeatResponse(1, "c", 1, True))
+    assert not node.core.excludes_release_0_2
     change(node, "add d")
-    assert node.all_effects(AppendMembership)
+    assert node.all_effects(AppendMembership) and node.core.excludes_release_0_2
+
+
+def test_an_added_member_refuses_release_0_2_before_it_has_the_log() -> None:
+    node = Node()
+    assert not node.core.excludes_release_0_2
+    node.core.hard_state = replace(node.core.hard_state, uid=5)
+    assert node.core.excludes_release_0_2
+    node.core.features.clear()
+    assert not node.core.outdated_members(), "a member that is down for long does not stop purging"
 
 
 def test_force_excuses_a_member_with_an_unknown_release_only_if_it_is_down() -> None:

@@ -11,7 +11,7 @@ from dledger.core.values import Membership
 from dledger.replica.retainer import Retainer
 from dledger.replica.retention import RetentionLimits
 from dledger.store.format.internal import ImageBegin, Purge
-from dledger.store.identity import Identity
+from dledger.store.identity import CHANGED_FORMAT, Identity
 from dledger.testing.memory_store import MemoryLogStore
 from tests.replica.replica_world import Host, World
 from tests.replica.test_retention_parts import FILE, LIMITS, POLICY, fill, internals, small_host
@@ -117,6 +117,53 @@ def test_a_purge_does_not_follow_a_configuration_whose_voters_have_no_image() ->
     world["c"].take_image(leader)
     live(world)
     assert purges(leader) == 1
+
+
+def test_an_image_in_files_excludes_release_0_2_on_every_member_that_has_it() -> None:
+    """Such a node would find no image, and the log from before it is purged."""
+    world, leader = small_world("a", "b", "c")
+    live(world)
+    assert not leader.core.excludes_release_0_2
+    leader.save_image()
+    live(world)
+    world["b"].take_image(leader)
+    live(world)
+    assert leader.core.excludes_release_0_2 and world["b"].core.excludes_release_0_2
+    assert not world["c"].core.excludes_release_0_2
+
+
+def test_a_node_that_had_an_image_in_files_refuses_release_0_2_after_a_restart() -> None:
+    for version, excludes in ((Identity("c", "g", "a").format_version, False), (CHANGED_FORMAT, True)):
+        identity = Identity("cluster", "group", "a", FILE, format_version=version)
+        host = Host("a", "abc", store=MemoryLogStore(identity), limits=LIMITS)
+        assert host.core.excludes_release_0_2 is excludes
+
+
+def test_a_leader_whose_purge_was_undone_purges_when_it_leads_again() -> None:
+    world, leader = small_world("a", "b", "c")
+    live(world)
+    leader.save_image()
+    world["b"].take_image(leader)
+    assert leader.core.leadership is not None
+    leader.core.leadership.progress["b"].image_index = leader.core.image_index
+    world.cut.add("a")
+    leader.pass_time(20)
+    leader.disk()
+    assert purges(leader) == 1 and leader.core.purged_index < 0, "it is in the log of the leader alone"
+    for _ in range(200):
+        leader.pass_time(20)
+    assert leader.core.leadership is None
+    other = world.elect("b")
+    other.append("while a is away", bytes(500), timeout_ms=60_000)
+    world.carry()
+    world.cut.clear()
+    world.connect(other, "a")
+    live(world)
+    assert purges(leader) == 0
+    leader.now = max(host.now for host in world.hosts.values())
+    world.elect("a")
+    live(world, ticks=60)
+    assert purges(leader) == 1 and leader.store.begin_index > 0
 
 
 def test_the_sessions_of_an_image_are_those_at_its_mark() -> None:

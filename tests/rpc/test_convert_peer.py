@@ -44,7 +44,7 @@ from dledger.core.values import (
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import encode_append
-from dledger.rpc.envelope import PROTOCOL_VERSION, PeerIdentity
+from dledger.rpc.envelope import FIRST_VERSION, PROTOCOL_VERSION, PeerIdentity
 from dledger.store.format.batch import encode_batch
 from dledger.v1 import peer_pb2 as pb
 
@@ -443,6 +443,20 @@ def test_no_response_decides_how_long_an_error_is() -> None:
     with pytest.raises(InvalidRequest) as caught:
         convert.vote_response_from_pb(refused, "n2")
     assert len(str(caught.value)) < 3000
+
+
+def test_a_node_of_release_0_2_is_a_peer_until_the_group_has_what_it_does_not_know() -> None:
+    has_changed = False
+    node = PeerIdentity("c", "g", "n2", ("n1", "n2"), 1, has_changed=lambda: has_changed)
+    envelope = _IDENTITY.envelope("n2")
+    envelope.features = 0
+    assert node.check(envelope) == "n1" and node.envelope("n1").version == FIRST_VERSION
+    has_changed = True
+    with pytest.raises(InvalidRequest, match=r"n1 runs release 0\.2, which cannot be used after") as caught:
+        node.check(envelope)
+    assert caught.value.code is Code.UNSUPPORTED_VERSION
+    assert node.envelope("n1").version > FIRST_VERSION, "the other one refuses this node, too"
+    assert node.check(_IDENTITY.envelope("n2")) == "n1"
 
 
 def test_a_refusal_is_raised_with_its_number() -> None:
