@@ -12,6 +12,7 @@ from dledger.cli import recover_command
 from dledger.cli.exits import Exit
 from dledger.core.values import HardState
 from dledger.errors import Code
+from dledger.node.probe import Probe
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory, load_identity
 from tests.cli.conftest import Command
@@ -62,6 +63,24 @@ def test_it_asks_on_a_terminal(config: Path, command: Command, monkeypatch: pyte
     agreed = command("recover", "--config", str(config), *FORCE, stdin=b"y\n")
     new_id = load_identity(config.parent / "n1").cluster_id
     assert f'cluster_id = "{new_id}"' in agreed.stdout and new_id.startswith("orders-r1-")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_members_that_run_are_met_before_and_after_the_question(
+    config: Path, command: Command, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def probe(_: object, clusters: tuple[str, ...], *rest: object) -> Probe:
+        asked.append(clusters)
+        return Probe(("n2 at x: it leads",) if len(asked) >= number else (), ())
+
+    monkeypatch.setattr(recover_command, "_has_terminal", lambda: True)
+    monkeypatch.setattr(recover_command, "probe_members", probe)
+    options = ["--config", str(config), *FORCE, "--new-cluster-id", "new"]
+    refused = command("recover", *options, stdin=b"y\n", code=Exit.FAILED)
+    assert f"{int(Code.RECOVERY_REFUSED)} RECOVERY_REFUSED" in refused.stderr and is_unchanged(config)
+    assert "n2 at x: it leads" in refused.stderr and asked == [("orders", "new")] * number
 
 
 def test_the_flag_is_required(config: Path, command: Command) -> None:
