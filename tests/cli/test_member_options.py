@@ -21,7 +21,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     made: list[Call] = []
 
     class Recorder:
-        def __init__(self, client: object, *, timeout: float, tell: object) -> None: ...
+        def __init__(self, client: object, *, timeout: float, report: object) -> None: ...
 
         def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
             async def call(*arguments: Any, **options: Any) -> None:
@@ -53,8 +53,8 @@ def step(kind: ChangeKind, node_id: str, address: str = "") -> tuple[MemberStep]
         ("promote n4", ("change", step(ChangeKind.PROMOTE, "n4"), {"force": False}), "n4 is a voter"),
         ("promote n4 --force", ("change", step(ChangeKind.PROMOTE, "n4"), {"force": True}), "n4 is a voter"),
         ("demote n3 --force", ("change", step(ChangeKind.DEMOTE, "n3"), {"force": True}), "n3 is a learner"),
-        ("remove n3", ("remove", ("n3",), {"force": False}), "n3 is no member"),
-        ("remove n3 --force", ("remove", ("n3",), {"force": True}), "n3 is no member"),
+        ("remove n3", ("remove", ("n3",), {"force": False}), "n3 is no longer a member"),
+        ("remove n3 --force", ("remove", ("n3",), {"force": True}), "n3 is no longer a member"),
         (
             f"move n3 --address {ADDRESS}",
             ("change", step(ChangeKind.MOVE, "n3", ADDRESS), {}),
