@@ -68,7 +68,7 @@ def step(kind: ChangeKind, node_id: str, address: str = "") -> tuple[MemberStep]
         (
             f"replace n3 --address {ADDRESS}",
             ("replace", ("n3", "n3", ADDRESS), {"force": False}),
-            "n3 is a voter in place of n3",
+            "n3 is a voter in place of the old n3",
         ),
     ],
 )
