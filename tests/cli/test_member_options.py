@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dledger.cli import member_commands
 from dledger.core.membership_change import ChangeKind, MemberStep
+from dledger.status.model import MemberAddress
 from tests.cli.conftest import Command
+from tests.status.fakes import make_follower, make_status
 
 ADDRESS = "10.0.0.4:20911"
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -77,3 +80,15 @@ def test_each_option_reaches_the_group(
 ) -> None:
     result = command("member", *line.split(), "--servers", "127.0.0.1:1")
     assert calls == [expected] and result.stdout.strip() == said
+
+
+def test_a_list_says_why_a_member_is_not_ready_and_which_learner_is() -> None:
+    roles = {"n1": "voter", "n2": "voter", "n4": "learner", "n5": "learner"}
+    members = tuple(MemberAddress(node, f"{node}:1", "", role) for node, role in roles.items())
+    followers = (
+        replace(make_follower("n2"), lag_entries=3, push_state="APPEND", not_ready=""),
+        replace(make_follower("n4"), lag_entries=0, not_ready=""),
+        replace(make_follower("n5"), lag_entries=9, not_ready="it lags"),
+    )
+    rows = member_commands._rows(make_status("n1", members=members, followers=followers))
+    assert [row[-2:] for row in rows] == [(0, "leader"), (3, "APPEND"), (0, "ready"), (9, "it lags")]

@@ -162,6 +162,9 @@ def test_of_the_images_of_release_0_2_the_newest_complete_one_counts() -> None:
     assert newest_logged(heads, last - 1) == LoggedImage(older, end)
     assert newest_logged(heads, end - 1) is None
     assert newest_logged(log.store.iter_heads(older + 1), end) is None, "its begin is purged"
+    begun = log.append(ImageBegin())
+    log.append(ImageEnd(begun, 1, 0))
+    assert newest_logged(log.store.iter_heads(0), log.store.end_index) == LoggedImage(newer, last)
 
 
 @pytest.mark.parametrize("broken", ["chunk", "crc", "length"])

@@ -16,10 +16,12 @@ from broker_adapter.errors import BrokerError, Status
 from broker_adapter.log.classic.commit_log_files import CommitLogOptions
 from broker_adapter.log.classic.layout import StorePaths
 from broker_adapter.log.classic.recovery import open_commit_log
+from broker_adapter.log.classic.store_checkpoint import load_checkpoint, save_checkpoint
 from broker_adapter.server.classic_backup import back_up, restore
+from broker_adapter.server.table_base import NO_TABLES, TableBase, read_base, write_base
 from dledger import Code, StorageError
 from dledger.infra.files.disk import Buffer, OsDisk
-from dledger.store.offline.manifest import MANIFEST
+from dledger.store.offline.manifest import MANIFEST, load_manifest, save_manifest
 from tests.broker_adapter.classic_node.classic_pair import ClassicPair, classic_pair
 from tests.broker_adapter.classic_node.test_quiet_queues import COUNT, retire_messages
 from tests.broker_adapter.classic_node.test_role_changes import ASYNC
@@ -136,7 +138,49 @@ def test_a_record_that_is_written_during_the_copy_is_read_again(store: Path, tmp
     made = back_up(store, tmp_path / "backup", disk=LateWrites(end - 3000))
     assert made.end == end
     restore(tmp_path / "backup", tmp_path / "new")
+    assert StorePaths(tmp_path / "new").abort.exists(), "the end is not that of a clean stop"
     assert log_end(tmp_path / "new") == end
+
+
+def test_a_restored_checkpoint_is_that_of_the_copied_log(store: Path, tmp_path: Path) -> None:
+    paths, disk = StorePaths(store), OsDisk()
+    earlier = load_checkpoint(disk, paths.checkpoint)
+    earlier.flushed_offset = 0
+    save_checkpoint(disk, paths.checkpoint, earlier)
+    made = back_up(store, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "new")
+    assert load_checkpoint(disk, StorePaths(tmp_path / "new").checkpoint).flushed_offset == made.end > 0
+
+
+def test_a_log_that_ends_before_what_was_durable_is_refused(store: Path, tmp_path: Path) -> None:
+    max((store / "commitlog").iterdir()).unlink()
+    with pytest.raises(BrokerError, match="it was durable up to") as caught:
+        back_up(store, tmp_path / "backup")
+    assert caught.value.status is Status.STORE_DAMAGED and not list((tmp_path / "backup").iterdir())
+
+
+@pytest.mark.parametrize("change", ["a merge", "a merge before the first write"])
+def test_tables_are_not_backed_up_before_they_are_merged(change: str, store: Path, tmp_path: Path) -> None:
+    disk, config = OsDisk(), store / "config"
+    base = read_base(disk, config)
+    assert base is not None
+    other = base._replace(merges=[base.written]) if change == "a merge" else TableBase(-1, NO_TABLES)
+    write_base(disk, config, other)
+    with pytest.raises(BrokerError, match="are being merged") as caught:
+        back_up(store, tmp_path / "backup")
+    assert caught.value.status is Status.STORE_UNSUPPORTED and not list((tmp_path / "backup").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../outside", "commitlog/../../outside", "/outside"])
+def test_a_manifest_names_no_file_outside_the_backup(store: Path, tmp_path: Path, name: str) -> None:
+    backup, disk = tmp_path / "backup", OsDisk()
+    back_up(store, backup)
+    fields = load_manifest(disk, backup, "classic")
+    fields["files"].append([name, 0, 0, 0])
+    save_manifest(disk, backup, "classic", fields)
+    with pytest.raises(StorageError) as caught:
+        restore(backup, tmp_path / "new")
+    assert caught.value.code is Code.STATE_DAMAGED and not (tmp_path / "new").exists()
 
 
 def test_damaged_records_are_refused_and_nothing_remains(store: Path, tmp_path: Path) -> None:
