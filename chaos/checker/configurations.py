@@ -51,9 +51,12 @@ SEMI JOIN (SELECT run, lidx, eterm FROM milestones WHERE e = 'configuration_comm
 WHERE c.e = 'configuration' GROUP BY c.run
 """
 
-#: Periods of a node id, with the uid of its machine; by the start of each.
+#: Periods of a node id, with the uid of its machine; by the start of each. A machine that was added may count
+#: before it has learned its uid (-1 until then): its directory is part of the configuration.
 _MACHINES = """
-SELECT run, node, uid, mono AS since, lead(mono) OVER (PARTITION BY run, node ORDER BY mono, seq) AS until
+SELECT run, node, mono AS since, lead(mono) OVER (PARTITION BY run, node ORDER BY mono, seq) AS until,
+  min_by(CASE WHEN uid >= 0 THEN uid END, CASE WHEN uid >= 0 THEN mono END) OVER (
+    PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS uid
 FROM milestones WHERE e IN ('recover', 'term_vote') AND uid IS NOT NULL
 """
 

@@ -118,6 +118,14 @@ def a_commit_counts_a_machine_that_was_replaced(trace: Trace) -> None:
         line["uid"] = 0
 
 
+@mutation("", broker=False)
+def a_new_machine_counts_before_it_knows_its_uid(trace: Trace) -> None:
+    demote(trace)
+    _replace_n1(trace)
+    for line in lines(trace, Ev.RAFT, e="term_vote", node="n1", term=2):
+        line["uid"] = -1
+
+
 @mutation("R3 R28", broker=False)
 def a_machine_that_was_replaced_votes(trace: Trace) -> None:
     demote(trace)
