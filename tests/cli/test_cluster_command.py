@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dledger.cli.local.cluster_commands import events_between
-from dledger.cli.local.cluster_plan import free_ports
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode, describe
+from tests.process.cluster import free_ports
 from tests.process.small_disks import mounted
 
 from .conftest import DATA_FILE_SIZE, Command

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from dledger.cli.local.certificates import Authority
-from dledger.cli.local.cluster_plan import free_ports, to_toml
+from dledger.cli.local.cluster_plan import to_toml
 from dledger.cli.local.local_cluster import LocalCluster
 from tests.clients import installed
 from tests.clients.cluster import client_cluster
+from tests.process.cluster import free_ports
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-access")]
 

@@ -24,10 +24,10 @@ from broker_adapter.server import dev as dev_module
 from broker_adapter.server.dev import DevBroker, DevPorts, DevSettings
 from broker_adapter.testing import DevCluster, DevProcess, dev_process
 from dledger import Client
-from dledger.cli.local.cluster_plan import free_ports
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
 from dledger.errors import ConfigError, DLedgerError
 from tests.node.local import until
+from tests.process.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("dev")]
