@@ -194,8 +194,11 @@ def the_files_of_a_node_hold_something_else(trace: Trace) -> None:
 
 
 def ask_late(trace: Trace) -> None:
-    """Clients ask for the last answered route, and do all that follows, ten seconds later: on a busy
-    machine the master may have changed just before, and then no answer is late enough to be judged."""
+    """Clients ask for the last answered route, and do all that follows, ten seconds later, and the last
+    leader becomes master: on a busy machine the leader may have changed just before, or while the nodes are
+    stopped, and then no answer is late enough to be judged."""
+    ready = max(found(trace, e="master_ready"), key=lambda line: int(line["term"]))
+    ready["term"] = max(int(line["term"]) for e in ("leader", "elected") for line in found(trace, e=e))
     answered = {line["op"] for line in found(trace, f="route", type="ok")}
     last = [line for line in found(trace, f="route", type="invoke") if line["op"] in answered][-1]
     since = int(last["mono"])
