@@ -450,6 +450,7 @@ class Invariants:
             core.log.base.index,
             core.log.durable_index,
             _chain_at(view, core.committed_index),
+            process.replica.admission.state.needs_image,
         )
 
     # -- effects of disk jobs

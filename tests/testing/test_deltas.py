@@ -18,6 +18,7 @@ STATE = ObservedState(
     begin_index=4,
     durable_index=12,
     committed_chain=0xABC,
+    needs_image=False,
 )
 
 
@@ -35,6 +36,7 @@ def check(cut_after: int | None = None, chain_before: int | None = 0xABC, **chan
         {"durable_index": 10, "cut_after": 10},
         {"begin_index": 10, "chain_before": None, "applied_index": 10},
         {"begin_index": 10, "chain_before": None, "applied_index": -1},
+        {"needs_image": True, "applied_index": -1},
     ],
 )
 def test_what_goes_on_is_right(changes: dict[str, Any]) -> None:

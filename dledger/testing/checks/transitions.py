@@ -24,6 +24,7 @@ class ObservedState(NamedTuple):
     begin_index: int
     durable_index: int
     committed_chain: int | None
+    needs_image: bool
 
 
 #: Fields that never decrease.
@@ -66,6 +67,6 @@ def check_step(
 
 
 def _is_forgotten(old: ObservedState, new: ObservedState) -> bool:
-    """Return True if the log starts after the next entry to apply, so that an image will replace the
-    state."""
-    return new.applied_index == -1 and new.begin_index > old.applied_index
+    """Return True if an image will replace the state: the log starts after the next entry to apply, or has
+    damaged entries that all other members have purged."""
+    return new.applied_index == -1 and (new.begin_index > old.applied_index or new.needs_image)

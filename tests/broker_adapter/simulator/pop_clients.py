@@ -151,14 +151,17 @@ class OnceProducer(Client):
         return True
 
     async def _until_known(self, what: str, request: Callable[[SimBroker], Awaitable[T]]) -> T | None:
-        end_ms = self._now_ms() + _GIVE_UP_MS
+        end_ms, is_repeated = self._now_ms() + _GIVE_UP_MS, False
         while self._now_ms() < end_ms:
             try:
                 return await self.ask_master(request)
             except FAILURES as error:
                 self.sim.count(what, error)
+                if is_repeated and isinstance(error, IllegalMessage) and error.status is Status.SEND_ENDED:
+                    return None  # the broker rolled back what an earlier attempt has stored
                 if isinstance(error, IllegalMessage):
                     raise
+                is_repeated = True
                 if self.is_stopped and not isinstance(error, PutRefused):
                     break
                 await self.think()
